@@ -24,8 +24,11 @@ from streamveil.core.mechanism import Look
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan.look import divided, look_share, told, with_look
+from streamveil.plan.plan import plain
 from streamveil.runtime import look as looks
+from streamveil.runtime import run as runs
 from streamveil.runtime import survey as surveys
+from streamveil.runtime.describe import mechanisms_of
 from streamveil.runtime.run import run
 from streamveil.runtime.survey import Survey
 
@@ -70,7 +73,7 @@ def test_the_first_query_that_everybody_writes_loses_hardly_a_row(rows, tmp_path
 
 def test_the_forecast_after_a_look_is_about_the_error_that_is_met(rows, tmp_path):
     """One group for every 50 rows was assumed: 2,400 for 200, and forecasts 11 times too high."""
-    plan, _ = looks.looked(asked(rows), tmp_path / "s", SeededNoise(1), None)
+    plan, _ = looks.looked(with_look(asked(rows)), SeededNoise(1))
     ahead = [one.l1 / ROWS for _, one in forecasts(plan, compile_plan(plan))]
     met = error(released(asked(rows), tmp_path / "s"), rows)
     assert max(ahead) / 1.6 < met < 1.6 * min(ahead)
@@ -205,17 +208,122 @@ def test_a_ledger_without_room_is_told_before_any_row_is_read(rows, tmp_path, mo
     assert not (tmp_path / "s" / "look.json").exists()
 
 
-def no_room(*_):
-    raise BudgetError("no room")
+def no_settings(*_):
+    raise BudgetError("no settings")
 
 
-def test_what_a_look_says_without_room_for_it_changes_nothing(rows, tmp_path, monkeypatch):
+def test_what_a_look_says_without_settings_for_it_changes_nothing(rows, monkeypatch):
     """A refusal would tell something of the rows, so the settings of no knowledge are taken."""
-    monkeypatch.setattr(looks, "require_room", no_room)
-    assert not looks.fits(asked(rows), None)
-    made, kept = looks.looked(asked(rows), tmp_path / "s", SeededNoise(1), None)
+    monkeypatch.setattr(looks, "compile_plan", no_settings)
+    assert not looks.fits(asked(rows))
+    made, kept = looks.looked(with_look(asked(rows)), SeededNoise(1))
     assert made.options["looked"]["options"] == kept["looked"]["options"] == {}
-    assert not (tmp_path / "s").exists()
+
+
+class Killed(BaseException):
+    """What a process cannot catch."""
+
+
+def shared_ledger(path, epsilon=6.1):
+    Ledger.open(path, Budget(epsilon=epsilon, delta=1e-8), Neighbours(unit="user")).close()
+    return path
+
+
+def charges(path):
+    with Ledger.load(path) as ledger:
+        return [(one.name, one.loss, one.key) for one in ledger.entries()]
+
+
+@pytest.mark.parametrize("killed_at", ["looked", "keep", "settle", "Job"])
+def test_a_look_is_charged_first_and_once_and_made_once(rows, tmp_path, monkeypatch, killed_at):
+    """Killed between charge and look, and after each step that follows: the same look and job.
+
+    The planted fault, until this was mended: room was asked for before a look and charged after it,
+    so another job could take it in between, and what the look had said stood unpaid.
+    """
+    plan, ledger = asked(rows), shared_ledger(tmp_path / "ledger")
+    seen, honest = [], runs.looked
+    monkeypatch.setattr(
+        runs, "looked", lambda *given: seen.append(charges(ledger)) or honest(*given)
+    )
+    whole = run(plan, state=tmp_path / "whole", ledger=ledger)
+    [paid] = seen[0]
+    with Ledger.load(ledger) as opened:
+        assert paid[1] == whole.work.operator.guarantee.loss == opened.spent()
+        first, settings = opened.entries()
+    assert first.key == whole._store.header.epoch
+    assert "mechanisms" not in first.about
+    assert settings.about["mechanisms"] == plain(mechanisms_of(whole.work.operator))
+    whole.close()
+    other, state = shared_ledger(tmp_path / "other"), tmp_path / "cut"
+    secret = "ab" * 32
+    looked_at = []
+
+    def killed(*given, **_):
+        if killed_at == "looked":
+            looked_at.append(honest(*given)[1])
+        raise Killed
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(runs, killed_at, killed)
+            with pytest.raises(Killed):
+                run(plan, state=state, ledger=other, secret=secret)
+        assert len(charges(other)) == 1
+    for one in looked_at:  # the same noise
+        assert one == looked_at[0]
+    releases = list(run(plan, state=state, ledger=other, secret=secret))
+    assert [name for name, *_ in charges(other)] == [first.name, settings.name]
+    again = list(run(plan, state=state, ledger=other, secret=secret))
+    assert len(charges(other)) == 2
+    assert again[-1].table == releases[-1].table
+    with pytest.raises(StoreError, match="query changed"):
+        run(replace(plan, where="page > 3"), state=state, ledger=other, secret=secret)
+
+
+def test_a_job_that_takes_the_room_comes_before_the_look_or_after_its_charge(
+    rows, tmp_path, monkeypatch
+):
+    """In between there is nothing: it is refused, or the look is, before any row is read."""
+    plan, ledger = asked(rows), shared_ledger(tmp_path / "ledger")
+    claim = compile_plan(with_look(plan)).guarantee
+    honest, read = looks.require, looks.rows_of
+
+    def takes_room(*given):
+        honest(*given)
+        with Ledger.load(ledger) as opened:
+            opened.charge("another job", claim)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(looks, "require", takes_room)
+        patched.setattr(looks, "rows_of", lambda _: pytest.fail("rows were read"))
+        with pytest.raises(BudgetError, match="would overspend"):
+            run(plan, state=tmp_path / "late", ledger=ledger)
+    assert [name for name, *_ in charges(ledger)] == ["another job"]
+    assert not (tmp_path / "late").exists()
+    roomy = shared_ledger(tmp_path / "roomy")
+
+    def refused(plan):
+        with Ledger.load(roomy) as opened, pytest.raises(BudgetError):
+            opened.charge("another job", claim)
+        return read(plan)
+
+    monkeypatch.setattr(looks, "rows_of", refused)
+    run(plan, state=tmp_path / "early", ledger=roomy).close()
+    assert len(charges(roomy)) == 2
+
+
+def test_a_job_charged_before_its_look_looks_without_the_ledger_too(rows, tmp_path, monkeypatch):
+    """Its state says that a look comes first: it is no job of a query that never looked."""
+    plan, ledger = asked(rows), shared_ledger(tmp_path / "ledger")
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "looked", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            run(plan, state=tmp_path / "s", ledger=ledger)
+    assert not (tmp_path / "s" / "look.json").exists()
+    run(plan, state=tmp_path / "s").close()
+    assert (tmp_path / "s" / "look.json").exists()
+    assert len(charges(ledger)) == 1
 
 
 @pytest.mark.parametrize(

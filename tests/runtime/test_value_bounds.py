@@ -14,6 +14,7 @@ from streamveil.compiler.by_unit import middle_of_each
 from streamveil.compiler.compile import operator_of
 from streamveil.compiler.unit_rows import taken
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
@@ -132,7 +133,8 @@ def test_the_account_holds_the_look_and_the_whole_budget_is_kept(tmp_path):
     Ledger.open(tmp_path / "ledger", limit, Neighbours(unit="user")).close()
     released(plan, tmp_path / "s", ledger=tmp_path / "ledger")
     with Ledger.load(tmp_path / "ledger") as ledger:
-        [charge] = ledger.entries()
+        charge, settings = ledger.entries()
+    assert settings.loss == Loss()
     division = divided(with_look(plan))
     assert charge.loss.fits(limit)
     assert division.sequel is None  # groups are public: all that follows is Gaussian
@@ -193,20 +195,20 @@ def test_python_leaves_bounds_out_too(tmp_path):
     assert np.abs(np.array(answer["q"]) - 0.5).max() < 0.2
 
 
-def test_what_is_given_stays_and_expectations_are_not_replaced(tmp_path):
+def test_what_is_given_stays_and_expectations_are_not_replaced():
     table = table_of(VALUES["ones"])
     plan = asked(table, "page, SUM(x) AS s, SUM(x, contribution_bounds_per_row => (0, 3)) AS w",
                  ", expected_rows = 7")  # fmt: skip
-    made, _ = looks.looked(plan, tmp_path / "s", SilentNoise(), None)
+    made, _ = looks.looked(with_look(plan), SilentNoise())
     assert made.options["looked"]["options"] == {}
     assert (made.aggregates[1].low, made.aggregates[1].high) == (0, 3)
     assert made.aggregates[0].high == 1
 
 
-def test_without_room_for_the_settings_bounds_hold_everything(tmp_path, monkeypatch):
+def test_without_settings_bounds_hold_everything(monkeypatch):
     monkeypatch.setattr(looks, "fits", lambda *_: False)
     plan = asked(table_of(VALUES["ones"]))
-    made, kept = looks.looked(plan, tmp_path / "s", SeededNoise(1), None)
+    made, kept = looks.looked(with_look(plan), SeededNoise(1))
     assert kept["looked"]["bounds"] == {}
     assert made.aggregates == in_any_case(plan).aggregates
 

@@ -26,6 +26,7 @@ from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.release_metadata import numbers_of
 from streamveil.results.post import processed_together
 from streamveil.runtime import joint
+from streamveil.runtime import run as runs
 from streamveil.runtime.joint import guarantee_of
 from streamveil.runtime.watch import Watch, exposition
 from streamveil.sql.sql import parse_script
@@ -212,6 +213,29 @@ def test_no_other_job_comes_between_the_charges_of_one_statement(tmp_path, monke
     with Ledger.load(roomy) as ledger:
         assert ledger.entries() == paid
     assert [one.table for one in again] == [one.table for one in releases]
+
+
+def test_all_answers_are_charged_before_any_of_them_looks(tmp_path, monkeypatch):
+    looking = SHARE.replace("max_rows_contributed = 1, look_share = 0", "look_share = 0.1")
+    query, shared = sv.sql(looking, {"t": ROWS}), tmp_path / "shared.ledger"
+    Ledger.open(shared, Budget(epsilon=9, delta=1e-8), Neighbours("user")).close()
+    honest, paid = runs.looked, []
+
+    def looked(*given):
+        with Ledger.load(shared) as ledger:
+            paid.append([one.name for one in ledger.entries()])
+        return honest(*given)
+
+    monkeypatch.setattr(runs, "looked", looked)
+    first = list(query.run(str(tmp_path / "s"), ledger=str(shared)))
+    assert paid == [["seen", "bought"]] * 2
+    with Ledger.load(shared) as ledger:
+        assert ledger.spent() == guarantee_of(query.plan.parts).loss
+        names = [one.name for one in ledger.entries()]
+    assert names == ["seen", "bought", "seen, settings", "bought, settings"]
+    again = list(query.run(str(tmp_path / "s"), ledger=str(shared)))
+    assert [one.table for one in again] == [one.table for one in first]
+    assert len(paid) == 2
 
 
 def test_a_killed_run_gives_the_same_releases(tmp_path):

@@ -9,7 +9,9 @@ from typing import Any
 
 from streamveil.accounts.ledger import Charge, Ledger, Where
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.accounting.guarantee import NOTHING, Guarantee
+
+MECHANISMS = "mechanisms"  # in the description of a job; not there before a look chose them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,22 @@ class Account:
             if self.shared is not None:
                 with Ledger.load(self.shared) as shared:
                     shared.charge(self.name, self.guarantee, key=key, about=about)
+                    shared.charge_all(self._settings(shared, key, about))
             ledger.charge(self.name, self.guarantee, key=key, about=about)
+
+    def charge_shared(self, key: str) -> None:
+        """Charges the shared one alone: for a look, and for all that it may choose."""
+        if self.shared is not None:
+            with Ledger.load(self.shared) as shared:
+                shared.charge(self.name, self.guarantee, key=key, about=self.about())
+
+    def _settings(self, shared: Ledger, key: str, about: dict[str, Any]) -> list[Charge]:
+        """Of a charge before a look: what the look chose, which takes nothing more."""
+        charged = next(one.about or {} for one in shared.entries() if one.key == key)
+        if MECHANISMS in charged or MECHANISMS not in about:
+            return []
+        told = {name: about[name] for name in (MECHANISMS, "versions")}
+        return [Charge(f"{self.name}, settings", NOTHING, key=f"{key}:settings", about=told)]
 
     def extend(self, own: Path, charge: Charge) -> None:
         """Charges both with a later end, the shared one first, before anything of it is drawn."""

@@ -10,7 +10,7 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.errors import StoreError
 from streamveil.plan.plan import Plan
 from streamveil.runtime.job import Job
-from streamveil.runtime.look import looked
+from streamveil.runtime.look import remembered
 from streamveil.runtime.run import engine_for, work_of
 from streamveil.runtime.store import read_header
 
@@ -23,7 +23,7 @@ def at_rest(plan: Plan, state: str | Path) -> tuple[Operator, Any]:
             f"'{home.name}' is not a state directory of the embedded engine.\n"
             "  to fix  run the query first, or name its state"
         )
-    plan, _ = looked(plan, home, None, None)
+    plan = remembered(plan, home)
     work = replace(work_of(plan, engine_for(None, home)), feed=lambda _: iter(()))
     with Job(home, work) as job:
         return work.operator, job.held

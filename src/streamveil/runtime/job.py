@@ -35,6 +35,7 @@ from streamveil.accounts.ledger import Charge, Where
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink, write_all
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.post import Post
@@ -502,13 +503,13 @@ def require(work: Work, directory: Path) -> None:
         work.account.require_room()
 
 
-def begin(directory: Path, work: Work, keys: Randomness) -> str:
-    """Makes a state whose charge is still to come, where there is none; its epoch."""
+def begin(directory: Path, work: Work, keys: Randomness) -> tuple[str, Noise]:
+    """Makes a state whose charge is still to come, where there is none; its epoch and noise."""
     store = stores.Store(directory)
     try:
-        keys.noise_of(store, work.identity)
+        noise = keys.noise_of(store, work.identity)
         assert store.header is not None  # noqa: S101  (the noise was checked against it)
-        return store.header.epoch
+        return store.header.epoch, noise
     finally:
         store.close()
 

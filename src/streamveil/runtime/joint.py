@@ -38,7 +38,7 @@ from streamveil.runtime.progress import Listener, Progress
 from streamveil.runtime.published import is_state, of_state, pick
 from streamveil.runtime.query_rows import open_rows
 from streamveil.runtime.run import prepared
-from streamveil.runtime.store import epoch_of, read_header
+from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
 from streamveil.runtime.watch import Watch
 
 Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not put together yet
@@ -94,11 +94,17 @@ def run_joint(
         both = list(zip(joint.parts, places, strict=True))
         held = [archived(part, place) for part, place in both]
         new = [place for place in places if not place.exists()]
-        works = [
-            prepared(part, state=place, rejects=kept and Path(kept) / part.name, **options)
+        prepare = [
+            partial(prepared, part, state=place, rejects=kept and Path(kept) / part.name, **options)
             for part, place in both
         ]
-        charge_together(works, places, new, ledger)
+        works = [one(look=ledger is None) for one in prepare]
+        if ledger is not None:
+            charge_together(works, places, new, ledger)
+            works = [
+                one() if work.calibration == BEFORE_LOOK else (work, keys)
+                for one, (work, keys) in zip(prepare, works, strict=True)
+            ]
         jobs = [
             stack.enter_context(Job(place, *work, progress=partial(tell_all, heard)))
             for work, place, heard in zip(works, places, listeners, strict=True)
@@ -132,17 +138,15 @@ def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:
 
 
 def charge_together(
-    works: list[tuple[Work, Randomness]], places: list[Path], new: list[Path], ledger: Where | None
+    works: list[tuple[Work, Randomness]], places: list[Path], new: list[Path], ledger: Where
 ) -> None:
-    """Charges a shared ledger for all answers at once, so that no other job comes between.
+    """Charges a shared ledger for all answers at once, before any looks; no other comes between.
 
     Proof: `Ledger.charge_all` takes all charges with one write, or none. Each is known by the epoch
         of its state, which is made before; its job finds the charge there and pays nothing more.
         Where the ledger refuses, states that were made now are removed: nothing was shown of them.
     """
-    if ledger is None:
-        return
-    epochs = [begin(place, *work) for work, place in zip(works, places, strict=True)]
+    epochs = [begin(place, *work)[0] for work, place in zip(works, places, strict=True)]
     try:
         with Ledger.load(ledger) as shared:
             shared.charge_all([
@@ -151,18 +155,12 @@ def charge_together(
                     about=work.about(),
                 )
                 for (work, _), place, epoch in zip(works, places, epochs, strict=True)
-                if not is_charged(place)
+                if not is_ready(place)
             ])  # fmt: skip
     except BudgetError:
         for place in new:
             rmtree(place)
         raise
-
-
-def is_charged(place: Path) -> bool:
-    """Whether the job of a state has paid; then the ledger may hold a later end of it, too."""
-    header = read_header(place)
-    return header is not None and header.ready
 
 
 def turns(jobs: list[Any], held: list[Held]) -> Iterator[None]:

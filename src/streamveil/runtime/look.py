@@ -3,24 +3,24 @@
     look.json         what the look said; beside `state.json`
 
 Exactly once: what a look says is used when it is durable, and it is read from there ever after. A
-look that was cut off before has said nothing, and is made anew with fresh noise. Its loss is part
-of the job's charge, which is made before anything is published.
+look that was cut off before has said nothing, and is made anew. Its loss is part of the job's
+charge. A ledger that others share is charged before any row is read (`charged`), the one of the
+state, which always has room, before anything is published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.accounts.ledger import Where
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.base import micros
-from streamveil.core.noise.keyed import KeyedNoise, Noise
-from streamveil.dataflow.protocol import Operator
+from streamveil.core.noise.keyed import Noise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
 from streamveil.plan.combine import combined_plan
@@ -29,11 +29,12 @@ from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
 from streamveil.runtime import disk, notes
-from streamveil.runtime.account import Account
+from streamveil.runtime.job import Work, begin, require
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.notes import Content
 from streamveil.runtime.query_rows import needed_columns, open_rows
-from streamveil.runtime.store import LOOK, epoch_of, require_empty
+from streamveil.runtime.store import LOOK, Store, read_header, require_empty
 from streamveil.sql.schema import check_schema
 
 if TYPE_CHECKING:
@@ -43,30 +44,58 @@ KIND = "look"
 CHUNK = 500_000  # rows
 
 
-def looked(
-    plan: Plan, state: Path, noise: Noise | None, ledger: Where | None
-) -> tuple[Plan, Content | None]:
-    """The plan with what a look at its rows says, and what to `keep` of a look that was made now.
-
-    Raises StoreError when the state holds a look for another query. Nothing is written.
-    """
+def to_look(plan: Plan, state: Path) -> Plan | None:
+    """The plan of a look that is still to be made; None where there is none. Writes nothing."""
     home = state.absolute()
-    if (home / LOOK).exists():
-        return remembered(plan, home / LOOK), None
-    if epoch_of(home) is not None:
-        return plan, None
-    require_empty(home)
+    header = read_header(home)
+    if (home / LOOK).exists() or not (header is None or header.before_look):
+        return None
+    if header is None:
+        require_empty(home)
     wanted = with_look(plan)
-    if not look_share(wanted):
-        return plan, None
-    if ledger is not None:
-        require_room(wanted, ledger)
-    known, said, bounds = look(wanted, noise or KeyedNoise.fresh())
+    return wanted if look_share(wanted) else None
+
+
+def looked(wanted: Plan, noise: Noise) -> tuple[Plan, Content]:
+    """The plan with what a look at its rows says, and what to `keep` of it. Writes nothing."""
+    known, said, bounds = look(wanted, noise)
     made = told(wanted, known, said, bounds)
-    if not fits(made, ledger):
+    if not fits(made):
         made, bounds = told(wanted, {}, said), {}
     ends = {text: list(pair) for text, pair in bounds.items()}
     return made, {"plan": wanted.fingerprint, "looked": {**made.options[LOOKED], "bounds": ends}}
+
+
+def charged(work: Work, state: Path, keys: Randomness) -> Noise:
+    """Makes the state of a job that will look, and charges the ledger that it shares; its noise.
+
+    Proof: the charge holds for the look and whatever it chooses (`Look`), so nothing that comes
+        after it asks for room. Killed after it, the job finds its epoch in the state and its charge
+        in the ledger, and draws the same look: nobody saw one that was not kept. Where the ledger
+        refuses, nothing was drawn, and a state that was made now is removed.
+    """
+    made = not state.exists()
+    require(work, state)
+    try:
+        epoch, noise = begin(state, work, keys)
+        work.account.charge_shared(epoch)
+    except BudgetError:
+        if made:
+            rmtree(state)
+        raise
+    return noise
+
+
+def settle(state: Path, work: Work) -> None:
+    """Says in the state of a job that was charged before its look what the look made of it."""
+    header = read_header(state)
+    if header is None or not header.before_look:
+        return
+    store = Store(state)
+    try:
+        store.settle(work.identity)
+    finally:
+        store.close()
 
 
 def keep(state: Path, made: Content) -> None:
@@ -84,8 +113,11 @@ def keep(state: Path, made: Content) -> None:
         lock.close()
 
 
-def remembered(plan: Plan, path: Path) -> Plan:
-    """The plan with what the look of its state said."""
+def remembered(plan: Plan, state: Path) -> Plan:
+    """The plan with what the look of its state said, if there was one."""
+    path = state.absolute() / LOOK
+    if not path.exists():
+        return plan
     content, wanted = notes.read(path, KIND), with_look(plan)
     if content["plan"] != wanted.fingerprint:
         raise StoreError(
@@ -186,25 +218,13 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
     return rows.filter(pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us)))
 
 
-def require_room(plan: Plan, ledger: Where | None) -> None:
-    """Refuses what would be refused whatever the look said, before it is paid."""
-    account(plan, compile_plan(combined_plan(in_any_case(plan))), ledger).require_room()
-
-
-def fits(plan: Plan, ledger: Where | None) -> bool:
-    """Whether there are settings for what the look said, and room for them in a shared ledger.
+def fits(plan: Plan) -> bool:
+    """Whether there are settings for what the look said.
 
     What to do otherwise does not depend on the look: the settings of a query that knows nothing.
     """
     try:
-        require_room(plan, ledger)
+        compile_plan(combined_plan(in_any_case(plan)))
     except (PlanError, BudgetError):
         return False
     return True
-
-
-def account(plan: Plan, operator: Operator, ledger: Where | None) -> Account:
-    """What the job will pay."""
-    return Account(
-        name=plan.name, limit=plan.budget, guarantee=operator.guarantee, about=dict, shared=ledger
-    )

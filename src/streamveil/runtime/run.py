@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.connectors.span import nothing_to_read
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise.keyed import KeyedNoise, Noise
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded.group_by import within
@@ -28,18 +29,20 @@ from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Clock, Plan, TableSource
+from streamveil.plan.value_bounds import in_any_case
+from streamveil.runtime.account import MECHANISMS
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.look import keep, looked
+from streamveil.runtime.look import charged, keep, looked, remembered, settle, to_look
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.query_rows import needed_columns, open_rows, time_named
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches
-from streamveil.runtime.store import FORK, SCRATCH, epoch_of
+from streamveil.runtime.store import BEFORE_LOOK, FORK, SCRATCH, epoch_of, is_ready
 from streamveil.sql.schema import check_schema
 
 Engine = Callable[[Plan], Operator]
@@ -110,32 +113,65 @@ def prepared(  # noqa: PLR0913  (the options of `run`)
     ledger: Where | None = None,
     rejects: str | Path | None = None,
     keep_releases: int | None = None,
+    look: bool = True,
 ) -> tuple[Work, Randomness]:
-    """What a job of a plan does, and where its noise comes from: all before it is charged."""
-    keys = Randomness(secret, noise, insecure)
-    is_new = epoch_of(Path(state)) is None
+    """What a job of a plan does, and where its noise comes from: all before its state is charged.
+
+    A job that looks has paid the ledger that it shares. Without `look` it has not looked, and the
+    work is what it is charged for.
+    """
+    keys, home = Randomness(secret, noise, insecure), Path(state)
+    is_new = epoch_of(home) is None
     if is_new:
         warn_of_nothing(plan)
-    fresh, clock = None, None
-    if (Path(state) / FORK).is_file():
+    clock = None
+    if (home / FORK).is_file():
         from streamveil.runtime.fork import forked  # loaded where a fork runs
 
-        plan = forked(plan, Path(state))
+        plan = forked(plan, home)
     if not is_new:
         from streamveil.runtime.changed_query import kept_plan  # loaded where a job goes on
 
-        kept = kept_plan(plan, Path(state))
+        kept = kept_plan(plan, home)
         plan, clock = kept.plan, kept.clock
-    if engine is None:
-        plan, fresh = looked(plan, Path(state), noise, ledger)
-    work = work_of(plan, engine or engine_for(pace, state), pace, rejects, clock)
-    work = replace(work, ledger=ledger, keep_releases=keep_releases)
+    made = partial(
+        made_work, engine=engine or engine_for(pace, state), pace=pace, rejects=rejects,
+        ledger=ledger, keep_releases=keep_releases,
+    )  # fmt: skip
+    if engine is not None:
+        return made(plan, clock=clock), keys
+    fresh, wanted = None, to_look(plan, home)
+    if wanted is None:
+        work = made(plan := remembered(plan, home), clock=clock)
+    else:
+        drawing = noise or KeyedNoise.fresh()
+        if ledger is not None or not is_new:
+            first = before_look(wanted, made(in_any_case(wanted)))
+            if not look:
+                return first, keys
+            drawing = charged(first, home, keys)
+        plan, fresh = looked(wanted, drawing)
+        work = made(plan)
     if fresh is not None:
-        require(work, Path(state))
-        keep(Path(state), fresh)
-    if is_new:
+        require(work, home)
+        keep(home, fresh)
+    settle(home, work)
+    if not is_ready(home):
         warn_of_noise(plan, work.operator)
     return work, keys
+
+
+def made_work(
+    plan: Plan, *, ledger: Where | None, keep_releases: int | None, **options: Any
+) -> Work:
+    """The work of a plan, with where it is charged and how much of it is kept."""
+    return replace(work_of(plan, **options), ledger=ledger, keep_releases=keep_releases)
+
+
+def before_look(plan: Plan, work: Work) -> Work:
+    """The work as it is charged before a look chooses its mechanisms: its claim alone is true."""
+    told = {name: said for name, said in work.about().items() if name != MECHANISMS}
+    return replace(work, fingerprint=plan.fingerprint, calibration=BEFORE_LOOK, about=lambda: told)
 
 
 def warn_of_nothing(plan: Plan) -> None:

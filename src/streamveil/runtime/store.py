@@ -42,6 +42,7 @@ SCRATCH = "scratch"  # swept partitions; not state
 LOOK = "look.json"  # what a look at the rows said
 FORK = "fork.json"  # when a fork begins
 BACKUP = "backup.json"  # in a backup
+BEFORE_LOOK = "before its look"  # instead of a calibration, which follows what the look says
 EPOCH_BYTES = 16
 CLOSING_SECONDS = 4.0  # a container gives ten in all
 BEFORE_CREATION = frozenset(
@@ -78,6 +79,11 @@ class Header:
     secure: bool  # whether its noise is fit for publishing
     ready: bool = False  # whether creation, with its charge, is complete
     key: str = ""  # the noise key, sealed under the secret; '': the secret is the noise key
+
+    @property
+    def before_look(self) -> bool:
+        """Whether a look is to choose the mechanisms, or has, and nothing was drawn with them."""
+        return self.identity.calibration == BEFORE_LOOK
 
     def require(self, identity: Identity) -> None:
         """Refuses a job that is not the one this state was created for."""
@@ -147,6 +153,13 @@ class Store:
         self._log = wal.Log(directory, self.header.epoch if self.header else "")
         if self.header is not None:
             self._log.version = self.header.identity.operator_version
+
+    def settle(self, identity: Identity) -> None:
+        """Says what a job is, now that its look has been kept."""
+        assert self.header is not None  # noqa: S101  (`begin` came first)
+        with self._fatal():
+            self.header = replace(self.header, identity=identity)
+            write_header(self.directory, self.header)
 
     def begin(self, header: Header) -> None:
         """Writes the header of a new state; the charge comes next, then `finish`."""
@@ -329,6 +342,12 @@ def epoch_of(directory: Path) -> str | None:
     """The epoch of a state; None where there is none."""
     header = read_header(directory)
     return None if header is None else header.epoch
+
+
+def is_ready(directory: Path) -> bool:
+    """Whether there is a state whose creation, with its charge, is complete."""
+    header = read_header(directory)
+    return header is not None and header.ready
 
 
 def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] = PARTS) -> None:
