@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from noise import cpu_seconds
-from streamveil.core.counters.skip import skip_with
+from streamveil.core.counters.protocol import skip_with
 from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import Bounds

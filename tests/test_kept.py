@@ -89,7 +89,7 @@ def test_nothing_is_kept_where_it_cannot_be(tmp_path, monkeypatch):
 QUERY = """
 import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
-from streamveil.runtime.calibration import calibration
+from streamveil.runtime.formats import calibration
 
 query = (sv.files("x.parquet", event_time="ts").protect(unit="user").group_by("url")
          .agg(n=sv.count()).bound(max_rows=4)

@@ -3,7 +3,7 @@
 What is not given exactly is searched from the private side, and the answer is checked through the
 forward formula of `guarantee`: a number that is returned keeps the budget, and rounding only adds
 noise. Noise of several parts together is sized elsewhere: `linear.budget_shares`,
-`counters.fitting`, `sketches.privacy`, `dataflow.key_weights`, `compiler.sizing`.
+`counters.fitting`, `sketches.privacy`, `dataflow.published_keys`, `compiler.sizing`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from streamveil.commands import (
     dashboard,
     ledger,
     tuning,
-    verify,
     verify_privacy,
 )
 from streamveil.commands.common import (
@@ -643,7 +642,7 @@ def inspect(
 app.add_typer(ledger.app, name="ledger")
 app.command("tune", epilog="Example: streamveil tune q.sql --sample public.parquet")(tuning.tune)
 app.command("what-if", epilog="Example: streamveil what-if q.sql --units 500")(tuning.what_if)
-app.command("verify", epilog="Example: streamveil verify pages.veil")(verify.verify)
+app.command("verify", epilog="Example: streamveil verify pages.veil")(verify_privacy.verify)
 app.add_typer(answers.app, name="derive")
 app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
     answers.read

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil.audit.pipeline import unbroken
 from streamveil.audit.reduced import halved, reduced
-from streamveil.audit.residuals import GROUPS, crowded
-from streamveil.audit.running import buffer_covariance, running_tests, standard
+from streamveil.audit.residuals import GROUPS, buffer_covariance, crowded, running_tests, standard
 from streamveil.cli import app
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.counters.blt import BltCounter

@@ -8,8 +8,7 @@ import streamveil as sv
 from streamveil.compiler import by_unit
 from streamveil.compiler.by_unit import middle_of_each, shape_of
 from streamveil.compiler.numbered_rows import usable_rows
-from streamveil.compiler.numbering import Numbering
-from streamveil.compiler.unit_rows import taken
+from streamveil.compiler.numbering import Numbering, taken
 from streamveil.plan.combine import numbered
 
 RNG = np.random.default_rng(7)

@@ -27,9 +27,8 @@ from streamveil.core.accounting.above_threshold import (
     curve_without,
     worst_openings,
 )
-from streamveil.core.accounting.coin_table import CoinTable
+from streamveil.core.accounting.coin_table import NEVER, UNCLEAR, CoinTable, doubt, wait_word, waits
 from streamveil.core.accounting.convert import gaussian_delta, nothing_delta
-from streamveil.core.accounting.geometric_wait import NEVER, UNCLEAR, doubt, wait_word, waits
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure
 from streamveil.core.accounting.pld import LONGEST, RARE, CurvePoints, LossLaw, law_under
 from streamveil.core.noise.keyed import SeededNoise

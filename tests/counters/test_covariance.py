@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamveil.core.counters import kernels, noise
+from streamveil.core.counters import correlated_noise, kernels
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.counters import (
     AnytimeBltCounter,
@@ -52,7 +52,7 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
         impulse[unit.step] = spread
         return offset + impulse
 
-    for module in (kernels, noise, toeplitz):
+    for module in (kernels, correlated_noise, toeplitz):
         monkeypatch.setattr(module, "gaussian_about", unit)
     state, estimates = counter.init(horizon), []
     for t in range(horizon):

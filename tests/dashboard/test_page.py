@@ -11,7 +11,7 @@ import pytest
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.dashboard import page, series, view, write
+from streamveil.dashboard import page, view, write
 from streamveil.errors import MissingExtraError
 from streamveil.release_metadata import TIME, ReleaseTime, kept_time
 from streamveil.results import charts, draw
@@ -93,7 +93,7 @@ def test_numbers_of_the_page_are_the_released_ones(state, tmp_path):
     answers = sv.answers(state)
     text = write(state, tmp_path / "d.html").read_text()
     shown = json.loads(text.partition('id="view">')[2].partition("</script>")[0])
-    assert shown == view.view_of(answers, series.ledger_record(page.ledger_at(state, None)))
+    assert shown == view.view_of(answers, view.ledger_record(page.ledger_at(state, None)))
     for chart in shown["charts"][:2]:
         assert len(chart["x"]) == len(answers.moments)
         assert len(chart["breaks"]) == len({m.window for m in answers.moments}) - 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.geometric_wait import NEVER
+from streamveil.core.accounting.coin_table import NEVER
 from streamveil.core.noise.keyed import Address, SeededNoise, SilentNoise
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import compiled

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.counters import kernels as blt_kernels
-from streamveil.core.counters.skip import skip_with
+from streamveil.core.counters.protocol import skip_with
 from streamveil.core.noise.keyed import Address, Place, SeededNoise
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import Bounds

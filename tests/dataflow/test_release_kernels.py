@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.core.selection.kernels import put_times, take_asked, take_units
+from streamveil.core.selection.coins import put_times, take_asked, take_units
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.keys import decode_keys, encode_keys, sort_keys
 from streamveil.dataflow.outputs import Output, Totals

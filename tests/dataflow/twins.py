@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 
 from streamveil.core.reference import UnitLimits, UnitMemory, UnitRow, bound_row
-from streamveil.dataflow.unit_entries import entry_at
+from streamveil.dataflow.witness import entry_at
 
 NO = np.zeros(0, bool)
 

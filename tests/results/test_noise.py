@@ -9,7 +9,7 @@ from streamveil.core.noisy import values
 from streamveil.core.release import count_weighted
 from streamveil.counters import BltCounter
 from streamveil.dataflow.group_metadata import counter_facts, counter_from
-from streamveil.dataflow.key_weights import Spread
+from streamveil.dataflow.published_keys import Spread
 from streamveil.results.noise import covariance, weighted_covariance
 from tests.counters.examples import NAMES, SIGMA, examples
 from tests.counters.oracle import factors

@@ -14,7 +14,7 @@ from streamveil.compiler import group_by as compiling
 from streamveil.compiler.compile import operator_of
 from streamveil.engines.embedded.group_by import within
 from streamveil.errors import StoreError
-from streamveil.runtime.calibration import calibration, words
+from streamveil.runtime.formats import calibration, words
 from streamveil.runtime.run import run
 
 ROWS = pa.table({"u": [1], "k": [2], "v": [0.5], "op": ["insert"], "id": [1], "c": ["Oslo"]})

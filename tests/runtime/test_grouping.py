@@ -17,12 +17,12 @@ from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dataflow.rows import RowProgram, prepare_batch
 from streamveil.errors import SourceError
 from streamveil.plan.plan import Clock
-from streamveil.release_files import packed, unpacked
+from streamveil.release_metadata import packed, unpacked
 from streamveil.results.releases import of_folder
 from streamveil.runtime import wal
 from streamveil.runtime.grouping import MOST_ROWS, Together, in_blocks, together
-from streamveil.runtime.joined import joined, parted
 from streamveil.runtime.run import run
+from streamveil.runtime.wal import joined, parted
 from streamveil.sql.sql import parse_script
 from tests.released import made
 

@@ -17,7 +17,7 @@ from streamveil.compiler.group_sizes import (
     groups_by_size,
     rows_by_bucket,
 )
-from streamveil.compiler.unit_rows import taken
+from streamveil.compiler.numbering import taken
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError

@@ -12,7 +12,7 @@ import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.compiler.by_unit import middle_of_each
 from streamveil.compiler.compile import operator_of
-from streamveil.compiler.unit_rows import taken
+from streamveil.compiler.numbering import taken
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours

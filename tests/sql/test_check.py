@@ -8,14 +8,14 @@ import streamveil.api.builder as sv
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError
 from streamveil.plan.check import HABITS, check_plan
-from streamveil.plan.overflow import (
+from streamveil.plan.plan import Bounding
+from streamveil.plan.value_bounds import (
     MAX_ROWS,
     most_in_group,
     prove_no_overflow,
     reach_of,
     rows_of_a_group,
 )
-from streamveil.plan.plan import Bounding
 from streamveil.sql.sql import parse_script
 
 HEAD = "CREATE STREAM t WITH (source = 'files', path = 't.parquet', event_time = 'ts');"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
 from streamveil.calendars.cells import Cells, clock_of
+from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.lane_noise import lane_sd, published_chance, threshold
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection

@@ -18,9 +18,9 @@ import pyarrow as pa
 from scipy.special import erf
 
 from streamveil.compiled import njit
+from streamveil.compiler.coin_tables import lane_sd, published_chance, total_chance
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.lane_noise import lane_sd, published_chance, total_chance
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,

@@ -21,8 +21,8 @@ from streamveil.advise.tune import (
     require_whole,
     tune,
 )
+from streamveil.compiler.coin_tables import lane_sd
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.lane_noise import lane_sd
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import MissingExtraError, PlanError, require_one_of

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.advise.tune import forecast, read_sample, require_whole
+from streamveil.compiler.coin_tables import lane_sd, published_chance
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.lane_noise import lane_sd, published_chance
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.compiler.plan_forecast import NOISE
 from streamveil.core.accounting.budget import Budget

@@ -1,6 +1,5 @@
 """Empirical privacy auditing of mechanisms and of whole jobs."""
 
-from streamveil.audit.attack import Audit, distinguish
-from streamveil.audit.bounds import EventCounts, clopper_pearson
+from streamveil.audit.attack import Audit, EventCounts, clopper_pearson, distinguish
 
 __all__ = ["Audit", "EventCounts", "clopper_pearson", "distinguish"]

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.core.accounting.geometric_wait import waits
+from streamveil.core.accounting.coin_table import waits
 from streamveil.core.counters.kernels import blt_run, blt_step
 from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
 from streamveil.core.noisy import values

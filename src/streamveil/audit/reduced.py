@@ -15,8 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.audit.attack import Audit
-from streamveil.audit.bounds import DELTAS
+from streamveil.audit.attack import DELTAS, Audit
 from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, unbroken
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan

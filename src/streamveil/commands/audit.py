@@ -95,7 +95,7 @@ def audit(
 
 def audit_state(plan: Plan, state: Path, alpha: float) -> None:
     """The noise that a job at rest holds."""
-    from streamveil.audit.running import running_tests
+    from streamveil.audit.residuals import running_tests
     from streamveil.dataflow.group_by import GroupBy
     from streamveil.runtime.at_rest import at_rest
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -17,12 +21,12 @@ from streamveil.commands.common import (
     open_ledger,
     print_whole,
     read_query,
+    states_in,
 )
 from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from streamveil.audit.worst import Tried, WorstFound
     from streamveil.plan.plan import Plan
@@ -189,3 +193,35 @@ def shown(worst: WorstFound) -> Table:
             f"{part.tightness:.1%}",
         )  # fmt: skip
     return made
+
+
+# ---- streamveil verify: whether everything in a state directory is whole
+
+DAMAGED = 4  # exit code
+
+
+def verify(
+    state: Annotated[Path, typer.Argument(help="State directory of a job that is not running.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Reads everything in a state directory and says what is whole and what is damaged.
+
+    Identity, secret, ledger, checkpoint, log, every release and every rejected row, each against
+    its checksum and against what must agree with it. Changes nothing. Exit code 4: something is
+    damaged, and a backup of one moment is needed.
+    """
+    from streamveil.runtime.verify import verify as examine
+
+    several = states_in(state)  # of the private answers of one statement
+    findings = [] if several else examine(state)
+    for place in several:
+        findings += [replace(one, part=f"{place.name}, {one.part}") for one in examine(place)]
+    if as_json:
+        say(json.dumps([asdict(one) for one in findings], indent=2))
+    else:
+        console = Terminal(soft_wrap=True, highlight=False)
+        for one in findings:
+            mark = "[green]whole[/]  " if one.is_whole else "[bold red]damaged[/]"
+            console.print(f"{mark}  {one.part}: {escape(one.words)}")
+    if not all(one.is_whole for one in findings):
+        raise typer.Exit(DAMAGED)

@@ -16,7 +16,7 @@ from streamveil.compiler.error_forecast import (
     forecast,
 )
 from streamveil.kept import kept
-from streamveil.plan.overflow import LARGEST_WEIGHT
+from streamveil.plan.value_bounds import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
 REFERENCES = tuple(2.0 ** (place / 2) for place in range(-2, 13))  # times the opening

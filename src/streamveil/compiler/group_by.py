@@ -23,8 +23,8 @@ from streamveil.dataflow.group_by import Default, GroupBy
 from streamveil.dataflow.outputs import LaneBook, Output
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.release import driver
+from streamveil.dataflow.release_tables import COVERED
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
-from streamveil.dataflow.true_intervals import COVERED
 from streamveil.dataflow.windows import Schedule, hopping, most_windows, periods_met
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.expr import (
@@ -38,9 +38,9 @@ from streamveil.plan import options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import LOOKED, divided, look_share
 from streamveil.plan.options import Option
-from streamveil.plan.overflow import prove_no_overflow, rows_of_a_group
 from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import Aggregate, Plan, TableSource
+from streamveil.plan.value_bounds import prove_no_overflow, rows_of_a_group
 from streamveil.release_metadata import OF_ONE_UNIT
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24

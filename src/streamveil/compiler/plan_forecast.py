@@ -7,6 +7,7 @@ from math import inf, pi, sqrt
 from statistics import median
 from typing import Any, cast
 
+from streamveil.compiler.coin_tables import lane_sd, opens_at
 from streamveil.compiler.error_forecast import (
     CAUTION,
     Errors,
@@ -17,7 +18,6 @@ from streamveil.compiler.error_forecast import (
     errors_of,
     expected,
 )
-from streamveil.compiler.lane_noise import lane_sd, opens_at
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver

@@ -29,8 +29,7 @@ from streamveil.core.accounting.above_threshold import (
     worst_openings,
 )
 from streamveil.core.accounting.budget import Budget, Number, exact_between
-from streamveil.core.accounting.coin_table import DRAWS, REACH
-from streamveil.core.accounting.geometric_wait import doubt
+from streamveil.core.accounting.coin_table import DRAWS, REACH, doubt
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.selection.selection_table import FINE, SelectionTable

@@ -1,6 +1,6 @@
 """Files, memory and the terminal as sinks. One file per release, named by its identity.
 
-Releases of a window that are published together are one Parquet file (`release_files`), named
+Releases of a window that are published together are one Parquet file (`release_metadata`), named
 by the first and the last of them.
 
 A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
@@ -29,15 +29,17 @@ from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.display import rows_of
 from streamveil.errors import SourceError, require_file_name, require_one_of
-from streamveil.release_files import (
+from streamveil.release_metadata import (
     PACKED,
+    metadata_file,
     name_of,
     packed,
     read_parquet,
+    read_time,
     same_columns,
+    sentences,
     triggers_in,
 )
-from streamveil.release_metadata import metadata_file, read_time, sentences
 from streamveil.release_metadata import to_json as to_json_metadata
 from streamveil.terminal import Terminal, label
 

@@ -16,9 +16,9 @@ from streamveil.core.counters.protocol import (
     Estimates,
     Ids,
     Increments,
+    draws_at,
     next_step,
 )
-from streamveil.core.counters.stream import draws_at
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import Noisy, drawn
 from streamveil.types import Array, Float64, Int64

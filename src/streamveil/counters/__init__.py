@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
-    from streamveil.core.counters.protocol import Counter, CounterState
+    from streamveil.core.counters.protocol import Counter, CounterState, CounterStream, skip
     from streamveil.core.counters.rational import Blt, best_blt
-    from streamveil.core.counters.skip import skip
-    from streamveil.core.counters.stream import CounterStream
     from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
     from streamveil.counters.dense import DenseCounter
@@ -41,7 +39,7 @@ _HOMES = {
     "Counter": f"{_CORE}.protocol",
     "CounterChoice": f"{_HERE}.choice",
     "CounterState": f"{_CORE}.protocol",
-    "CounterStream": f"{_CORE}.stream",
+    "CounterStream": f"{_CORE}.protocol",
     "DenseCounter": f"{_HERE}.dense",
     "HaarCounter": f"{_HERE}.haar",
     "HonakerCounter": f"{_HERE}.tree",
@@ -57,7 +55,7 @@ _HOMES = {
     "compare": f"{_HERE}.choice",
     "fit": f"{_HERE}.fitting",
     "moved_by": f"{_HERE}.participation",
-    "skip": f"{_CORE}.skip",
+    "skip": f"{_CORE}.protocol",
 }
 _KINDS = {
     "blt": "BltCounter",

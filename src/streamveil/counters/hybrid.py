@@ -12,18 +12,18 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.noise import gaussian_rows
+from streamveil.core.counters.correlated_noise import gaussian_rows
 from streamveil.core.counters.protocol import (
     CounterState,
     Estimates,
     Ids,
     Increments,
+    Stepping,
     checked_times,
     column,
     next_step,
     zeros,
 )
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_between, require_positive
 from streamveil.types import Array, Exact, Float64, Int64

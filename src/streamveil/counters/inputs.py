@@ -9,8 +9,15 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters.protocol import Counter, CounterState, Ids, column, next_step
-from streamveil.core.counters.stream import Stepping, draws_at
+from streamveil.core.counters.protocol import (
+    Counter,
+    CounterState,
+    Ids,
+    Stepping,
+    column,
+    draws_at,
+    next_step,
+)
 from streamveil.core.noise.keyed import Place
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64

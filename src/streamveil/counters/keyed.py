@@ -16,10 +16,10 @@ from streamveil.core.counters.protocol import (
     Estimates,
     Ids,
     Increments,
+    Stepping,
     column,
     zeros,
 )
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.types import Array, Int64, UInt64
 

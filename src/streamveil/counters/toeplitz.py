@@ -11,12 +11,13 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.noise import gaussian_about
+from streamveil.core.counters.correlated_noise import gaussian_about
 from streamveil.core.counters.protocol import (
     CounterState,
     Estimates,
     Ids,
     Increments,
+    Stepping,
     checked_times,
     column,
     next_step,
@@ -24,7 +25,6 @@ from streamveil.core.counters.protocol import (
 )
 from streamveil.core.counters.rational import root_coefficients
 from streamveil.core.counters.schedule import MARGIN, check_horizon
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64

@@ -10,12 +10,13 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.noise import gaussian_rows
+from streamveil.core.counters.correlated_noise import gaussian_rows
 from streamveil.core.counters.protocol import (
     CounterState,
     Estimates,
     Ids,
     Increments,
+    Stepping,
     checked_times,
     column,
     next_step,
@@ -31,7 +32,6 @@ from streamveil.core.counters.restarting_trees import (
     tree_std,
 )
 from streamveil.core.counters.schedule import check_horizon
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64

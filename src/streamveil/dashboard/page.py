@@ -17,8 +17,7 @@ import pyarrow as pa
 from streamveil.api.answers import answers
 from streamveil.api.query import Query
 from streamveil.core.accounting.guarantee import rounded_up
-from streamveil.dashboard import series
-from streamveil.dashboard.view import NO_ANSWER, view_of
+from streamveil.dashboard.view import NO_ANSWER, changes, last_release, ledger_record, view_of
 from streamveil.display import html_of
 from streamveil.results.answers import Answers
 from streamveil.results.charts import bias_of, tick
@@ -71,7 +70,7 @@ def write(
     Shown are released numbers, what follows from them, and the ledger: all of it public. Of a state
     directory its own ledger is read; for a sink's folder, name one.
     """
-    record = series.ledger_record(ledger_at(source, ledger))
+    record = ledger_record(ledger_at(source, ledger))
     path = Path(out)
     path.write_text(html(answers(source, query=query), record), encoding="utf-8")
     return path
@@ -120,7 +119,7 @@ def title_of(found: Answers) -> str:
 def body(found: Answers, record: dict[str, Any] | None) -> str:
     """What is shown, with room for the charts."""
     view = view_of(found, record)
-    heading, table, notes = series.last_release(found)
+    heading, table, notes = last_release(found)
     parts = [
         f"<h1>{escape(title_of(found))}</h1>",
         f'<p class="soft">{escape(promise(record))}</p>',
@@ -132,7 +131,7 @@ def body(found: Answers, record: dict[str, Any] | None) -> str:
         "</div>",
         table_of(heading, table, notes),
     ]
-    changed = series.changes(found)
+    changed = changes(found)
     if changed is not None:
         parts.append(table_of("What changed since the release before", *changed))
     if record is not None:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from streamveil.api.answers import answers
 from streamveil.api.query import Query
-from streamveil.dashboard import page, series, view
+from streamveil.dashboard import page, view
 from streamveil.errors import PlanError, StreamveilError
 from streamveil.results.answers import Answers
 
@@ -139,6 +139,6 @@ def server_of(
     """A server that is bound and not yet running: `serve_forever` runs it."""
 
     def read() -> tuple[Answers, dict[str, Any] | None]:
-        return answers(source, query=query), series.ledger_record(page.ledger_at(source, ledger))
+        return answers(source, query=query), view.ledger_record(page.ledger_at(source, ledger))
 
     return DashboardServer(host, port, read)

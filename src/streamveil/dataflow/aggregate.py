@@ -22,8 +22,8 @@ from streamveil.dataflow.kernels import (
     settle_rows,
 )
 from streamveil.dataflow.keys import cells_of
-from streamveil.dataflow.probing import GROW_POOL, GROW_TABLE, LOAD, MOST_PROBES
 from streamveil.dataflow.release_kernels import take_cells
+from streamveil.dataflow.unit_lookup import GROW_POOL, GROW_TABLE, LOAD, MOST_PROBES
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 SMALLEST = 64  # slots of a new table

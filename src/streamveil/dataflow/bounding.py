@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from streamveil.core.sensitivity import LARGEST_ROWS, Bounds
-from streamveil.dataflow.probing import GROW_POOL, GROW_TABLE
 from streamveil.dataflow.raw_memory import LARGE, address, lengthen, reserved
 from streamveil.dataflow.unit_kernels import (
     ALL,
@@ -32,7 +31,7 @@ from streamveil.dataflow.unit_kernels import (
     bound_pooled,
 )
 from streamveil.dataflow.unit_layout import spread
-from streamveil.dataflow.unit_lookup import HEAD
+from streamveil.dataflow.unit_lookup import GROW_POOL, GROW_TABLE, HEAD
 from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 

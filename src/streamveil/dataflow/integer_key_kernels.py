@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.compiled import njit
+from streamveil.compiled import AHEAD, njit
 from streamveil.dataflow.kernels import LOW_HALF, MIX
-from streamveil.dataflow.probing import WORD, home
 from streamveil.dataflow.raw_memory import LINE, ask, equal, load64, lowest, store64
-from streamveil.prefetch import AHEAD
+from streamveil.dataflow.unit_lookup import WORD, home
 from streamveil.types import Array, Int32, Int64, UInt8, UInt16, UInt64
 
 BLOCK = 32  # rows looked at in one loop: a power of two

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamveil.compiled import njit
-from streamveil.dataflow.probing import (
+from streamveil.compiled import AHEAD, njit, prefetch
+from streamveil.dataflow.unit_lookup import (
     DONE,
     GROW_POOL,
     GROW_TABLE,
@@ -20,7 +20,6 @@ from streamveil.dataflow.probing import (
     WORD,
     home,
 )
-from streamveil.prefetch import AHEAD, prefetch
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 ENDLESS = 1 << 40

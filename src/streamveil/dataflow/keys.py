@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.compiled import njit
+from streamveil.compiled import AHEAD, njit, prefetch
 from streamveil.dataflow.hashing import as_integers, is_text, stored, text_buffers
 from streamveil.dataflow.siphash import put_word, word_at
-from streamveil.prefetch import AHEAD, prefetch
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Types = tuple[pa.DataType, ...]

@@ -6,6 +6,7 @@ runtime does. The group-by, the sketches and the changing tables are operators o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from streamveil.batch import Batch, Release
@@ -72,3 +73,22 @@ class Operator(Protocol):
 
     def counters(self, state: State) -> dict[str, int]:
         """Operator-only health numbers (rows dropped by reason, sizes). Never published."""
+
+
+# ---- rows that do not count: how many for which reason, and which, where somebody asks
+
+NOT_FINITE = "not a finite number"
+BOUNDED = "over the contribution bound"  # as it should be: no fault of the row
+
+
+def count(into: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds counts by reason, of which there are any.
+
+    >>> reject_counts = {"late": 1}
+    >>> count(reject_counts, {"late": 2, "null unit": 0})
+    >>> reject_counts
+    {'late': 3}
+    """
+    for reason, rows in more.items():
+        if rows:
+            into[reason] = into.get(reason, 0) + rows

@@ -22,10 +22,9 @@ from streamveil.core.selection.total_test import TotalsAlone, TotalTest
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.cut_rows import CutBands
-from streamveil.dataflow.key_weights import Spread
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Totals
-from streamveil.dataflow.published_keys import KeyCache
+from streamveil.dataflow.published_keys import KeyCache, Spread
 from streamveil.dataflow.release_kernels import take_lanes
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
 

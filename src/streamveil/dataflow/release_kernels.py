@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamveil.compiled import njit
-from streamveil.prefetch import AHEAD, prefetch
+from streamveil.compiled import AHEAD, njit, prefetch
 from streamveil.types import Array, Float64, Int32, Int64, UInt8, UInt64
 
 TOP = np.uint64(63)

@@ -26,7 +26,7 @@ from streamveil.dataflow.hashing import (
     name_columns,
 )
 from streamveil.dataflow.kernels import MIX
-from streamveil.dataflow.reject_counts import NOT_FINITE, count
+from streamveil.dataflow.protocol import NOT_FINITE, count
 from streamveil.errors import PlanError, SourceError, WitnessError
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 

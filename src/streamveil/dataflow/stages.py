@@ -31,12 +31,11 @@ from streamveil.dataflow.aggregate import (
 from streamveil.dataflow.bounding import Passed, UnitRows
 from streamveil.dataflow.cut_rows import CutUnits, cut_in
 from streamveil.dataflow.distinct import recall, see
-from streamveil.dataflow.grouping import Grouping
+from streamveil.dataflow.grouping import Grouping, asked_keys, names_key, row_stage
 from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
-from streamveil.dataflow.reject_counts import BOUNDED, count
-from streamveil.dataflow.row_stage import asked_keys, names_key, row_stage
+from streamveil.dataflow.protocol import BOUNDED, count
 from streamveil.dataflow.rows import (
     Prepared,
     groups_of,

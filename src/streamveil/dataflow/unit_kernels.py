@@ -27,11 +27,13 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.dataflow.probing import DONE, GROW_POOL, GROW_TABLE
 from streamveil.dataflow.raw_memory import ask, load32, load64, store32, store64
 from streamveil.dataflow.unit_lookup import (
     AHEAD,
     BLOCK,
+    DONE,
+    GROW_POOL,
+    GROW_TABLE,
     HEAD,
     RING,
     block_of,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.dataflow.probing import home
 from streamveil.dataflow.raw_memory import ask, equal, load64, lowest, store32, store64
 from streamveil.dataflow.unit_kernels import (
     BLOCK_AT,
@@ -24,7 +23,7 @@ from streamveil.dataflow.unit_kernels import (
     WORD,
     granules_of,
 )
-from streamveil.dataflow.unit_lookup import HEAD, locate
+from streamveil.dataflow.unit_lookup import HEAD, home, locate
 from streamveil.types import Array, Int64, UInt32, UInt64
 
 DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place

@@ -18,9 +18,25 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.dataflow.probing import home
 from streamveil.dataflow.raw_memory import LINE, ask, equal, lowest
 from streamveil.types import Array, Int64, UInt64
+
+# ---- what all compiled loops over hash tables share: the place of a name
+
+DONE, GROW_TABLE, GROW_POOL = 0, 1, 2
+LOAD = 0.8  # share of slots in use at which a table grows
+MOST_PROBES = 512  # names that arrive sorted fill a table from one end: grow where it is crowded
+SOON = 16  # rows between asking for what a slot points to and reading it
+WORD = np.uint64(32)
+
+
+@njit(cache=True, nogil=True)
+def home(name: np.uint64, capacity: np.uint64) -> Any:  # pragma: no cover (compiled)
+    """The first slot to try: slots are in the order of names, for any capacity below 2^32."""
+    return np.int64(((name >> WORD) * capacity) >> WORD)
+
+
+# ---- where the units of rows are: the compiled loops that find slots, a block of rows ahead
 
 BLOCK = 32  # rows looked at in one loop
 AHEAD = 3  # blocks from the one being decided to the one first looked at

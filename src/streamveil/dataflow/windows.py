@@ -16,8 +16,15 @@ from math import gcd
 import numpy as np
 
 from streamveil.batch import RejectNotes
-from streamveil.calendars.cells import END_US, Cells, clock_of, common
-from streamveil.calendars.names import begins_days, instant_named, name_of
+from streamveil.calendars.cells import (
+    END_US,
+    Cells,
+    begins_days,
+    clock_of,
+    common,
+    instant_named,
+    name_of,
+)
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import PlanError
 from streamveil.release_metadata import ReleaseTime, kept_time

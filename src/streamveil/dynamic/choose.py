@@ -23,9 +23,9 @@ from streamveil.dynamic.trees import levels
 from streamveil.dynamic.triggered import TriggeredSnapshots
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.derived_queries import best_strategy
 from streamveil.linear.mwem import Mwem
 from streamveil.linear.queries import Queries
+from streamveil.linear.sums import best_strategy
 from streamveil.types import Exact
 
 Preset = Literal["practical", "theorem"]

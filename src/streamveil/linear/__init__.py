@@ -3,7 +3,6 @@
 from streamveil.core.noise.keyed import Place
 from streamveil.linear.additive import Additive, noisy_histogram, noisy_queries
 from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.derived_queries import Through, best_strategy
 from streamveil.linear.mwem import Mwem
 from streamveil.linear.pmw import Pmw, PmwRelease
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
@@ -18,7 +17,7 @@ from streamveil.linear.strategies import (
     hierarchy,
 )
 from streamveil.linear.structured import Halfspaces, Marginals, Ranges
-from streamveil.linear.sums import Sums
+from streamveil.linear.sums import Sums, Through, best_strategy
 
 __all__ = [
     "Additive",

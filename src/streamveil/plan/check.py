@@ -21,11 +21,16 @@ from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
-from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.own_rows import OwnRows, column_text
 from streamveil.plan.plan import DATABASES, LIVE, Aggregate, Clock, Plan, Window
 from streamveil.plan.post import RESERVED
-from streamveil.plan.value_bounds import VALUED, is_open
+from streamveil.plan.value_bounds import (
+    VALUED,
+    is_open,
+    prove_no_overflow,
+    reach_of,
+    rows_of_a_group,
+)
 from streamveil.release_metadata import SUFFIXES
 
 SQUARED = ("variance", "stddev")

@@ -20,7 +20,6 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
 from streamveil.errors import PlanError, SourceError, nearest
-from streamveil.release_files import read_parquet, read_schema, triggers_in
 from streamveil.release_metadata import (
     Facts,
     ReleaseTime,
@@ -28,7 +27,10 @@ from streamveil.release_metadata import (
     metadata_file,
     numbers_of,
     read_facts,
+    read_parquet,
+    read_schema,
     read_time,
+    triggers_in,
 )
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {

@@ -18,7 +18,7 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.dialect import canonical
 from streamveil.expressions.expr import conjunction
 from streamveil.plan.plan import Plan, TableSource
-from streamveil.runtime.calibration import calibration
+from streamveil.runtime.formats import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.spark_state import HEADER

@@ -18,7 +18,7 @@ from pathlib import Path
 from streamveil.connectors.blocks import sync_directory
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, notes
-from streamveil.runtime.lock import LOCK, Lock
+from streamveil.runtime.disk import LOCK, Lock
 from streamveil.runtime.store import BACKUP, HEADER, SCRATCH
 from streamveil.runtime.verify import verify
 

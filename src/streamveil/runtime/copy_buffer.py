@@ -8,15 +8,18 @@ waits until what was copied first is written.
 from __future__ import annotations
 
 import mmap
+import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Condition
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from streamveil.connectors.blocks import BLOCK, OWN, advise, to_block
 from streamveil.connectors.checksum import crc32
+from streamveil.errors import SourceError
 from streamveil.runtime.frame import padded, padding, put
 
 SIZE = 32 << 20  # bytes in use at once, unless a single copy is larger
@@ -95,3 +98,51 @@ def reserved(size: int) -> mmap.mmap:
         return mmap.mmap(-1, size * ROOM_TO_GROW, OWN)
     except OSError:
         return mmap.mmap(-1, size, OWN)
+
+
+# ---- a buffer of tables with one schema that may be larger than memory
+
+SPILL_BYTES = 1 << 26  # what is more goes to a file without a name
+
+
+class SpillBuffer:
+    """Tables in the order in which they were added.
+
+    >>> buffer = SpillBuffer()
+    >>> buffer.add(pa.table({"n": [1]}))
+    >>> [table.num_rows for table in buffer]
+    [1]
+    """
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self._writer: Any = None
+
+    def add(self, table: pa.Table) -> None:
+        """Puts a table on the buffer."""
+        self._tables.append(table)
+        self._bytes += table.nbytes
+        if self._bytes > SPILL_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="streamveil-")  # noqa: SIM115
+                self._writer = pa.ipc.new_stream(self._file, self._tables[0].schema)
+            for table in self._tables:
+                self._writer.write_table(table)
+        except OSError as error:
+            raise SourceError(f"cannot set rows aside on disk: {error.strerror}") from None
+        self._tables, self._bytes = [], 0
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """All tables; none can be added after."""
+        if self._file is not None:
+            self._writer.close()
+            self._file.seek(0)
+            for batch in pa.ipc.open_stream(self._file):
+                yield pa.Table.from_batches([batch])
+        yield from self._tables

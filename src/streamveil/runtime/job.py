@@ -42,11 +42,10 @@ from streamveil.plan.post import Post
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
-from streamveil.runtime.checkpoint import CheckpointDraft, Saved
+from streamveil.runtime.checkpoint import CheckpointDraft, IncrementalCheckpoint, Saved
 from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.formats import upgraded_delta, upgraded_state
 from streamveil.runtime.grouping import Together, in_blocks
-from streamveil.runtime.incremental_checkpoint import IncrementalCheckpoint
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch, PrefetchInBlocks
 from streamveil.runtime.progress import Listener, Progress, silent

@@ -32,11 +32,11 @@ from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import in_units
 from streamveil.results.post import post_processed, processed_together, require_joint
 from streamveil.results.releases import Moment
+from streamveil.runtime.combined import open_rows
 from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, Progress
 from streamveil.runtime.published import is_state, of_state, pick
-from streamveil.runtime.query_rows import open_rows
 from streamveil.runtime.run import prepared
 from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
 from streamveil.runtime.watch import Watch

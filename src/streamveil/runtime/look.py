@@ -29,11 +29,11 @@ from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
 from streamveil.runtime import disk, notes
+from streamveil.runtime.combined import needed_columns, open_rows
+from streamveil.runtime.disk import Lock
 from streamveil.runtime.job import Work, begin, require
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.lock import Lock
 from streamveil.runtime.notes import Content
-from streamveil.runtime.query_rows import needed_columns, open_rows
 from streamveil.runtime.store import LOOK, Store, read_header, require_empty
 from streamveil.sql.schema import check_schema
 

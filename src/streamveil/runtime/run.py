@@ -31,15 +31,14 @@ from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Clock, Plan, TableSource
 from streamveil.plan.value_bounds import in_any_case
 from streamveil.runtime.account import MECHANISMS
-from streamveil.runtime.calibration import calibration
-from streamveil.runtime.combined import CombinedSource
+from streamveil.runtime.combined import CombinedSource, needed_columns, open_rows, time_named
 from streamveil.runtime.describe import describe
+from streamveil.runtime.formats import calibration
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import charged, keep, looked, remembered, settle, to_look
 from streamveil.runtime.progress import Listener, resident_bytes
-from streamveil.runtime.query_rows import needed_columns, open_rows, time_named
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import BEFORE_LOOK, FORK, SCRATCH, epoch_of, is_ready

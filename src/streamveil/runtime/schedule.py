@@ -28,7 +28,7 @@ from streamveil.connectors.rejected_rows import PLACE, rejected_table
 from streamveil.connectors.row_groups import RowGroup
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan.plan import Clock
-from streamveil.runtime.spill_buffer import SpillBuffer
+from streamveil.runtime.copy_buffer import SpillBuffer
 from streamveil.types import Array, Int64
 
 PAUSE = 0.5  # seconds between two looks for more rows

@@ -46,12 +46,12 @@ from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import PLACES, Plan, TableSource
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account
-from streamveil.runtime.calibration import calibration
+from streamveil.runtime.combined import needed_columns, time_named
 from streamveil.runtime.describe import describe
+from streamveil.runtime.disk import Lock
+from streamveil.runtime.formats import calibration
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.lock import Lock
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.query_rows import needed_columns, time_named
 from streamveil.runtime.run import warn_of_noise
 from streamveil.runtime.spark_state import (
     CHECKPOINT,

@@ -32,7 +32,7 @@ from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, disk, formats, notes, wal
 from streamveil.runtime.checkpoint import Saved, Work
-from streamveil.runtime.lock import LOCK, Lock
+from streamveil.runtime.disk import LOCK, Lock
 from streamveil.runtime.secret import SECRET
 
 KIND = "state"  # of the header

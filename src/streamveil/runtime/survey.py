@@ -29,7 +29,7 @@ from streamveil.compiler.group_sizes import (
     rows_by_bucket,
 )
 from streamveil.compiler.numbered_rows import first_counted
-from streamveil.compiler.unit_rows import taken
+from streamveil.compiler.numbering import taken
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss

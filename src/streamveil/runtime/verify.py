@@ -20,9 +20,9 @@ from streamveil.errors import SourceError, StoreError, StreamveilError
 from streamveil.runtime import checkpoint, rejects, wal
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
+from streamveil.runtime.disk import Lock
 from streamveil.runtime.inspect import size_text
 from streamveil.runtime.keys import check
-from streamveil.runtime.lock import Lock
 from streamveil.runtime.published import SPARK, kept_by_sink, led_to, of_state, require_all
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader

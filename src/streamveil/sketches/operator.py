@@ -25,7 +25,7 @@ from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process, public
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.reject_counts import BOUNDED, count
+from streamveil.dataflow.protocol import BOUNDED, count
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
 from streamveil.dataflow.state import constant, parts, spread_out, to_bytes
 from streamveil.dataflow.windows import (

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.unit_kernels import WORDS
-from streamveil.engines.embedded.split import GROWTH, SAMPLE, split, unseen
-from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
+from streamveil.engines.embedded.tables import (
+    GROWTH,
+    PARTS,
+    SAMPLE,
+    PartedTable,
+    Room,
+    split,
+    unseen,
+)
 from tests.dataflow.test_bounding import FIRSTS, assert_decides, cut, make_rows, rules
 from tests.dataflow.test_unit_layout import CROWDED, assert_can_be_found
 from tests.dataflow.twins import remembered

@@ -32,7 +32,7 @@ def cluster(folder: Path, port: int) -> list[subprocess.Popen[bytes]]:
     """A standalone master and two workers of one core, each in a process group of its own."""
     import pyspark
 
-    from streamveil.engines.spark.java import java_home
+    from streamveil.engines.spark.session import java_home
 
     home = Path(pyspark.__file__).parent
     environment = os.environ | {

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil.cli import app
 from streamveil.engines.spark import session as sessions
-from streamveil.engines.spark.java import java_home
-from streamveil.engines.spark.session import require_callbacks
+from streamveil.engines.spark.session import java_home, require_callbacks
 from streamveil.errors import MissingExtraError, PlanError, StreamveilError
 from tests.engines.spark.streams import CASES
 

@@ -11,9 +11,8 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import rational
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import CounterState, Estimates, Ids, Increments
+from streamveil.core.counters.protocol import CounterState, Estimates, Ids, Increments, Stepping
 from streamveil.core.counters.rational import Blt, check_buffers, root_coefficients
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_positive
 from streamveil.optimize import least_maximum

@@ -16,6 +16,7 @@ from streamveil.core.counters.protocol import (
     Estimates,
     Ids,
     Increments,
+    Stepping,
     checked_times,
     column,
     next_step,
@@ -31,7 +32,6 @@ from streamveil.core.counters.schedule import (
     prepare,
     unit_variances,
 )
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64

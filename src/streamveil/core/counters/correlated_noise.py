@@ -42,7 +42,10 @@ from math import ceil, exp, nextafter, pi, sqrt
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Gdp, Loss
-from streamveil.types import Array, Exact, Float64
+from streamveil.core.counters.protocol import Ids
+from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise.samplers import rounded_gaussian, rounded_gaussian_for
+from streamveil.types import Array, Exact, Float64, Int64
 
 REACH = 17.0  # standard deviations; P(|G| > 17) < 2^-208
 U = 2.0**-53
@@ -122,3 +125,26 @@ def down(value: Exact | float) -> float:
     """A float not above the number."""
     number = float(value)
     return number if Fraction(number) <= Fraction(value) else nextafter(number, 0.0)
+
+
+# ---- gaussian noise of counters that draw for all keys at once: one column of draws per key
+#
+# Compiled steps (`kernels`), Haar counters (`haar`, `keyed`) and the Laplace tree (`kary`) draw
+# their own.
+
+
+def gaussian_about(
+    draws: Draws, ids: Ids | None, centre: Float64[Array, " keys"], sigma: float | Array
+) -> Int64[Array, " keys"]:
+    """round(centre + sigma G), one draw per key."""
+    if ids is None:
+        return rounded_gaussian(draws, centre, sigma)
+    return rounded_gaussian_for(draws, ids, centre, sigma)
+
+
+def gaussian_rows(
+    draws: Draws, ids: Ids | None, keys: int, rows: int, sigma: Exact | float
+) -> Int64[Array, "rows keys"]:
+    """round(sigma G), `rows` independent draws per key."""
+    centre = np.zeros((keys, rows))
+    return np.ascontiguousarray(gaussian_about(draws, ids, centre, up(sigma)).T)

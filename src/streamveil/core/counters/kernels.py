@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.counters.noise import gaussian_about
+from streamveil.core.counters.correlated_noise import gaussian_about
 from streamveil.core.counters.protocol import Ids
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle

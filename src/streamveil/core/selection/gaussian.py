@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters.protocol import Counter, CounterState
-from streamveil.core.counters.skip import skip_with
+from streamveil.core.counters.protocol import Counter, CounterState, skip_with
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, drawn
 from streamveil.core.selection.protocol import Counted, Held, Names, PerKey, Stepped

@@ -34,8 +34,7 @@ import numpy as np
 from streamveil.core.accounting import convert
 from streamveil.core.accounting.above_threshold import COIN, Coins
 from streamveil.core.accounting.budget import Number, exact
-from streamveil.core.accounting.coin_table import CoinTable
-from streamveil.core.accounting.geometric_wait import NEVER, PRECISION, WORDS, waits
+from streamveil.core.accounting.coin_table import NEVER, PRECISION, WORDS, CoinTable, waits
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.selection.protocol import Names, PerKey

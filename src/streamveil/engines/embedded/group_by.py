@@ -23,8 +23,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release_tables import DrawnRelease
 from streamveil.dataflow.state import State
 from streamveil.dataflow.unit_kernels import WORDS
-from streamveil.engines.embedded.split import unseen
-from streamveil.engines.embedded.tables import NEVER, PARTS, PartedTable, Room
+from streamveil.engines.embedded.tables import NEVER, PARTS, PartedTable, Room, unseen
 from streamveil.errors import PlanError
 from streamveil.types import Array
 

@@ -31,7 +31,7 @@ from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.keys import encode_keys
-from streamveil.dataflow.reject_counts import BOUNDED
+from streamveil.dataflow.protocol import BOUNDED
 from streamveil.dataflow.rows import Prepared, lane_hits, lane_quanta
 from streamveil.dataflow.stages import (
     add_new_keys,
