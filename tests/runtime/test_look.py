@@ -21,7 +21,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise.keyed import KeyedNoise, SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan.look import divided, look_share, told, with_look
 from streamveil.plan.plan import plain
@@ -311,6 +311,25 @@ def test_a_job_that_takes_the_room_comes_before_the_look_or_after_its_charge(
     monkeypatch.setattr(looks, "rows_of", refused)
     run(plan, state=tmp_path / "early", ledger=roomy).close()
     assert len(charges(roomy)) == 2
+
+
+@pytest.mark.parametrize("with_ledger", [False, True])
+def test_two_looks_under_one_key_share_no_noise(rows, tmp_path, monkeypatch, with_ledger):
+    """The planted fault, found by drawing twice: a job's own epoch parts its noise from that of all
+    others under one key, and its look had none; two looks differed by nothing but a person's rows.
+    """
+    noise, drawn = KeyedNoise.fresh(), []
+    more = pa.concat_tables([rows, rows.slice(0, 1)])
+    monkeypatch.setattr(
+        runs,
+        "looked",
+        lambda plan, of: drawn.append(of.at("survey", 0).words(4)) or honest(plan, of),
+    )
+    honest = looks.looked
+    for name, some in (("a", rows), ("b", more)):
+        ledger = shared_ledger(tmp_path / name) if with_ledger else None
+        run(asked(some), state=tmp_path / f"{name}.veil", noise=noise, ledger=ledger).close()
+    assert not np.isin(*drawn).any()
 
 
 def test_a_job_charged_before_its_look_looks_without_the_ledger_too(rows, tmp_path, monkeypatch):

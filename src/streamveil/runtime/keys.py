@@ -49,6 +49,12 @@ class Randomness:
             warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=2)
         return noise
 
+    def once(self) -> Noise:
+        """Noise of an epoch of its own, for what is drawn before there is a state: never again."""
+        if self.noise is None:
+            return KeyedNoise.fresh()
+        return self._given(self.noise, stores.new_epoch())
+
     def _new_noise(self, store: stores.Store, epoch: bytes) -> tuple[Noise, str]:
         """The noise of a new state, and its sealed key where the secret is kept elsewhere."""
         if self.noise is not None:

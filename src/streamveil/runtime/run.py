@@ -21,7 +21,7 @@ from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.connectors.span import nothing_to_read
-from streamveil.core.noise.keyed import KeyedNoise, Noise
+from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded.group_by import within
@@ -143,7 +143,7 @@ def prepared(  # noqa: PLR0913  (the options of `run`)
     if wanted is None:
         work = made(plan := remembered(plan, home), clock=clock)
     else:
-        drawing = noise or KeyedNoise.fresh()
+        drawing = keys.once()
         if ledger is not None or not is_new:
             first = before_look(wanted, made(in_any_case(wanted)))
             if not look:
