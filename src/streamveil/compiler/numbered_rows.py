@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.dataflow.rows import require_number
+from streamveil.compiler.group_by import event_time
+from streamveil.dataflow.rows import RowFunction, require_number
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import (
-    Compiled,
     column_named,
-    compile_expression,
     compile_key,
     compile_predicate,
     compile_unit,
@@ -115,15 +114,12 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
     return Sample(scope, cell, np.ones(len(scope)) if found.value is None else found.value, scale)
 
 
-def compiled_times(plan: Plan, schema: pa.Schema) -> Compiled | None:
-    """Microseconds of each row, where a window or a period asks for them."""
+def compiled_times(plan: Plan, schema: pa.Schema) -> RowFunction | None:
+    """Microseconds of each row, where a window or a period asks for them: as the job reads them."""
     column = plan.source.event_time
     if column is None or (plan.window.kind == "whole" and plan.periods is None):
         return None
-    column = column_named(schema, column)
-    text = f"UNIX_MICROS(CAST(`{column}` AS TIMESTAMP))"
-    whole = pa.types.is_integer(schema.field(column).type)
-    return compile_expression(f"`{column}`" if whole else text, schema)
+    return event_time(column_named(schema, column))
 
 
 def firsts(numbers: Int64[Array, " rows"]) -> Int64[Array, " numbers"]:
