@@ -1,8 +1,10 @@
 """What newcomers type wrong: each mistake is answered in words, at once, with the way out."""
 
 import datetime
+import inspect
 import re
 import time
+import traceback
 
 import pyarrow as pa
 import pytest
@@ -265,6 +267,19 @@ MISTAKES = [
     ("horizon must be", lambda: sv.counters.choose(horizon=1.5, budget=sv.Budget(**BUDGET))),
     ("needs 'budget'", lambda: sv.counters.choose(horizon=10)),
     ("budget must be a Budget", lambda: sv.counters.choose(horizon=10, budget=1)),
+    ("budget must be Budget", lambda: sv.counters.compare(10, 5)),
+    ("compare() needs 'budget'", lambda: sv.counters.compare(10)),
+    ("horizon must be between 1", lambda: sv.counters.choose(10**50, sv.Budget(rho=1))),
+    (
+        "budget must be Budget",
+        lambda: sv.counters.fit(sv.counters.HaarCounter(horizon=4, sigma=1), 1),
+    ),
+    ("horizon must be int", lambda: sv.counters.BltCounter(horizon="9", sigma=1)),
+    ("branch must be between 2", lambda: sv.linear.hierarchy(8, branch=1)),
+    ("size must be between 0", lambda: sv.linear.combine([], -1)),
+    ("length must be int", lambda: sv.sketches.text_words(["a"], "x")),
+    ("source must be", lambda: sv.answers(["x"])),
+    ("source must be", lambda: sv.read(4)),
     ("PARTITION BY without", lambda: own("*, RANK() OVER (ORDER BY ms) AS k FROM t")),
     ("GROUP BY without", lambda: own("url, MIN(ts) AS first FROM t GROUP BY url")),
     ("DISTINCT without", lambda: own("DISTINCT url FROM t")),
@@ -383,3 +398,33 @@ def test_a_mistake_is_answered_in_words_with_the_way_out(cause, mistake, tmp_pat
     assert "streamveil" in str(caught.traceback[-1].path), "raised by another package"
     assert spent < LONGEST
     assert not (tmp_path / FOLDER / "ledger").exists(), "something was charged"
+
+
+def public_calls():
+    """Each public function and class, and how many arguments it needs."""
+    for home in (sv, sv.counters, sv.sketches, sv.dynamic, sv.linear):
+        for name in home.__all__:
+            call = getattr(home, name)
+            exempt = isinstance(call, type) and issubclass(call, (BaseException, tuple))
+            if callable(call) and not exempt and not getattr(call, "_is_protocol", False):
+                yield pytest.param(call, id=f"{home.__name__}.{name}")
+
+
+@pytest.mark.parametrize("call", list(public_calls()))
+@pytest.mark.parametrize(
+    "wrong", [object(), None, [], float("nan")], ids=lambda one: str(type(one))
+)
+def test_no_public_name_answers_wrong_kinds_with_an_error_of_python(call, wrong):
+    needed = [
+        one for one in inspect.signature(call).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]  # fmt: skip
+    placed = [wrong for one in needed if one.kind is one.POSITIONAL_ONLY]
+    try:
+        call(*placed, **{one.name: wrong for one in needed if one.kind is not one.POSITIONAL_ONLY})
+    except (sv.StreamveilError, ValueError, TypeError) as error:
+        caught = traceback.extract_tb(error.__traceback__)
+    else:
+        return  # what a stream or a table of nothing is wrong with shows when it is read
+    assert "streamveil" in caught[-1].filename
+    assert caught[-1].line.startswith("raise "), "raised on purpose"

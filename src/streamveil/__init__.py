@@ -25,6 +25,7 @@ from streamveil.errors import (
     SourceError,
     StoreError,
     StreamveilError,
+    answered,
     nearest,
 )
 
@@ -83,7 +84,7 @@ def __getattr__(name: str) -> Any:
         known = [*__all__, *_MECHANISMS]
         raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
     found = getattr(import_module(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
-    return globals().setdefault(name, found)
+    return globals().setdefault(name, answered(found))
 
 
 def __dir__() -> list[str]:
@@ -96,7 +97,7 @@ class _Package(ModuleType):
 
     @property
     def sql(self) -> Any:
-        return import_module("streamveil.api.builder").sql
+        return answered(import_module("streamveil.api.builder").sql)
 
     @sql.setter
     def sql(self, package: ModuleType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -428,12 +429,22 @@ class Ledger:
     def _refusal(self, charge: Charge, way_out: str, left: Loss) -> BudgetError:
         return BudgetError(
             f"charging '{charge.name}' would overspend the ledger '{self.name}'.\n"
-            f"  asked for  {charge.loss}\n"
-            f"  left       {left}   of {self.limit}, unit {self.protects.unit}\n"
+            f"  asked for  {_in_epsilon(charge.loss, self.limit)}\n"
+            f"  left       {_in_epsilon(left, self.limit)}   of {self.limit}, unit"
+            f" {self.protects.unit}\n"
             f"  to fix     {way_out}",
             asked=charge.loss,
             left=left,
         )
+
+
+def _in_epsilon(loss: Loss, limit: Budget) -> str:
+    """A loss in its own measure, and in that of a limit in epsilon."""
+    if limit.epsilon is None or not (loss.gaussian or loss.zcdp):
+        return str(loss)
+    epsilon = loss.epsilon(limit.quoted_delta)
+    told = f"epsilon={epsilon:.4g} at delta={float(limit.quoted_delta):.3g}"
+    return f"{loss}, by itself {told}" if isfinite(epsilon) else str(loss)
 
 
 def on_server(where: object) -> bool:

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.counters.anytime import AnytimeBltCounter
+from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Place, SeededNoise
@@ -23,7 +23,7 @@ from streamveil.counters.participation import Participation, moved_by
 from streamveil.counters.smooth import SmoothTreeCounter
 from streamveil.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
-from streamveil.errors import fitting
+from streamveil.errors import fitting, require_between
 from streamveil.types import Array, Int64
 
 SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
@@ -67,7 +67,8 @@ def choose(
 
     Raises:
         PlanError: an argument is missing or unknown; the message shows a call that works.
-        ValueError: the budget is no Budget, or no counter fits.
+        ValueError: the budget is no Budget, the horizon is below 1 or above 2**40, or no counter
+            fits.
         BudgetError: no noise scale makes a counter fit the budget.
 
     >>> print(choose(1000, Budget(rho=0.1)))
@@ -77,6 +78,8 @@ def choose(
     """
     if not isinstance(budget, Budget):
         raise ValueError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+    if horizon is not None:
+        require_between(1, FOREVER, horizon=horizon)
     counter, reason = _pick(horizon, budget, touched)
     fitted = sized(counter, budget, person)
     if budget.epsilon is not None and budget.delta is not None and horizon is not None:
@@ -194,12 +197,13 @@ def compare(
         clock: seconds, for the times.
 
     Raises:
-        ValueError: none of the named counters fits.
+        ValueError: none of the named counters fits, or the horizon is below 1 or above 2**40.
         BudgetError: no noise scale makes a counter fit the budget.
 
     >>> [row.name for row in compare(100, Budget(rho=0.1), counters=["honaker", "blt"]).rows]
     ['blt', 'honaker']
     """
+    require_between(1, FOREVER, horizon=horizon)
     rows = []
     for name, counter in candidates(horizon, pure=budget.is_pure).items():
         if counters is not None and name not in counters:

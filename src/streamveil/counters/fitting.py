@@ -10,7 +10,7 @@ from streamveil.calibrate import PRECISION
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.correlated_noise import check_moved
 from streamveil.core.counters.protocol import Counter
-from streamveil.errors import BudgetError
+from streamveil.errors import BudgetError, require_positive
 from streamveil.types import Exact
 
 SCALE_BITS = 40  # a scale is a multiple of 2^-40 of its size
@@ -34,6 +34,8 @@ def fit(
     >>> round(float(counter.sigma), 3), counter.loss().fits(Budget(rho=0.5))
     (1.591, True)
     """
+    if keys is not None:
+        require_positive(keys=keys)
     if not check_moved(moved):
         raise ValueError("moved must be above 0: nothing needs noise otherwise")
 

@@ -1,6 +1,7 @@
 """Static mechanisms for linear queries: one histogram in, answers to a whole class out."""
 
 from streamveil.core.noise.keyed import Place
+from streamveil.errors import answered
 from streamveil.linear.additive import Additive, noisy_histogram, noisy_queries
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.mwem import Mwem
@@ -50,3 +51,5 @@ __all__ = [
     "noisy_histogram",
     "noisy_queries",
 ]
+
+globals().update({name: answered(globals()[name]) for name in __all__})

@@ -17,6 +17,7 @@ import numpy as np
 
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import Noisy, restored, values
+from streamveil.errors import require_between
 from streamveil.linear.budget_shares import Kind, Share
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Exact, Float64, Int64
@@ -71,12 +72,13 @@ def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnsw
         size: number of queries.
 
     Raises:
-        ValueError: a part has another number of answers.
+        ValueError: a part has another number of answers, or the number is no possible one.
 
     >>> ones = QueryAnswers(restored(np.ones(2)))
     >>> combine([(1, ones), (-1, ones)], 2).values
     array([0., 0.])
     """
+    require_between(0, 2**40, size=size)
     total_answers = np.zeros(size)
     for weight, answers in parts:
         total_answers += weight * answers.values

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from streamveil.errors import require_between
 from streamveil.types import Array, Float64, Int64
 
 LARGEST = 1 << 61  # quanta that one adaptive question may count: noise fits beside them
@@ -161,6 +162,8 @@ def functions(
     >>> functions([lambda x: x[:, 0] > 1], np.array([[0.0], [1.0], [2.0]])).weights(0)
     array([0., 0., 1.])
     """
+    if np.ndim(points) != 2:
+        raise ValueError(f"points must have a row each, not {np.ndim(points)} dimensions")
     rows = np.empty((len(asked), len(points)))
     for row, function in zip(rows, asked, strict=True):
         given = np.asarray(function(points), np.float64)
@@ -208,10 +211,12 @@ def counted(quanta: Int64[Array, " N"], histogram: Int64[Array, " N"]) -> int:
 
 def require_room(size: float, shift: int) -> None:
     """Refuses a public size whose quanta do not fit a whole number of 64 bits with its noise."""
+    require_between(0, 60, shift=shift)
     if size >= LARGEST >> shift:
         raise ValueError(
-            f"{size:.3g} records are too many for questions at shift = {shift}, which takes fewer"
-            f" than 2**{61 - shift}.\n  to fix  set a smaller shift (16 is plenty)"
+            f"size or start = {size:.3g} is too many records for questions at shift = {shift},"
+            f" which takes fewer than 2**{61 - shift}.\n"
+            f"  to fix  set a smaller shift (16 is plenty)"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import restored, values
+from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share, on_lattice
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.linear.queries import Queries, check_histogram
@@ -45,6 +46,7 @@ class SmallDb:
     size_share: Exact = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
 
     def __post_init__(self) -> None:
+        require_positive(records=self.records)
         if self.candidates > CANDIDATES:
             raise ValueError(
                 f"{self.candidates} tables of {self.records} records over {self.queries.domain} "

@@ -17,6 +17,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from streamveil.errors import require_between
 from streamveil.linear.budget_shares import Kind
 from streamveil.linear.queries import Matrix, Queries, widths
 from streamveil.linear.structured import Marginals
@@ -164,8 +165,9 @@ class Dense:
     single: bool = False  # whether the noise of one answer is a single draw
 
     def __post_init__(self) -> None:
-        if self.matrix.shape[1] != self.queries.domain or self.queries.domain > SMALL:
-            raise ValueError(f"a dense strategy needs the domain of its queries, at most {SMALL}")
+        columns, points = np.shape(self.matrix)[1:], self.queries.domain
+        if columns != (points,) or points > SMALL:
+            raise ValueError(f"matrix needs a column for each of {points} points, at most {SMALL}")
         if np.any(self.matrix != np.rint(self.matrix)):
             raise ValueError("a strategy measures whole-number combinations of records")
         missed = self.queries.quanta - self.queries.quanta @ self._inverse @ self.matrix
@@ -215,9 +217,14 @@ def hierarchy(points: int, branch: int = 2) -> Float64[Array, "rows N"]:
         points: of the domain, in order.
         branch: children of a node.
 
+    Raises:
+        ValueError: no points, more than 2**11, or fewer than two children.
+
     >>> hierarchy(4).shape, hierarchy(4, branch=4).shape
     ((7, 4), (5, 4))
     """
+    require_between(1, SMALL, points=points)
+    require_between(2, SMALL, branch=branch)
     rows = []
     width = 1
     while width < points:

@@ -17,7 +17,7 @@ import numpy as np
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import CellCounter
-from streamveil.errors import require_one_of
+from streamveil.errors import require_one_of, require_positive
 from streamveil.sketches.hashing import WORD, Layout, preimages
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
@@ -97,6 +97,7 @@ class HeavyHitters(Levels):
     seed: int = 0  # public, any whole number; choose it before seeing data
 
     def __post_init__(self) -> None:
+        require_positive(width=self.width, horizon=self.horizon)
         require_one_of("search", self.search, ("descent", "inverse"))
         if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
             raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")

@@ -19,7 +19,8 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import CellCounter
 from streamveil.dataflow.hashing import is_text, text_buffers
 from streamveil.dataflow.keys import cells_of, from_cells
-from streamveil.sketches.hashing import Layout
+from streamveil.errors import require_between
+from streamveil.sketches.hashing import LARGEST_WIDTH, Layout
 from streamveil.sketches.keys import GOLDEN
 from streamveil.sketches.levels import Levels, LevelWords
 from streamveil.sketches.privacy import NoisePlan
@@ -100,6 +101,9 @@ class HeavyTexts(Levels):
     def __post_init__(self) -> None:
         if not isinstance(self.length, int) or not 1 <= self.length <= LONGEST_TEXT:
             raise ValueError(f"length must be from 1 to {LONGEST_TEXT} bytes, not {self.length}")
+        require_between(1, 64, whole_depth=self.whole_depth)
+        if self.whole_width is not None:
+            require_between(1, LARGEST_WIDTH, whole_width=self.whole_width)
         _ = self.layouts, self.noise.loss, self.tables  # every setting is checked now
 
     @cached_property
