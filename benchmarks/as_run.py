@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from streamveil.datasets import Clicks
+from clicks import Clicks
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "as_run.json"

@@ -29,7 +29,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from streamveil.datasets import Clicks
+from clicks import Clicks
 from streamveil.plan.plan import Bounding
 from streamveil.runtime import job as jobs
 from throughput import machine, private

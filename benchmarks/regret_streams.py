@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clicks import Clicks, drawn
 from papers.dp_sqlp_streams import MADE
-from streamveil.datasets import Clicks, drawn
 from streamveil.demo import shipped_flights
 
 Rows = tuple[np.ndarray, np.ndarray]

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from clicks import DAY_US, Clicks
 from streamveil.connectors.files import FilesSource
-from streamveil.datasets import DAY_US, Clicks
 from streamveil.plan.plan import Clock
 from streamveil.runtime import schedule
 

@@ -49,9 +49,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from numba import njit
 
+from clicks import Clicks
 from streamveil.connectors.files import FilesSource
 from streamveil.core.accounting.budget import Budget
-from streamveil.datasets import Clicks
 from streamveil.plan.plan import (
     Aggregate,
     Bounding,

@@ -26,8 +26,8 @@ import matplotlib as mpl
 import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 
+from clicks import Clicks
 from streamveil.dataflow import stages
-from streamveil.datasets import Clicks
 from streamveil.engines.embedded.group_by import EmbeddedGroupBy
 from streamveil.plan.plan import Bounding
 from streamveil.runtime import job

@@ -54,7 +54,6 @@ ARROWS = {
                 "calibrate", "sql", "plan", "expressions", CALENDARS},
     "advise": {"engines", "compiler", "changing_tables", "sketches", "dataflow", "core", "plan",
                "expressions", CALENDARS},  # reads plans
-    "datasets": set(),
     "audit": {"compiler", "dataflow", "linear", "core", "plan", "sketches", CALENDARS},
     "api": {"advise", "runtime", "results", "compiler", "core", "sql", "plan", FRAMES, CALENDARS},
 }  # fmt: skip
@@ -399,7 +398,7 @@ MAKERS = {
         "engines/spark/tasks.py",  # releases of tasks
         "linear/protocol.py",  # sums of released answers
         # what was fitted to measurements, step by step
-        "linear/mwem.py", "linear/pmw.py", "linear/smalldb.py", "dynamic/continual_mwem.py",
+        "linear/mwem.py", "linear/pmw.py", "dynamic/continual_mwem.py",
         "dynamic/pmwg.py", "changing_tables/questions.py",
         "dynamic/signed_counter.py", "dynamic/pack.py",  # from the state
         "results/releases.py",  # files of a sink
@@ -417,7 +416,7 @@ MAKERS = {
         "linear/protocol.py",  # answers
         "changing_tables/operator.py", "changing_tables/questions.py", "runtime/survey.py",
         # public parts of a mechanism's course: sizes, comparisons, choices, models
-        "linear/mwem.py", "linear/smalldb.py", "linear/sparse_vector.py", "dynamic/pmwg.py",
+        "linear/mwem.py", "linear/sparse_vector.py", "dynamic/pmwg.py",
         "dynamic/buckets.py", "dynamic/triggered.py", "dynamic/signed_counter.py", "dynamic/erm.py",
     },
 }  # fmt: skip
@@ -469,7 +468,6 @@ def test_the_check_sees_who_makes_values_that_may_leave(text, name, tmp_path):
 # outside the core, who draws: steps of counters, which `core.release.count` alone makes noisy
 DRAWERS = {
     "counters/haar.py", "counters/kary.py",
-    "commands/bench.py",  # how fast it is
 }  # fmt: skip
 
 
@@ -571,6 +569,6 @@ def test_the_architecture_page_names_what_there_is():
 
 
 def test_the_architecture_page_draws_every_room():
-    small = {DISPLAY, BATCH, TERMINAL, FRAMES, "datasets"}  # single modules beside the rooms
+    small = {DISPLAY, BATCH, TERMINAL, FRAMES}  # single modules beside the rooms
     drawn = set(re.findall(r"[a-z_]+", PAGE.read_text().split("```")[1]))
     assert (set(ARROWS) | TOP) - small - {"__init__", "__main__"} <= drawn

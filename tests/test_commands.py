@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil import cli
-from streamveil.commands import bench
 from streamveil.commands.audit import REFUTED
 from streamveil.core.counters.schedule import BltSchedule
 from streamveil.errors import BudgetError, PlanError, StoreError
@@ -180,18 +179,6 @@ def test_verify_privacy_prints_the_worst_pair_and_fails_when_a_claim_does(folder
     caught = call("verify-privacy", folder / "q.sql", "--seconds", "2")
     assert caught.exit_code == REFUTED
     assert "NOT COVERED: lane" in caught.stdout
-
-
-def test_bench_measures_this_machine(monkeypatch):
-    monkeypatch.setattr(bench, "REPEATS", 1)
-    monkeypatch.setattr(bench, "DRAWS", 1000)
-    monkeypatch.setattr(bench, "KEYS", 1000)
-    monkeypatch.setattr(bench, "SMALL", 3)
-    found = json.loads(call("bench", "--records", 10_000, "--json").stdout)
-    assert found.keys() == {"machine", *bench.MEASURES}
-    assert all(value > 0 for value, _ in list(found.values())[1:])
-    with pytest.raises(PlanError, match="at least"):
-        call("bench", "--records", 5)
 
 
 def test_every_command_has_an_example_and_a_sentence():

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.datasets import Clicks
+from benchmarks.clicks import Clicks
 
 
 def test_the_published_totals() -> None:

@@ -74,7 +74,7 @@ SHOWN = [
     (("verify-privacy", "q.sql", "--seconds", "0"), None),
     (("dashboard", "q.veil", "--out", HOSTILE.replace("/", "")), None),
 ]
-CONSTANT = {("demo",), ("bench",)}  # print names of this package and numbers
+CONSTANT = {("demo",)}  # print names of this package and numbers
 
 RUN = """
 import json, sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamveil.datasets import Clicks, drawn
-from streamveil.datasets import repeated as repeated_keys
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.clicks import Clicks, drawn
+from benchmarks.clicks import repeated as repeated_keys
 
 CODES = 10  # largest value of the third stream; its sums are bounded by it
 FULL = (10_000_000, 1_000_000)  # users, keys

@@ -33,7 +33,6 @@ from streamveil.batch import Release
 from streamveil.commands import (
     answers,
     audit,
-    bench,
     dashboard,
     ledger,
     tuning,
@@ -651,7 +650,6 @@ app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000"
 app.command("verify-privacy", epilog="Example: streamveil verify-privacy pages.sql --seconds 60")(
     verify_privacy.verify_privacy
 )
-app.command("bench", epilog="Example: streamveil bench --records 5000000")(bench.bench)
 app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
     dashboard.dashboard
 )

@@ -36,7 +36,6 @@ from streamveil.linear import (
     Mwem,
     Pmw,
     Share,
-    SmallDb,
     hierarchy,
     noisy_queries,
 )
@@ -102,7 +101,7 @@ def tables(steps):
         statics = {
             "queries": noisy_queries(CELLS), "ways": noisy_queries(WAYS),
             "tree": Additive(Dense(Matrix.of(np.eye(N)), hierarchy(N))),
-            "mwem": Mwem(queries=CELLS, rounds=2), "small": SmallDb(queries=CELLS, records=2),
+            "mwem": Mwem(queries=CELLS, rounds=2),
         }  # fmt: skip
         for name, static in statics.items():
             known = f"{name} {kind}"

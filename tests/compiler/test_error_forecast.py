@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from benchmarks.clicks import drawn, repeated
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.design_choice import Given, Problem, choose
@@ -32,7 +33,6 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals
-from streamveil.datasets import drawn, repeated
 from streamveil.errors import PlanError
 
 BUDGET = sv.Budget(epsilon=6, delta=1e-9)

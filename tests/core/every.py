@@ -130,7 +130,6 @@ def cases() -> dict[str, Case]:
         static,
         linear.Mwem(queries=CELLS, rounds=2),
         linear.PmwRelease(queries=CELLS),
-        linear.SmallDb(queries=CELLS, records=3),
         PublicSizes(static),
     ):
         found[type(one).__name__] = Case(one, release)

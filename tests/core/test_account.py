@@ -142,7 +142,6 @@ CASES = {
     "mwem": static(lambda: linear.Mwem(queries=CELLS)),
     "mwem 3": static(lambda: linear.Mwem(queries=CELLS, rounds=3)),
     "pmw release": static(lambda: linear.PmwRelease(queries=CELLS)),
-    "smalldb": static(lambda: linear.SmallDb(queries=CELLS, records=3)),
     "sparse": sparse,
     "pmw": pmw,
     "pmwg": pmwg,

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from scipy.stats import binom, norm
 
 from streamveil.core.accounting.budget import Budget
@@ -27,7 +27,6 @@ from streamveil.linear import (
     Ranges,
     Residuals,
     Share,
-    SmallDb,
     best_strategy,
     combine,
     hierarchy,
@@ -130,7 +129,6 @@ def test_noise_has_the_declared_scale(share):
         noisy_histogram(CUBE),
         Additive(Residuals(CUBE)),
         Mwem(queries=CUBE, preset="theorem"),
-        SmallDb(queries=Marginals.ways((2, 2), 1), records=4),
     ],
     ids=lambda m: type(m).__name__,
 )
@@ -212,16 +210,6 @@ def test_mwem_fits_structured_data_and_spends_its_share():
 def test_mwem_with_few_records_answers_their_number():
     released = Mwem(queries=CUBE).release(table(CUBE, 20), ZCDP.scale(0.001), place(5))
     assert np.ptp(released.values) == 0
-
-
-def test_smalldb_finds_the_table_in_silence_and_refuses_large_domains():
-    queries = Marginals.ways((2, 2), 2)
-    histogram = np.array([2, 1, 1, 0])
-    mechanism = SmallDb(queries=queries, records=4)
-    released = mechanism.release(histogram, PURE, Place(SilentNoise(), "t"), 4.0)
-    assert_array_equal(released.values, queries.exact(histogram))
-    with pytest.raises(ValueError, match="tiny domains"):
-        SmallDb(queries=CUBE, records=30)
 
 
 def test_pmw_asking_all_at_once_equals_one_after_another_in_silence():

@@ -8,7 +8,6 @@ from streamveil.linear.mwem import Mwem
 from streamveil.linear.pmw import Pmw, PmwRelease
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
 from streamveil.linear.queries import Matrix, Queries, functions
-from streamveil.linear.smalldb import SmallDb
 from streamveil.linear.strategies import (
     Dense,
     Direct,
@@ -39,7 +38,6 @@ __all__ = [
     "Ranges",
     "Residuals",
     "Share",
-    "SmallDb",
     "StaticMechanism",
     "Strategy",
     "Sums",

@@ -42,7 +42,7 @@ class Clicks:
 
     def arrays(self) -> tuple[Int64[Array, " records"], Int64[Array, " records"]]:
         """User and key of every record, in order of time."""
-        rng = np.random.default_rng(self.seed)  # noqa: TID251  (data, not noise)
+        rng = np.random.default_rng(self.seed)
         per_user = drawn(rng, (np.arange(1, 100_001) + 25.0) ** -6.738, self.users) + 1
         users = np.repeat(np.arange(self.users), per_user)
         keys = drawn(rng, (np.arange(1, self.keys + 1) + 999.0) ** -1.4, len(users)) + 1
