@@ -34,6 +34,7 @@ from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals
 from streamveil.errors import PlanError
+from streamveil.plan.look import VALUES, told
 
 BUDGET = sv.Budget(epsilon=6, delta=1e-9)
 EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
@@ -81,12 +82,17 @@ def test_units_that_are_alike_have_no_tail():
 def test_a_sum_of_one_release_pays_for_no_count_of_units():
     """Its noise is that of public groups, but for the half of delta that shows groups."""
     bound = {"max_rows": 4, "max_rows_per_group": 1}
-    summed = compile_plan(planned(bound, value=(0, 9), steps=1))
+    plan = planned(bound, value=(0, 9), steps=1)
+    [expression] = [one.expression for one in plan.aggregates]
+    assert compile_plan(plan).aggregation.selected_by != "totals"  # nobody knows how large they are
+    known = {"expected_rows": 4, "expected_units": 10**6, VALUES: {expression: 9.0}}
+    summed = compile_plan(told(plan, known, []))
     public = compile_plan(planned(bound, keys=sv.public(["a"]), value=(0, 9), steps=1))
     assert summed.aggregation.selected_by == "totals"
     noise = [float(one.aggregation.counters[0].sigma) for one in (summed, public)]
     assert noise[1] < noise[0] < 1.06 * noise[1]
-    both = compile_plan(planned(bound, value=(-9, 9), steps=1))  # such totals may fall
+    falling = told(planned(bound, value=(-9, 9), steps=1), known, [])  # such totals may fall
+    both = compile_plan(falling)
     assert both.aggregation.selected_by != "totals"
 
 

@@ -284,8 +284,8 @@ def test_the_histogram_is_told_where_a_twentieth_of_units_would_stand_out():
     bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
     bins[0][:3] = (6_000, 3_000, 1_000)
     sizes = np.zeros(len(SIZES), np.int64), np.zeros(BUCKETS, np.int64)
-    told = learned(124.0, (), *bins, *sizes).likely[HISTOGRAM]
+    told = learned(124.0, ((), None), *bins, *sizes).likely[HISTOGRAM]
     assert [share for *_, share in told[:3]] == pytest.approx([0.6, 0.3, 0.1], rel=0.05)
     assert sum(share for *_, share in told[3:]) < 0.05  # what the noise may hide
-    assert HISTOGRAM not in learned(130.0, (), *bins, *sizes).likely
-    assert LAWS in learned(130.0, (), *bins, *sizes).likely
+    assert HISTOGRAM not in learned(130.0, ((), None), *bins, *sizes).likely
+    assert LAWS in learned(130.0, ((), None), *bins, *sizes).likely

@@ -74,6 +74,7 @@ class ExpectedStream:
     spread: float = 0.0  # deviation of the logarithm of groups' rows; 0: by `steep`
     laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
+    value: float = 1.0  # what a row adds on average, as a share of the most that it may add
 
     def family(self) -> tuple[ExpectedStream, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
@@ -408,8 +409,9 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
 
 
 def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -> Errors:
-    """The expected errors of a count with some settings."""
-    base = noise.spread * sqrt(settings.moved)
+    """The expected errors of a count, or of a sum in rows of its mean value, with some settings."""
+    value, stream = stream.value, replace(stream, value=1.0)
+    base = noise.spread * sqrt(settings.moved) / value
     if settings.kind in ("gaussian", "totals"):
         base /= (noise.beside or noise.mu) * sqrt(settings.share)
     else:
@@ -420,7 +422,8 @@ def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -
     elif settings.kind == "gaussian":
         test = Threshold(*noise.threshold(settings.groups, 1 - settings.share or 1.0))
     elif settings.kind == "totals":
-        test = Threshold(noise.total(settings, base), base)
+        test = Threshold(noise.total(settings, base * value) / value, base)
+    settings = replace(settings, reference=settings.reference / value)
     return errors_of(stream, settings, test, noise.triggers, base)
 
 

@@ -18,6 +18,7 @@ from streamveil.compiler.error_forecast import (
     errors_of,
     expected,
 )
+from streamveil.compiler.sizing import value_shares
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver
@@ -48,12 +49,13 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
     last, place = operator.schedule.triggers, driver(aggregation.lanes)
     if stream is None or last is None or place < 0 or plan.preset != "default":
         return []
-    settings, largest = as_settings(operator), largest_row(operator)
-    base = lane_sd(operator, place, last) / largest
-    test = threshold_of(aggregation, last, base)
+    settings, usual = as_settings(operator), usual_row(plan, operator)
+    settings = replace(settings, reference=settings.reference * largest_row(operator) / usual)
+    base = lane_sd(operator, place, last) / usual
+    test = threshold_of(aggregation, last, base, largest_row(operator) / usual)
     family = [(one, errors_of(one, settings, test, last, base)) for one in stream.family()]
     return [
-        (one, replace(made, l1=made.l1 * largest, linf=made.linf * largest, l2=made.l2 * largest))
+        (one, replace(made, l1=made.l1 * usual, linf=made.linf * usual, l2=made.l2 * usual))
         for one, made in family
     ]
 
@@ -63,6 +65,12 @@ def largest_row(operator: GroupBy) -> float:
     lanes = operator.aggregation.lanes
     lane = lanes[driver(lanes)]
     return 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
+
+
+def usual_row(plan: Plan, operator: GroupBy) -> float:
+    """The same on average, as far as it is known: else the most, and the forecast is too good."""
+    known = value_shares(plan, operator.aggregation.lanes)
+    return largest_row(operator) * (known[0] if len(known) == 1 else 1.0)
 
 
 def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
@@ -105,16 +113,16 @@ def error_share(plan: Plan, operator: GroupBy) -> float | None:
     made = forecasts(plan, operator)
     if not made:
         return None
-    rows, largest = made[0][0].units * made[0][0].rows, largest_row(operator)
+    rows, usual = made[0][0].units * made[0][0].rows, usual_row(plan, operator)
     public = plan.key_set.public
     if plan.keys and public is None:
         errors = [one.l1 for _, one in made]
         found = min(errors) if LOOKED in plan.options else median(errors)
-        return found / (rows * largest)
+        return found / (rows * usual)
     last, place = operator.schedule.triggers, driver(operator.aggregation.lanes)
     assert last is not None  # noqa: S101  (nothing is forecast without a last release)
     noise = lane_sd(operator, place, last) * sqrt(2 / pi)
-    return windows_of(operator) * len(public or ((),)) * noise / (rows * largest)
+    return windows_of(operator) * len(public or ((),)) * noise / (rows * usual)
 
 
 def as_settings(operator: GroupBy) -> Settings:
@@ -130,13 +138,20 @@ def as_settings(operator: GroupBy) -> Settings:
     )  # fmt: skip
 
 
-def threshold_of(aggregation: AggregationPlan, last: int, base: float) -> Threshold:
-    """What the selection asks for at the last release, where small groups have noise `base`."""
+def threshold_of(
+    aggregation: AggregationPlan, last: int, base: float, rows: float = 1.0
+) -> Threshold:
+    """What the selection asks for at the last release, where small groups have noise `base`.
+
+    `rows`: usual rows that add as much as one row adds at most.
+    """
     selection: Any = aggregation.selection
     if selection is None:
         return Threshold(CAUTION * base)
     if isinstance(selection, TotalsAlone) and aggregation.test is not None:
-        return Threshold(aggregation.test.threshold(last) / aggregation.test.lane.reach, base)
+        return Threshold(
+            aggregation.test.threshold(last) / aggregation.test.lane.reach * rows, base
+        )
     usual: float | None = getattr(selection, "usual", None)
     if usual is not None:
         return Threshold(usual)

@@ -42,7 +42,7 @@ from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept
 from streamveil.plan import options
-from streamveil.plan.look import STEEPEST, expectations
+from streamveil.plan.look import STEEPEST, VALUES, expectations
 from streamveil.plan.options import Option
 from streamveil.plan.plan import Plan
 from streamveil.types import Exact
@@ -55,6 +55,8 @@ TOO_SMALL = (
 FAR = 1_000  # releases of a query without end, for forecasts
 TEST_SHARE = Fraction(1, 20)  # of delta, for them
 FEW_SLOTS = 6
+UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
+LEAST_SHARE = 1e-6
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
 
 
@@ -115,7 +117,7 @@ class Sizing:
         if wanted not in known:
             raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
         every: tuple[Kind, ...] = ("table", "gaussian")
-        if self.horizon == 1 and self._testable:
+        if self.horizon == 1 and self._testable and len(self._value_shares) == 1:
             every = (*every, "totals")  # with more releases they show groups late
         chosen = self._chosen(every if wanted == "auto" else (wanted,))
         if chosen.kind == "totals":
@@ -332,6 +334,8 @@ class Sizing:
         family = (
             usual_family(given) if self.expected_stream is None else self.expected_stream.family()
         )
+        shares = self._value_shares
+        family = tuple(replace(one, value=share) for one in family for share in shares)
         noise = self._noise(self._half() if "table" in kinds else None)
         if "table" in kinds and not noise.half:
             kinds = ("gaussian",)
@@ -339,6 +343,10 @@ class Sizing:
         slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         counted = any(lane.kind in ("rows", "units") for lane in self.lanes)
         return choose(Problem(family, noise, given, kinds, weighted, slots, counted))
+
+    @cached_property
+    def _value_shares(self) -> tuple[float, ...]:
+        return value_shares(self.plan, self.lanes)
 
     def _noise(self, half: float | None) -> ForecastNoise:
         """The public numbers that a forecast needs."""
@@ -493,6 +501,22 @@ class Sizing:
 
 
 @kept()
+def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
+    """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
+
+    A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
+    """
+    place = driver(lanes)
+    if place < 0 or lanes[place].kind != "sum":
+        return (1.0,)
+    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
+    size = expectations(plan.options).get(VALUES, {}).get(summed)
+    if size is None:
+        return UNKNOWN_SHARES
+    share = size / (lanes[place].reach * float(lanes[place].quantum))
+    return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
+
+
 def spread_of(unscaled: Any, triggers: int) -> float:
     """The deviation of its totals after so many triggers, at the noise that mu = 1 needs."""
     fine = Fraction(10**6)

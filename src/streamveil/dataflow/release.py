@@ -46,6 +46,7 @@ class KeySize:
     place: int  # of the lane
     largest: float  # value of a row
     caution: float  # deviations by which totals are taken too low
+    rows: bool = field(default=True, compare=False)  # else units or values, which say less of rows
 
     def of(self, totals: Totals) -> Float64[Array, " shown"]:
         """Post-processing: rows of every key."""
@@ -119,7 +120,8 @@ class AggregationPlan(Mechanism):
         place = driver(self.lanes)
         lane = self.lanes[place]
         largest = 1.0 if lane.kind in COUNTING else float(lane.reach * float(lane.quantum))
-        return KeySize(place, largest, 0.0 if self.rule is None else float(self.rule.caution))
+        caution = 0.0 if self.rule is None else float(self.rule.caution)
+        return KeySize(place, largest, caution, lane.kind in ("rows", "valid"))
 
 
 @dataclass(repr=False)  # secret

@@ -218,6 +218,8 @@ def cut_of(
     odds = None
     if shape.true_intervals:
         odds = np.repeat([odds_of(*one) for one in zip(lost, own, strict=True)], rows)
+    if not shape.size.rows:  # of how many rows these were is not known
+        return lost, odds
     return [with_share(*one) for one in zip(lost, own, strict=True)], odds
 
 

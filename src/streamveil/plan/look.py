@@ -31,6 +31,7 @@ PRECISION_OF_LOOK = Fraction(1, 1000)
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 LAWS = "laws"  # of groups, among the options that a look said; likewise
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
+VALUES = "values"  # that are summed, likewise: expression and mean size
 COUNTED = ("count", "count_units", "count_distinct", "sum")
 SKETCHED = ("heavy_hitters", "approx_frequency")
 

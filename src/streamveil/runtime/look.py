@@ -24,7 +24,16 @@ from streamveil.core.noise.keyed import Noise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
 from streamveil.plan.combine import combined_plan
-from streamveil.plan.look import HISTOGRAM, LAWS, LOOKED, divided, look_share, told, with_look
+from streamveil.plan.look import (
+    HISTOGRAM,
+    LAWS,
+    LOOKED,
+    VALUES,
+    divided,
+    look_share,
+    told,
+    with_look,
+)
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
@@ -169,8 +178,10 @@ def in_words(learned: Learned) -> list[str]:
             else ""
         )
         for name, value in learned.likely.items()
-        if name not in (LAWS, HISTOGRAM)
+        if name not in (LAWS, HISTOGRAM, VALUES)
     ]
+    sizes = learned.likely.get(VALUES, {})
+    said += [f"{text} is about {shortly(size)} on average" for text, size in sizes.items()]
     if LAWS in learned.likely:
         counts, _, single, _ = zip(*learned.likely[LAWS], strict=True)
         said.append(

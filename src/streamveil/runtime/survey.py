@@ -40,7 +40,7 @@ from streamveil.core.noisy import post_process, values
 from streamveil.core.sensitivity import root_up
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
-from streamveil.plan.look import COUNTED, HISTOGRAM, LAWS
+from streamveil.plan.look import COUNTED, HISTOGRAM, LAWS, VALUES
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
     EXPECTED_REPEATS,
@@ -195,7 +195,8 @@ def survey(
         for place, (exact, scale) in enumerate(zip(counts, scales, strict=True))
     ]
     sigma = float(asked.sigma)
-    return values(post_process(learned, sigma, expressions, *noisy)), asked.guarantee
+    summed = first_counted(counted).expression if valued else None
+    return values(post_process(learned, sigma, (expressions, summed), *noisy)), asked.guarantee
 
 
 def quanta_at(place: int) -> int:
@@ -210,13 +211,15 @@ def counted_plan(plan: Plan) -> Plan:
     return replace(plan, aggregates=kept or (rows,)) if open_values(plan) else plan
 
 
-def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " bins"]) -> Learned:
+def learned(
+    sigma: float, asked: tuple[tuple[str, ...], str | None], *noisy: Int64[Array, " bins"]
+) -> Learned:
     """Post-processing: all that is said of noisy bins.
 
     Those of values without bounds come after the shapes, then the numbers of groups by size, and
-    the rows in buckets.
+    the rows in buckets. `asked`: the expressions without bounds, and the one that is summed with.
     """
-    *bins, sizes, buckets = noisy
+    (expressions, summed), (*bins, sizes, buckets) = asked, noisy
     shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
     bounds = {
         text: found
@@ -228,6 +231,11 @@ def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " b
         known[HISTOGRAM] = histogram_of(shapes[0], sigma)
     if known:
         known[LAWS] = likely_laws(sizes, buckets, units_of(known, shapes[0], sigma), sigma)
+        every = {text: mean_size(bins, np.abs(SIGNED_EDGES), sigma)
+                 for text, bins in zip(expressions, signed, strict=True)}  # fmt: skip
+        if summed is not None:
+            every[summed] = mean_size(shapes[2], VALUE_EDGES, sigma)
+        known[VALUES] = {text: size for text, size in every.items() if size}
     return replace(learn(shapes, sigma), likely=known, bounds=bounds)
 
 
@@ -247,6 +255,20 @@ def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
     """Counts of values: below all edges, between each two, from the last one on."""
     place = np.searchsorted(SIGNED_EDGES, sizes, side="right")
     return np.bincount(place, minlength=len(SIGNED_EDGES) + 1).astype(np.int64)
+
+
+def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:
+    """How large values are on average, whichever their sign, by bins between edges of that size.
+
+    0 where no bin stands out of the noise.
+
+    >>> bins = signed_bins(np.array([3.0] * 500 + [-0.3] * 500))
+    >>> mean_size(bins, np.abs(SIGNED_EDGES), 10.0)
+    1.83
+    """
+    ends = np.sqrt(np.append(edges[0], edges) * np.append(edges, edges[-1]))
+    counts = np.where(outstanding(noisy, sigma), noisy, 0)
+    return float(f"{float((counts * ends).sum()) / max(int(counts.sum()), 1):.3g}")
 
 
 def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, float] | None:
