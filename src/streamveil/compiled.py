@@ -217,6 +217,7 @@ from streamveil.core.noise.keyed import KeyedNoise
 rng, n = np.random.default_rng(0), 60_000
 days = 1_767_225_600_000_000 + np.sort(rng.integers(0, 86_400_000_000, n))
 pages = np.array(["/a", "/b", "/c"])[rng.integers(0, 3, n)]
+pages[: n // 4] = "/a"  # one group is another layout of arrays
 rows = pa.table({"ts": pa.array(days, pa.timestamp("us", "UTC")), "user_id": np.arange(n) % 12_000,
                  "name": pa.array(np.char.add("u", (np.arange(n) % 12_000).astype(str))),
                  "url": pages, "number": rng.integers(0, 40, n), "ms": rng.integers(0, 60_000, n)})
