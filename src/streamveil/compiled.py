@@ -254,6 +254,17 @@ with tempfile.TemporaryDirectory() as folder:
     query = sv.memory(many).protect(unit="unit").group_by("wide").agg(n=sv.count())
     counted = query.bound(max_rows=4).release(budget=budget)
     list(counted.run(state=folder + "/many"))
+    plain = read[0].protect(unit="user_id").group_by("number").agg(n=sv.count())
+    list(plain.release(every="6 hours", budget=budget, **end).run(state=folder + "/plain"))
+    public = read[0].protect(unit="user_id").group_by("number", keys=sv.public([*range(40)]))
+    for place, asked in enumerate((sv.count(), sv.median("ms", bounds=(0, 60_000)))):
+        query = public.agg(n=asked).bound(max_rows=4)
+        query = query.release(every="6 minutes", budget=budget, **end)
+        list(query.run(state=f"{folder}/public{place}"))
+    one = sv.memory(rows.append_column("one", pa.array(np.zeros(n, int))), event_time="ts")
+    one = one.protect(unit="user_id").group_by("one", **discovered).agg(n=sv.count())
+    one = one.bound(max_rows=2).release(every="6 hours", budget=budget, **end)
+    list(one.run(state=folder + "/one"))
     for column, size in (("number", {}), ("url", {"text_length": 2})):
         query = sv.memory(rows).protect(unit="user_id")
         query = query.agg(a=sv.heavy_hitters(column, k=3, **size)).bound(max_rows=1)

@@ -84,12 +84,14 @@ def main(folder: str = "demo-out", console: Terminal | None = None) -> Path:
 def departures() -> pa.Table:
     """The flights as an event table: scheduled hour, plane, destination, distance in miles."""
     flights = shipped_flights()
-    day = flights[["year", "month", "day"]].astype("int64").to_numpy()
-    text = [
-        f"{y:04}-{m:02}-{d:02}T{h:02}:00" for (y, m, d), h in zip(day, flights.hour, strict=True)
-    ]
+    year, month, day, hour = (
+        flights[name].to_numpy(np.int64) for name in ("year", "month", "day", "hour")
+    )
+    months = (12 * (year - 1970) + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    hours = days.astype("datetime64[h]") + hour
     return pa.table({
-        "scheduled": pa.array(np.array(text, "datetime64[us]"), pa.timestamp("us", tz="UTC")),
+        "scheduled": pa.array(hours.astype("datetime64[us]"), pa.timestamp("us", tz="UTC")),
         "plane": pa.array(flights.tailnum, pa.string(), from_pandas=True),
         "destination": pa.array(flights.dest, pa.string()),
         "distance": pa.array(flights.distance, pa.int64()),

@@ -197,7 +197,7 @@ def split(centre: Array) -> tuple[Int64[Array, " n"], Float64[Array, " n"]]:
 def as_scales(scale: Exact | float | Array, shape: tuple[int, ...]) -> Float64[Array, " n"]:
     """The scales as float64, never below what was asked; one, or one per entry."""
     if isinstance(scale, np.ndarray) and scale.ndim:
-        scales = np.ascontiguousarray(np.broadcast_to(scale, shape), np.float64).reshape(-1)
+        scales = np.array(np.broadcast_to(scale, shape), np.float64, order="C").reshape(-1)
     else:
         scales = np.array([upward(scale)])
     if not bool(np.all((scales >= SMALLEST_SCALE) & (scales <= LARGEST_SCALE))):
