@@ -62,6 +62,11 @@ class PlannedJoint:
         return self.plan.sinks[0].name if self.plan.sinks else self.plan.name
 
 
+NAMED = (
+    "names come from INSERT INTO, or OPTIONS (name = '...'); a view is asked by SELECT * FROM view"
+)
+
+
 @dataclass(frozen=True)
 class Script:
     """What a script says: its sources, sinks and private queries."""
@@ -81,10 +86,10 @@ class Script:
                 " private SELECT a statement of its own"
             )
         if len(self.queries) != 1:
-            names = ", ".join(query.name for query in self.queries)
+            names = ", ".join(query.name for query in self.queries) or "none"
             raise PlanError(
                 f"the script holds {len(self.queries)} queries ({names}); exactly one is wanted.\n"
-                "  to fix  --query NAME; names come from INSERT INTO, or OPTIONS (name = '...')"
+                f"  to fix  --query NAME; {NAMED}"
             )
         return self.queries[0]
 
@@ -100,7 +105,10 @@ class Script:
         if len(found) != 1:
             all_of_them: tuple[Planned | PlannedJoint, ...] = (*self.queries, *self.joints)
             known = ", ".join(one.name for one in all_of_them)
-            raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
+            raise PlanError(
+                f"the script has no single query '{shown(wanted)}'; it has: {known or 'none'}.\n"
+                f"  to fix  {NAMED}"
+            )
         return found[0]
 
 
