@@ -43,7 +43,8 @@ def instructions():
 def test_the_image_is_built_from_what_there_is():
     found = instructions()
     stages = [text for word, text in found if word == "FROM"]
-    assert all(re.search(r":\d[\w.-]+", text) for text in stages), "no moving tag"
+    assert all(text.split()[0] == "${BASE}" for text in stages)
+    assert re.fullmatch(r"BASE=\w+:\d[\w.-]+", dict(found)["ARG"]), "no moving tag"
     ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for word, text in found:
         if word == "COPY" and not text.startswith("--from"):

@@ -24,7 +24,6 @@ class StoreServer:
     wrong_keys: Mapping[str, str] | None = (
         None  # with which it lets nobody in; None: it does not ask
     )
-    patient = True  # Arrow's client asks again for long, however often it is told not to
     files: Any = None  # the store as whoever owns it sees it, as Arrow does
 
     def __init__(self, home: Path) -> None:

@@ -44,8 +44,6 @@ def netrc(home: Path, password: str) -> dict[str, str]:
 class WebServer(StoreServer):
     """A server over the folder `data`, with a file of `netrc` beside it."""
 
-    patient = False
-
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.keys, self.wrong_keys = netrc(home, PASSWORD), netrc(home, "wrong-word")
