@@ -19,14 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, overload
 
-from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.plan import options as options_of
 from streamveil.plan.joins import How
-from streamveil.plan.joint import JointPlan
 from streamveil.plan.options import OPTIONS
 from streamveil.plan.own_rows import column_text, with_person
 from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
@@ -44,6 +42,8 @@ from streamveil.sql.parts import (
 )
 
 if TYPE_CHECKING:
+    from streamveil.api.joint import JointQuery
+    from streamveil.plan.joint import JointPlan
     from streamveil.results.answers import Answers
 
 Ends = tuple[float, float]  # the least and the largest value that counts as it is
@@ -979,7 +979,11 @@ def sql(
 
 def query_of(plan: Plan | JointPlan) -> Query | JointQuery:
     """A plan, to be explained or run."""
-    return JointQuery(plan) if isinstance(plan, JointPlan) else Query(plan)
+    if isinstance(plan, Plan):
+        return Query(plan)
+    from streamveil.api.joint import JointQuery  # loaded where there are several answers
+
+    return JointQuery(plan)
 
 
 def over_answers(text: str, asked: Mapping[str, Query], number: int) -> Query | JointQuery:
@@ -995,6 +999,8 @@ def over_answers(text: str, asked: Mapping[str, Query], number: int) -> Query | 
     steps = read_over(text, plans)
     if len(plans) > 1:
         named = tuple(replace(plan, name=name, sinks=()) for name, plan in plans.items())
-        return JointQuery(JointPlan(name="_".join(plans), parts=named, post=steps))
+        from streamveil.plan.joint import JointPlan
+
+        return query_of(JointPlan(name="_".join(plans), parts=named, post=steps))
     [plan] = plans.values()
     return Query(replace(plan, post=(*plan.post, *steps)))
