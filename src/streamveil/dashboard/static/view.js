@@ -3,12 +3,13 @@
 (() => {
   const INK = "#1b6ca8", SOFT = "#5b6570", HIDDEN = "#eef0f2", UP = "#3c896d", DOWN = "#b4532a";
   const FEW = 30;  // points that are drawn as dots
+  const LETTER = 7.4;  // pixels of a capital in labels
   const page = { view: JSON.parse(document.getElementById("view").textContent), width: 0 };
 
   const number = d3.format(",.4~r");
   const shown = (v) => (v === null ? "unbounded" : Math.abs(v) >= 1e4 ? d3.format(",.0f")(v) : number(v));
   const base = (width, more) => ({
-    width, marginLeft: 52, marginRight: 12, style: { background: "none", fontSize: "11px" }, ...more,
+    width, marginLeft: 52, marginRight: 18, style: { background: "none", fontSize: "11px" }, ...more,
   });
 
   function timeAxis(chart, width) {
@@ -51,8 +52,8 @@
 
   function intervals(rows, width, options) {
     const longest = Math.max(...rows.map((row) => row.label.length), 1);
-    const left = Math.min(longest * 6.2 + 14, width * 0.42);
-    const letters = Math.floor((left - 14) / 6.2);
+    const left = Math.min(longest * LETTER + 14, width * 0.42);
+    const letters = Math.floor((left - 14) / LETTER);
     const cut = (label) => (label.length > letters ? label.slice(0, letters - 1) + "…" : label);
     const colour = (row) => (!options.signed ? INK : row.lo > 0 ? UP : row.hi < 0 ? DOWN : SOFT);
     const say = (row) => `${row.label}\n${shown(row.v)}\n${shown(row.lo)} to ${shown(row.hi)}`;
