@@ -500,7 +500,6 @@ class Sizing:
         return left
 
 
-@kept()
 def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
     """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
 
@@ -517,6 +516,7 @@ def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
     return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
 
 
+@kept()
 def spread_of(unscaled: Any, triggers: int) -> float:
     """The deviation of its totals after so many triggers, at the noise that mu = 1 needs."""
     fine = Fraction(10**6)
