@@ -96,6 +96,24 @@ def test_a_sum_of_one_release_pays_for_no_count_of_units():
     assert both.aggregation.selected_by != "totals"
 
 
+def test_a_unit_that_counts_once_in_a_group_is_sized_by_its_groups():
+    """Not by its rows: 80 rows of a unit in 20 groups made noise for 6,400 squared rows."""
+    stream = ExpectedStream(units=1e4, rows=80, groups=30, steep=1.2)
+    every, once = draw_stream(stream), draw_stream(replace(stream, once=True))
+    assert np.array_equal(once.first, np.arange(len(once.first)))
+    assert (np.diff(np.r_[0, once.ends]) <= 30).all()
+    assert (once.totals * once.counts).sum() <= 1e4 * 30 < (every.totals * every.counts).sum()
+    table = pa.table({"user": np.arange(8_000) % 100, "page": np.arange(8_000) % 80 // 8})
+    plan = (
+        sv.memory(table).protect(unit="user").group_by("page").agg(n=sv.count_units())
+        .release(budget=BUDGET)
+    ).plan  # fmt: skip
+    known = {"expected_rows": 80, "expected_units": 100, "expected_repeats": 0.875}
+    made = compile_plan(told(plan, known, []))
+    assert made.bounds.per_group == 1
+    assert (made.bounds.quadratic or made.bounds.max_rows) <= 40  # of 10 groups, with weights
+
+
 def test_more_known_tails_make_more_room():
     even = ExpectedStream(units=1e6, rows=3, groups=10**4, most=10)
     heavy = replace(even, most=40)

@@ -143,7 +143,8 @@ def designs(problem: Problem) -> Iterator[Grid]:
     if "public" in problem.kinds:
         yield public(problem, bounds)
     if "gaussian" in problem.kinds:
-        yield gaussian(bounds, counted=problem.counted)
+        if not (given.is_open and problem.counted and given.per_group == 1):
+            yield gaussian(bounds, counted=problem.counted)
         if given.is_open and problem.counted:
             yield Grid((len(SQUARED),), (8,), lambda p: Settings(
                 kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip

@@ -75,6 +75,7 @@ class ExpectedStream:
     laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
+    once: bool = False  # only a unit's first row in a group counts, and no other is cut
 
     def family(self) -> tuple[ExpectedStream, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
@@ -402,9 +403,21 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
         np.log(totals),
     )
     near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
-    return Drawn(
+    drawn = Drawn(
         ends, which[source], first[back], (order + 0.5) / np.repeat(lengths, lengths),
         per_unit / np.repeat(lengths, lengths), totals, counts, near,
+    )  # fmt: skip
+    return first_rows(drawn) if stream.once else drawn
+
+
+def first_rows(drawn: Drawn) -> Drawn:
+    """Only the first row of each unit in each group; totals are units."""
+    new = drawn.first == np.arange(len(drawn.first))
+    units = drawn.totals * averaged(drawn, new)
+    return replace(
+        drawn, ends=np.cumsum(new)[drawn.ends - 1], place=drawn.place[new],
+        first=np.arange(int(new.sum())), time=drawn.time[new], weight=drawn.weight[new],
+        totals=units,
     )  # fmt: skip
 
 

@@ -146,12 +146,17 @@ class Compiler:
         )
 
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:
-        """A bound of one row of a unit for each window, where that cuts nobody.
+        """A bound of one row of a unit for each window or group, where that cuts nobody.
 
         Privacy does not rest on the number of windows: bounding keeps to what is written here.
         """
-        windows = most_windows(schedule, plan.periods)
         open_bound = is_open(plan) and plan.preset == "default"
+        windows = most_windows(schedule, plan.periods)
+        if open_bound and plan.counts_units and plan.keys:
+            if plan.bounding.max_rows_per_group is not None:
+                return plan
+            self._note(options.MAX_PER_GROUP.name, 1, "a unit counts once in a group")
+            return replace(plan, bounding=replace(plan.bounding, max_rows_per_group=1))
         if not (open_bound and plan.counts_once and windows):
             return plan
         why = "a unit counts once in each window that its rows can fall into: nothing is cut"

@@ -53,7 +53,8 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
     settings = replace(settings, reference=settings.reference * largest_row(operator) / usual)
     base = lane_sd(operator, place, last) / usual
     test = threshold_of(aggregation, last, base, largest_row(operator) / usual)
-    family = [(one, errors_of(one, settings, test, last, base)) for one in stream.family()]
+    streams = [replace(one, once=plan.counts_units) for one in stream.family()]
+    family = [(one, errors_of(one, settings, test, last, base)) for one in streams]
     return [
         (one, replace(made, l1=made.l1 * usual, linf=made.linf * usual, l2=made.l2 * usual))
         for one, made in family

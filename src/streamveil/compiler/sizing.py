@@ -329,11 +329,13 @@ class Sizing:
     def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
         """The settings with the least forecast error on what is expected, or on usual streams."""
         bounds = self.bounds
-        given = Given() if is_open(self.plan) else Given(
+        given = Given(per_group=bounds.per_group) if is_open(self.plan) else Given(
             bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
         family = (
             usual_family(given) if self.expected_stream is None else self.expected_stream.family()
         )
+        if self.plan.counts_units:
+            family = tuple(replace(one, once=True) for one in family)
         shares = self._value_shares
         family = tuple(replace(one, value=share) for one in family for share in shares)
         noise = self._noise(self._half() if "table" in kinds else None)

@@ -252,8 +252,13 @@ class Plan:
     @property
     def counts_once(self) -> bool:
         """Whether only a unit's first row in each window can change an answer."""
+        return self.counts_units and not self.keys
+
+    @property
+    def counts_units(self) -> bool:
+        """Whether only a unit's first row in each group of a window can change an answer."""
         counted = all(agg.function == "count_units" for agg in self.aggregates)
-        return counted and not self.keys and self.window.kind in ("whole", "tumble")
+        return counted and self.window.kind in ("whole", "tumble")
 
     @cached_property
     def fingerprint(self) -> str:
