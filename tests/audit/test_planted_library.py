@@ -264,10 +264,6 @@ FAULTS = {
         instead(Share, "choice_epsilon", times(10)),
     ),
     "measurements at many times their share": ("growing mwem pure", instead(Share, "noisy", rich)),
-    "a small table is chosen at ten times its epsilon": (
-        "growing small pure",
-        instead(Share, "choice_epsilon", times(10)),
-    ),
     "disjoint batches that start at nothing": (
         "DisjointDoubling pure",
         instead(DisjointDoubling, "run", from_the_start),
