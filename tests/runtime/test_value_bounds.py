@@ -152,7 +152,7 @@ def test_explain_shows_what_the_look_takes():
 
 @pytest.mark.parametrize("most", [1.0, 40.0])
 def test_groups_of_sums_are_shown_however_far_values_lie_below_their_bound(most):
-    """1,000 units in each group, 4,000 rows: missed by chance with less than 10^-6.
+    """4,004 units in each group, one row each: missed by chance with less than 10^-6.
 
     The choice of settings took every value for the largest one, and had groups shown by sums that
     were too small to pass: none was, of values an eightieth of their bound.

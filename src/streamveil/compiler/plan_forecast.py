@@ -50,9 +50,10 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
     if stream is None or last is None or place < 0 or plan.preset != "default":
         return []
     settings, usual = as_settings(operator), usual_row(plan, operator)
-    settings = replace(settings, reference=settings.reference * largest_row(operator) / usual)
+    more = largest_row(operator) / usual
+    settings = replace(settings, reference=settings.reference * more)
     base = lane_sd(operator, place, last) / usual
-    test = threshold_of(aggregation, last, base, largest_row(operator) / usual)
+    test = threshold_of(aggregation, last, base, more)
     streams = [replace(one, once=plan.counts_units) for one in stream.family()]
     family = [(one, errors_of(one, settings, test, last, base)) for one in streams]
     return [
