@@ -209,7 +209,7 @@ def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
     )
 
 
-# ---- files of releases: their names, and several releases of a window in one file
+# ---- files of releases
 #
 # Such a file has their rows, one release after the other. What each says beside its numbers is in
 # the metadata of the file, what is the same in all of them once: `PACKED` holds the rows of every

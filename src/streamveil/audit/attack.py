@@ -12,7 +12,7 @@ from scipy.special import betaincinv
 from streamveil.errors import require_between, require_positive
 from streamveil.types import Array, Float64
 
-# ---- what an attack proves: confidence bounds on the privacy loss from counts of a test's outcomes
+# ---- confidence bounds on the privacy loss
 
 DELTAS = (1e-6, 1e-3, 0.01, 0.03, 0.05, 0.08, 0.1, 0.2, 0.4)  # where a claimed curve is compared
 
@@ -66,7 +66,7 @@ class EventCounts:
         return [(delta, proven, claimed) for delta, proven, claimed in points if proven > claimed]
 
 
-# ---- a learned distinguisher: trained on half of the trials, judged on the other half
+# ---- a learned distinguisher
 
 MAX_EVENTS = 32  # events fixed on the training half; the error probability is shared among them
 

@@ -175,7 +175,7 @@ def cells_of(releases: list[Release]) -> Cells:
     return found
 
 
-# ---- the noise that a job at rest holds, against what is claimed: the same tests, on a real state
+# ---- the noise in a state directory, against its claim
 #
 # A continual counter keeps its noise in a few buffers, from which later noise is made. They are
 # linear in all draws so far, so under the claim they are Gaussian with a covariance that follows

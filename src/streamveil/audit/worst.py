@@ -49,7 +49,7 @@ from streamveil.dataflow.rows import names_of
 from streamveil.errors import PlanError
 from streamveil.sketches.operator import SketchQuery
 
-# ---- several pairs of neighbours in two runs: each pair has units and groups of its own
+# ---- several pairs of neighbours in two runs
 #
 # What enters a counter, a coin or a test belongs to a group, and so to one pair. With all added
 # units against none of them, what one unit moves is what differs in the groups of its pair: each
@@ -141,7 +141,7 @@ def judged_of(operator: GroupBy, world: World, pairs: int, seed: int) -> Judged:
     return Judged(operator, claims_of(operator), places, pairs)
 
 
-# ---- the search for the pair of neighbours on which a query loses most of what it claims
+# ---- the search for the worst pair of neighbours
 
 KEYS = 8
 MOST_KEYS = 64

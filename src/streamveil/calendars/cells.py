@@ -196,7 +196,7 @@ def instant_of(clock_us: int, zone: str) -> int:
     return int(rules_of(zone).instants(np.array([clock_us], np.int64))[0]) if zone else clock_us
 
 
-# ---- names of windows: the time at which one begins, fit for a folder, a column or a command line
+# ---- names of windows
 
 SECOND = 1_000_000
 

@@ -195,7 +195,7 @@ def shown(worst: WorstFound) -> Table:
     return made
 
 
-# ---- streamveil verify: whether everything in a state directory is whole
+# ---- streamveil verify
 
 DAMAGED = 4  # exit code
 

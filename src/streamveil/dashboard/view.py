@@ -20,7 +20,7 @@ from streamveil.results.charts import Chart, Line, chart, chosen, tick
 from streamveil.results.draw import runs
 from streamveil.results.releases import Moment, Releases
 
-# ---- what the page shows as tables: the last release, what changed, what was spent
+# ---- tables of the page
 
 ROWS = 25  # of a table
 
@@ -69,7 +69,7 @@ def ledger_record(path: Path) -> dict[str, Any] | None:
         return found
 
 
-# ---- what the charts of the page show, as plain values for its script: released numbers only
+# ---- values of the page's charts
 
 PANELS = 12  # groups of a chart
 NO_ANSWER = (

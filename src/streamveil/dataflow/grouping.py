@@ -92,7 +92,7 @@ class Grouping(Protocol):
     ) -> dict[str, Array]: ...
 
 
-# ---- what the rows of a micro-batch say by themselves, in a thread that is ahead of the state
+# ---- preparing a micro-batch without the state
 
 LARGE = 1 << 14  # rows from which on a thread of its own is worth its while
 

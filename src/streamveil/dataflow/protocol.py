@@ -75,7 +75,7 @@ class Operator(Protocol):
         """Operator-only health numbers (rows dropped by reason, sizes). Never published."""
 
 
-# ---- rows that do not count: how many for which reason, and which, where somebody asks
+# ---- rejected rows
 
 NOT_FINITE = "not a finite number"
 BOUNDED = "over the contribution bound"  # as it should be: no fault of the row

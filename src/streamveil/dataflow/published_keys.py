@@ -23,7 +23,7 @@ from streamveil.dataflow.release_kernels import (
 )
 from streamveil.types import Array, Float64, Int32, Int64, UInt64
 
-# ---- how precise keys of different weights are, after any course of weights and steps
+# ---- the precision of keys with weights
 
 
 @dataclass(repr=False)
@@ -90,7 +90,7 @@ class Spread:
         return np.asarray(noise * float(counter.sigma) ** 2 + rounding)
 
 
-# ---- names, order and columns of the published keys of a window: a cache, never stored
+# ---- a cache of published keys, never stored
 
 WORD = 64  # bits
 

@@ -23,7 +23,7 @@ from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Bool, Float64
 
-# ---- intervals for what is true of all rows: noise, selection and the rows over the bound together
+# ---- intervals that cover cut rows too
 
 UNEVEN = 3.0  # times as many rows as on average that a group may have lost; chosen by measurement
 FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins
@@ -90,7 +90,7 @@ def mean_above(
     return np.asarray(portable(high))
 
 
-# ---- from noisy totals to the columns of releases: post-processing, of many releases at once
+# ---- from noisy totals to the columns of releases
 
 LARGEST = 2.0**63 - 1024  # of float64 that int64 holds; sums may be larger, counts are not
 OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key

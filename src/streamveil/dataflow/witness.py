@@ -54,7 +54,7 @@ from streamveil.dataflow.windows import Schedule
 from streamveil.errors import WitnessError
 from streamveil.types import Array, Int32, Int64, UInt64
 
-# ---- what a unit table holds of one unit, read in plain Python: for the witness and for tests
+# ---- reading one unit from a unit table
 #
 # `unit_kernels` describes the words of a slot. This reader shares no code with its loops.
 
@@ -134,7 +134,7 @@ def _pooled(table: UnitTable, block: int, used: int) -> dict[int, int | None]:
     return groups
 
 
-# ---- the witness: samples are computed again by the specification while a job runs
+# ---- the witness
 
 ONE_IN = 1 << 10  # units
 MOST = 64  # rows of units that one micro-batch looks at

@@ -140,7 +140,7 @@ def grouped(
     return np.asarray(same & cells.reshape(-1)[None, :])
 
 
-# ---- answers that are sums of other answers, and the strategy with the least error
+# ---- answers that are sums of other answers
 
 ENTRIES = 1 << 24  # of the matrix from measured rows to answers
 

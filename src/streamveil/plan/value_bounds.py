@@ -15,7 +15,7 @@ from streamveil.errors import PlanError
 from streamveil.plan.options import INTERVALS, MAX_UNITS
 from streamveil.plan.plan import Aggregate, Bounding, Plan
 
-# ---- no sum of quanta reaches 2**62: shown from public numbers before a job starts, or refused
+# ---- no sum of quanta reaches 2**62
 
 MAX_ROWS = 2**36  # rows that one job may bring into one group: 68 billion
 MAX_QUANTA = 2**62
@@ -69,7 +69,7 @@ def reach_of(low: float, high: float, quantum: float) -> int:
     return -(-widest.numerator // widest.denominator)
 
 
-# ---- values whose bounds nobody gave
+# ---- values without given bounds
 
 VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
 LEAST, MOST = -40, 63  # a value counts as one of 2^LEAST to 2^MOST, either sign

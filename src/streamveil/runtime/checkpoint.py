@@ -234,7 +234,7 @@ def on_disk(array: Array) -> bool:
     return isinstance(array, np.memmap) and not array.flags.writeable
 
 
-# ---- a checkpoint in portions: what is copied at once, and what after later micro-batches
+# ---- a checkpoint in portions
 #
 # An operator may name portions of its state that can be saved at a later micro-batch than the rest
 # (`Operator.portions`). They are copied one after the other, so that no micro-batch waits for a

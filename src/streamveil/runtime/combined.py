@@ -126,7 +126,7 @@ def checksum(table: pa.Table) -> int:
     return mark
 
 
-# ---- the rows of a query: its source, as it comes or combined by unit, and the columns it reads
+# ---- the rows of a query
 
 CHUNK = 1_000_000  # rows of another relation, at once
 

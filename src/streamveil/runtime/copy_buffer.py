@@ -100,7 +100,7 @@ def reserved(size: int) -> mmap.mmap:
         return mmap.mmap(-1, size, OWN)
 
 
-# ---- a buffer of tables with one schema that may be larger than memory
+# ---- a buffer of tables that may outgrow memory
 
 SPILL_BYTES = 1 << 26  # what is more goes to a file without a name
 

@@ -93,7 +93,7 @@ def remove(paths: Sequence[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-# ---- one process per state directory, and not its children: a fork copies whatever is open
+# ---- the lock of a state directory
 
 LOCK = "lock"
 

@@ -132,7 +132,7 @@ def unreadable(what: str, version: object, newest: int) -> StoreError:
     )
 
 
-# ---- one word for the mechanisms that a query was turned into, to be kept with its state
+# ---- the fingerprint of a query's mechanisms
 #
 # A plan leaves settings open: a forecast chooses bounds, a search calibrates noise. Another version
 # may choose or calibrate otherwise, for the same plan. A state that resumed with the other

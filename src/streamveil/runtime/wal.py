@@ -31,7 +31,7 @@ from streamveil.runtime import disk, formats, frame
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
-# ---- deltas of several micro-batches as one: equal names end to end, so that small arrays are few
+# ---- merging the deltas of several micro-batches
 #
 # An array `NAME` is followed by `NAME|rows`: how many rows each micro-batch has in it, -1 where it
 # has no such array. Arrays that cannot be laid end to end are kept apart, as `NAME|0`, `NAME|1`,
@@ -79,7 +79,7 @@ def parted(arrays: Mapping[str, Array], deltas: int) -> list[dict[str, Array]]:
     return found
 
 
-# ---- the write-ahead log: one frame per commit, durable before anything of it is published
+# ---- the write-ahead log: one frame per commit
 
 VERSION = 1
 SEGMENT = "log-"

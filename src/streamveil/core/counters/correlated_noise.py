@@ -127,7 +127,7 @@ def down(value: Exact | float) -> float:
     return number if Fraction(number) <= Fraction(value) else nextafter(number, 0.0)
 
 
-# ---- gaussian noise of counters that draw for all keys at once: one column of draws per key
+# ---- Gaussian noise for all keys at once
 #
 # Compiled steps (`kernels`), Haar counters (`haar`, `keyed`) and the Laplace tree (`kary`) draw
 # their own.

@@ -176,7 +176,7 @@ def _widen(rows: Array, keys: int) -> Array:
     return np.concatenate([rows, np.zeros((len(rows), keys), rows.dtype)], axis=1)
 
 
-# ---- how every counter gets its noise: from one place for its whole life, one address a step
+# ---- where a counter's noise comes from
 
 
 class Steppable(Protocol):
@@ -301,7 +301,7 @@ def draws_at(counter: Steppable, place: Place, t: int) -> Draws:
     return place.lasting(t) if counter.keyed else place.draws(t)
 
 
-# ---- passing over steps at which a key received nothing and nobody looked, without taking them
+# ---- skipping empty steps
 #
 # Trees and keyed counters skip exactly: a block's noise is drawn when the block is first used, so
 # blocks that were opened and closed in between need none. A BLT must take every step, but takes

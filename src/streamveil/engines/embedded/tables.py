@@ -34,7 +34,7 @@ from streamveil.dataflow.unit_lookup import HEAD
 from streamveil.errors import StoreError
 from streamveil.types import Array, Int64, UInt64
 
-# ---- dividing a unit table into parts that grow one after the other
+# ---- dividing a unit table
 
 GROWTH = 50  # percent by which a part grows
 SAMPLE = 13  # bits of a number: of that many rows, or up to twice as many, units are counted
@@ -85,7 +85,7 @@ def unseen(unit: UInt64[Array, " rows"], heads: Int64[Array, " cells"], words: i
     return min(len(unit), (found - isqrt(found) if bits else found) << bits)
 
 
-# ---- the units of one scope in hash partitions: grown one at a time, kept in memory or on disk
+# ---- the units of one scope in hash partitions
 
 PARTS = 32
 MANY = 4  # times the rows of a micro-batch: with fewer units than that, they are counted first

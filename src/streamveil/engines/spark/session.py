@@ -13,7 +13,7 @@ from typing import Any
 
 from streamveil.errors import MissingExtraError, StreamveilError
 
-# ---- finds a Java virtual machine for Spark, a packaged one when the system has none
+# ---- finding a Java virtual machine
 
 # Spark's launcher always asks for this optional module, which packaged runtimes leave out. It only
 # speeds up linear algebra that streamveil does not use.
@@ -73,7 +73,7 @@ def packaged_home() -> str:
     return str(home)
 
 
-# ---- a Spark session with what streamveil needs, and a check of one that the user brings
+# ---- making and checking a Spark session
 
 SETTINGS = {
     "spark.driver.extraJavaOptions": "-Xss16m",  # long Python errors overflow Spark's own parser
