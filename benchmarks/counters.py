@@ -23,7 +23,8 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from math import comb, factorial, log, pi, sqrt
 from pathlib import Path
@@ -33,7 +34,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from streamveil.core.counters.anytime import root_squared_norm
-from streamveil.core.counters.restarting_trees import refined_variances
+from streamveil.core.counters.restarting_trees import blocks_of, refined_variances
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
@@ -43,14 +44,11 @@ from streamveil.counters import (
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
 from streamveil.counters.anytime_haar import candidate_times
-from streamveil.counters.dense import best_factorization
 from streamveil.counters.haar import column_weights, levels_of, variance_parts
 from streamveil.counters.kary import balanced_digits, levels_for
-from streamveil.counters.tree import bits_of
 
 HERE = Path(__file__).parent
 HORIZONS = [16, 100, 1000, 10**4, 10**5, 2**20]
@@ -190,7 +188,7 @@ def gaussian_counters(T: int) -> dict[str, Callable[[], np.ndarray]]:
         "two-sided": lambda: unit_std(HaarCounter(horizon=T, sigma=LARGE, aim="two-sided")),
         "haar": lambda: unit_std(HaarCounter(horizon=T, sigma=LARGE)),
         "smooth, balanced": lambda: np.full(T, balanced_smooth(T)),
-        "smooth, best": lambda: unit_std(SmoothTreeCounter(horizon=T, sigma=LARGE)),
+        "smooth, best": lambda: np.full(T, best_smooth(T)),
         "k-ary, gaussian": lambda: kary_gaussian(t),
         "sqrt toeplitz": lambda: np.sqrt(root_squared_norm(t) * root_squared_norm(np.array([T]))),
         "blt + columns": lambda: unit_std(BltCounter(horizon=T, sigma=LARGE, d=d_of(T))),
@@ -216,6 +214,12 @@ def balanced_smooth(T: int) -> float:
     return height / 2
 
 
+def best_smooth(T: int) -> float:
+    """The least error of words of `height` digits with so many ones, more words than steps."""
+    shapes = ((h, ones) for h in range(2, 4 + 2 * T.bit_length()) for ones in range(1, h))
+    return sqrt(min(ones * (h - ones) for h, ones in shapes if comb(h, ones) > T))
+
+
 def kary_gaussian(t: np.ndarray) -> np.ndarray:
     curves = []
     for k in (3, 5, 7, 9, 19):
@@ -228,6 +232,45 @@ def trace_bound(T: int) -> float:
     """No factorization has a smaller maximal or rms error: the trace norm of A over T."""
     j = np.arange(1, T + 1)
     return float(np.mean(1 / (2 * np.sin((2 * j - 1) * pi / (4 * T + 2)))))
+
+
+@dataclass(frozen=True)
+class Factorization:
+    """A = B C with its certificate: no factorization has a maximal error below `bound`."""
+
+    decoder: np.ndarray  # lower triangular, for columns of C of norm at most 1
+    error: float  # largest row norm of the decoder
+    bound: float
+
+
+@lru_cache(maxsize=16)
+def best_factorization(horizon: int, rounds: int = 400) -> Factorization:
+    """The factorization of least maximal error, with a certificate; both hold after any round.
+
+    Algorithm: for weights p on rows and q on columns let M = D_p^(1/2) A D_q^(1/2) = U S V'. Then
+        B = D_p^(-1/2) U S^(1/2) and C = S^(1/2) V' D_q^(-1/2) factor A, with squared row norms
+        diag(U S U')/p and column norms diag(V S V')/q; weights move towards the largest of them.
+    Proof of the certificate: for any A = B C and any weights, the nuclear norm of M is at most
+        |D_p^(1/2) B|_F |C D_q^(1/2)|_F <= max row norm of B * max column norm of C.
+    """
+    A = np.tril(np.ones((horizon, horizon)))
+    p = q = np.full(horizon, 1 / horizon)
+    error, bound, best = np.inf, 0.0, A
+    for _ in range(rounds):
+        left, values, right = np.linalg.svd(np.sqrt(p)[:, None] * A * np.sqrt(q))
+        rows, columns = (left**2) @ values, (right.T**2) @ values
+        row, col = float((rows / p).max()), float((columns / q).max())
+        bound = max(bound, float(values.sum()) * (1 - 1e-10))  # rounding of the decomposition
+        if (row * col) ** 0.5 < error:
+            error = (row * col) ** 0.5
+            best = (left * np.sqrt(values * col)) / np.sqrt(p)[:, None]
+        if error <= bound * (1 + 1e-6):
+            break
+        p, q = p * (rows / p) ** 2, q * (columns / q) ** 2
+        p, q = p / p.sum(), q / q.sum()
+    triangular = np.linalg.qr(best.T)[1].T
+    triangular = triangular * np.sign(np.diag(triangular))
+    return Factorization(np.tril(triangular), error, bound)
 
 
 def lower_bound(T: int) -> float:
@@ -344,7 +387,7 @@ def tree_variance(epoch: int, *, refined: bool) -> np.ndarray:
     """Variances inside an epoch of 2^epoch steps at sensitivity 1."""
     T = 2**epoch
     levels = max(1, epoch)  # the last step adds two halves
-    parts = bits_of(np.arange(1, T + 1), T, levels)
+    parts = blocks_of(np.arange(1, T + 1), levels)
     weights = refined_variances(levels) if refined else np.ones(levels)
     return levels * (weights @ parts)
 
@@ -423,9 +466,9 @@ def table_pure() -> list[dict]:
         best = KaryTreeCounter(horizon=T, sigma=1)
         digits = np.abs(balanced_digits(t, best.arity, best.levels)).sum(axis=0)
         curves = {
-            "binary tree": tree.levels * np.sqrt(2 * bits_of(t, T, tree.levels).sum(axis=0)),
+            "binary tree": tree.levels * np.sqrt(2 * blocks_of(t, tree.levels).sum(axis=0)),
             "honaker": refined.levels
-            * np.sqrt(2 * (refined_variances(refined.levels) @ bits_of(t, T, refined.levels))),
+            * np.sqrt(2 * (refined_variances(refined.levels) @ blocks_of(t, refined.levels))),
             "k-ary": kary_plain(t),
             "k-ary, subtraction": best.levels * np.sqrt(2 * digits),
             "haar, laplace": haar_laplace(T),
@@ -524,7 +567,6 @@ def step_times(keys: int, repeats: int) -> list[dict]:
     counters["haar T=2^20"] = HaarCounter(horizon=2**20, sigma=20)
     counters["honaker"] = HonakerCounter(horizon=1000, sigma=20)
     counters["binary tree"] = BinaryTreeCounter(horizon=1000, sigma=20)
-    counters["smooth tree"] = SmoothTreeCounter(horizon=1000, sigma=20)
     counters["k-ary tree, pure"] = KaryTreeCounter(horizon=1000, sigma=20)
     rows = []
     for name, counter in counters.items():

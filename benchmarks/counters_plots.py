@@ -19,10 +19,8 @@ from streamveil.counters import (
     BltCounter,
     HaarCounter,
     HonakerCounter,
-    HybridCounter,
     KaryTreeCounter,
     Participation,
-    SmoothTreeCounter,
     SqrtToeplitzCounter,
     fit,
     moved_by,
@@ -32,13 +30,11 @@ SIGMA = 2.0**24
 COLOURS = {
     "binary tree": "#9aa0a6",
     "Honaker": "#5f6368",
-    "smooth tree": "#c58af9",
     "Haar": "#1a73e8",
     "BLT": "#d93025",
     "anytime BLT": "#f29900",
     "anytime Haar": "#12b5cb",
     "square root": "#188038",
-    "hybrid": "#a0703c",
     "k-ary, Laplace": "#8430ce",
     "bound": "black",
 }
@@ -88,7 +84,6 @@ def over_horizon(path: Path) -> None:
     kinds = {
         "binary tree": BinaryTreeCounter,
         "Honaker": HonakerCounter,
-        "smooth tree": SmoothTreeCounter,
         "Haar": HaarCounter,
         "BLT": BltCounter,
     }
@@ -114,9 +109,7 @@ def memory(path: Path) -> None:
     points = {
         "binary tree": BinaryTreeCounter(horizon=T, sigma=SIGMA),
         "Honaker": HonakerCounter(horizon=T, sigma=SIGMA),
-        "smooth tree": SmoothTreeCounter(horizon=T, sigma=SIGMA),
         "Haar": HaarCounter(horizon=T, sigma=SIGMA),
-        "hybrid": HybridCounter(sigma=SIGMA),
         "anytime BLT": AnytimeBltCounter(sigma=SIGMA, tuned=T),
         "anytime Haar": AnytimeHaarCounter(sigma=SIGMA, tuned=T),
         "square root": SqrtToeplitzCounter(horizon=T, sigma=SIGMA),
@@ -156,7 +149,6 @@ def unknown(path: Path) -> None:
     t = np.unique(np.rint(np.geomspace(1, 10**6, 700)).astype(np.int64))
     best = root_squared_norm(t)
     counters = {
-        "hybrid": HybridCounter(sigma=SIGMA),
         "anytime Haar": AnytimeHaarCounter(sigma=SIGMA),
         "anytime BLT": AnytimeBltCounter(sigma=SIGMA),
         "BLT": BltCounter(horizon=2**20, sigma=SIGMA),
@@ -165,7 +157,6 @@ def unknown(path: Path) -> None:
     for name, counter in counters.items():
         width = 0.6 if "Haar" in name else 1.2
         axes.plot(t, curve(counter, t) / best, color=COLOURS[name], lw=width)
-    axes.text(2e3, 1.95, "hybrid (epochs of doubling length)", color=COLOURS["hybrid"])
     axes.text(70, 1.62, "anytime Haar, no stored noise", color=COLOURS["anytime Haar"])
     axes.text(1.1, 1.2, "anytime BLT, tuned to 2^20", color=COLOURS["anytime BLT"])
     axes.text(1.9, 2.2, "BLT made for 2^20", color=COLOURS["BLT"])

@@ -7,12 +7,14 @@ import pytest
 import streamveil as sv
 from streamveil.advise.tune import (
     _totals,
+    epsilon_for,
     forecast,
     passes,
     read_sample,
     solve_epsilon,
     tune,
 )
+from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
 from streamveil.plan.plan import Bounding
@@ -150,3 +152,16 @@ def test_refusals():
         tune(plan(table), table.slice(0, 0))
     with pytest.raises(PlanError, match="counts and sums"):
         tune(plan(table, aggregates={"a": sv.avg("ms", bounds=(0, 1))}), table)
+
+
+def test_epsilon_for_a_group_of_some_size():
+    table = clicks(100)
+    made = plan(table, Bounding(max_rows=6, max_rows_per_group=2), keys=sv.public(KEYS))
+    last = np.array([8])
+    sd = float(compile_plan(made).aggregation.counters[0].std(last)[0])
+    assert epsilon_for(made, 1_000, sd / 1_000) == pytest.approx(2, rel=0.03)
+    assert epsilon_for(made, 1_000, sd / 2_000) > 3
+    with pytest.raises(PlanError, match="no epsilon"):
+        epsilon_for(made, 1, 1e-6)
+    with pytest.raises(PlanError, match="for counts"):
+        epsilon_for(plan(table, aggregates={"s": sv.sum("ms", bounds=(0, 9))}), 10, 0.1)

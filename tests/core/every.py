@@ -17,7 +17,6 @@ from streamveil import dynamic, linear
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import values
-from streamveil.counters import VectorCounter
 from streamveil.dynamic import Bag, Changes
 from streamveil.dynamic.growing import Founded, PublicSizes
 from streamveil.dynamic.partition import Squaring, TimeVarying
@@ -43,10 +42,9 @@ class Case:
 
 
 def count(counter: Any, place: Place) -> list[Any]:
-    shape = (3, counter.width) if isinstance(counter, VectorCounter) else 3
     state, released = counter.init(3), []
     for _ in range(STEPS):
-        estimates, state = counter.step(state, np.ones(shape, np.int64), place)
+        estimates, state = counter.step(state, np.ones(3, np.int64), place)
         released.append(np.asarray(estimates).tolist())
     return released
 
@@ -125,7 +123,6 @@ def cases() -> dict[str, Case]:
     """Name -> case."""
     static = linear.noisy_queries(CELLS)
     found = {name: Case(counter, count) for name, counter in examples(STEPS).items()}
-    found["vector"] = Case(VectorCounter(counter=examples(STEPS)["blt"], width=2), count)
     for one in (
         static,
         linear.Mwem(queries=CELLS, rounds=2),

@@ -9,7 +9,7 @@ from streamveil import linear
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import KeyedNoise, Place, SeededNoise, SilentNoise
-from streamveil.counters import VectorCounter, choose, skip
+from streamveil.counters import choose, skip
 from streamveil.dynamic import DisjointDoubling, GrowingClassifier, LiveTable, Rerun
 from streamveil.errors import PlanError, ReusedNoiseError, StoreError
 from streamveil.sketches import HeavyHitters, LazySketch
@@ -17,7 +17,7 @@ from tests.core.every import CELLS, HALF, HISTOGRAM, cases, drawing
 from tests.counters.examples import NAMES, examples
 
 CASES = cases()
-WITHIN = {"KeyedHaar", "Keyed", "Stepping", "WholeHistory"}  # parts of counters
+WITHIN = {"KeyedHaar", "Keyed", "Stepping"}  # parts of counters
 BY_DESIGN = {  # draws as arguments, and why that is no release of its own
     "SelectionTable": "a key's draw is a function of the key and its number of units",
     "Share": "scales of noise: called by mechanisms with draws of their place",
@@ -54,17 +54,14 @@ def test_two_steps_from_one_state_are_refused(name):
 def test_draws_in_the_place_of_a_place_are_refused(name):
     """The same draws at every step made one secret row readable with 98 % certainty."""
     counter, draws = examples(9)[name], SeededNoise(1).at("hoisted", 1)
-    vectors = VectorCounter(counter=counter, width=2)
     with pytest.raises(TypeError, match=r"must be a Place[^$]*counter\.stream"):
         counter.step(counter.init(2), np.ones(2, np.int64), draws)
-    with pytest.raises((TypeError, PlanError), match=r"must be (a )?Place"):
-        vectors.step(vectors.init(1), np.ones((1, 2), np.int64), draws)
     if not counter.keyed:
         with pytest.raises((TypeError, PlanError), match=r"must be (a )?Place"):
             skip(counter, counter.init(1), 3, draws)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "vector"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stream_is_its_counter_step_by_step_and_can_be_resumed_anywhere(name):
     counter, noise = CASES[name].mechanism, KeyedNoise.fresh()
     shape = (4, 3, counter.width) if name == "vector" else (4, 3)

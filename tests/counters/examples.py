@@ -10,12 +10,9 @@ from streamveil.counters import (
     BinaryTreeCounter,
     BltCounter,
     Counter,
-    DenseCounter,
     HaarCounter,
     HonakerCounter,
-    HybridCounter,
     KaryTreeCounter,
-    SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
 
@@ -32,9 +29,6 @@ def examples(horizon: int) -> dict[str, Counter]:
         "anytime-haar": AnytimeHaarCounter(sigma=SIGMA, tuned=64),
         "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
-        "hybrid": HybridCounter(sigma=SIGMA),
-        "dense": DenseCounter(horizon=horizon, sigma=SIGMA),
-        "smooth-tree": SmoothTreeCounter(horizon=horizon, sigma=SIGMA),
         "haar": HaarCounter(horizon=horizon, sigma=SIGMA),
         "haar mean": HaarCounter(horizon=horizon, sigma=SIGMA, aim="mean"),
         "haar two-sided": HaarCounter(horizon=horizon, sigma=SIGMA, aim="two-sided"),

@@ -12,15 +12,11 @@ from streamveil.counters import (
     BinaryTreeCounter,
     BltCounter,
     Counter,
-    DenseCounter,
     HaarCounter,
     HonakerCounter,
-    HybridCounter,
     KaryTreeCounter,
-    SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
-from streamveil.counters.dense import best_factorization
 
 
 @singledispatch
@@ -185,50 +181,3 @@ def _(counter: KaryTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     for (level, start), column in used.items():
         encoder[column, start : start + k**level] = 1
     return decoder, encoder
-
-
-@factors.register
-def _(counter: SmoothTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    height, ones = counter.shape
-    words = [w for w in range(2**height) if w.bit_count() == ones][: horizon + 1]
-    used: dict[tuple[int, int], int] = {}
-    rows = []
-    for word in words[1:]:
-        siblings = [
-            (bit, (word >> bit) - 1) for bit in range(height) if word >> bit & 1
-        ]  # (length of the suffix, prefix that ends in 0)
-        rows.append([used.setdefault(node, len(used)) for node in siblings])
-    decoder, encoder = np.zeros((horizon, len(used))), np.zeros((len(used), horizon))
-    for row, columns in enumerate(rows):
-        decoder[row, columns] = 1
-    for (bit, prefix), column in used.items():
-        encoder[column] = [word >> bit == prefix for word in words[:-1]]
-    return decoder, encoder
-
-
-@factors.register
-def _(counter: DenseCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    decoder = best_factorization(counter.horizon).decoder
-    return decoder[:horizon], np.linalg.inv(decoder) @ np.tril(np.ones((horizon, horizon)))
-
-
-@factors.register
-def _(counter: HybridCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per epoch: one row for its sum, and the rows of its inner counter."""
-    share, decoder, encoder = counter.share, [], []
-    starts = [2**e for e in range(horizon.bit_length())]
-    for start in starts:
-        length = min(start, horizon + 1 - start)
-        steps = slice(start - 1, start - 1 + length)
-        later = np.zeros((horizon, 1))
-        later[2 * start - 1 :] = 1
-        inner = counter.inner(start.bit_length() - 1)
-        b, c = factors(inner, start)
-        inside = np.zeros((horizon, start))
-        inside[steps] = b[:length] * inner.sensitivity / np.sqrt(1 - share)
-        decoder += [later / np.sqrt(share), inside]
-        total, rows = np.zeros((1, horizon)), np.zeros((start, horizon))
-        total[:, steps] = np.sqrt(share)
-        rows[:, steps] = c[:, :length] * np.sqrt(1 - share) / inner.sensitivity
-        encoder += [total, rows]
-    return np.hstack(decoder), np.vstack(encoder)

@@ -12,14 +12,10 @@ from streamveil.counters import (
     AnytimeHaarCounter,
     BinaryTreeCounter,
     BltCounter,
-    DenseCounter,
     HaarCounter,
     HonakerCounter,
-    HybridCounter,
     KaryTreeCounter,
-    SmoothTreeCounter,
     SqrtToeplitzCounter,
-    smooth,
     toeplitz,
     tree,
 )
@@ -38,7 +34,6 @@ FEEDBACK = {
     "anytime": (AnytimeBltCounter(sigma=SIGMA, tuned=1000), 1000),
     "sqrt": (SqrtToeplitzCounter(horizon=200, sigma=SIGMA), 200),
     "sqrt plain": (SqrtToeplitzCounter(horizon=200, sigma=SIGMA, weighting="none"), 200),
-    "dense": (DenseCounter(horizon=100, sigma=SIGMA), 100),
 }
 
 
@@ -68,7 +63,6 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
 TREES = {
     "binary": BinaryTreeCounter(horizon=1000, sigma=SIGMA),
     "honaker": HonakerCounter(horizon=100, sigma=SIGMA),  # its dense oracle is slow
-    "smooth": SmoothTreeCounter(horizon=1000, sigma=SIGMA),
 }
 
 
@@ -83,8 +77,7 @@ def test_stored_tree_noise_has_the_covariance_of_the_dense_decoder(name, monkeyp
         drawn[0] += rows
         return noise
 
-    for module in (tree, smooth):
-        monkeypatch.setattr(module, "gaussian_rows", unit)
+    monkeypatch.setattr(tree, "gaussian_rows", unit)
     state, estimates, nothing = counter.init(NODES), [], np.zeros(NODES, np.int64)
     for _ in range(counter.horizon):
         noisy, state = counter.step(state, nothing, Place(SilentNoise(), "x"))
@@ -137,11 +130,9 @@ def assert_same_covariance(found, decoder):
         HaarCounter(horizon=1000, sigma=SIGMA),
         HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"),
         KaryTreeCounter(horizon=1000, sigma=SIGMA),
-        SmoothTreeCounter(horizon=1000, sigma=SIGMA),
         BinaryTreeCounter(horizon=1000, sigma=SIGMA),
         SqrtToeplitzCounter(horizon=1000, sigma=SIGMA),
         AnytimeHaarCounter(sigma=SIGMA, tuned=1000),
-        HybridCounter(sigma=SIGMA),
     ],
     ids=lambda counter: type(counter).__name__,
 )

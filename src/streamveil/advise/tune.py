@@ -1,9 +1,7 @@
 """Which settings give the least error: forecasts of a query on a public sample.
 
-Bounds on rows (C, c, B) here; bounds on values, the split of the budget and how often to release in
-`tune_more`. The sample is read exactly, so it must be public (an older published extract, a
-synthetic stream): nothing of the private data is used, nothing is spent. `tune_private` learns
-from private data what it pays for.
+Bounds on rows (C, c, B). The sample is read exactly, so it must be public (an older published
+extract, a synthetic stream): nothing of the private data is used, nothing is spent.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ class Forecast:
     linf: float  # the largest expected error of a group
     kept: float  # share of rows that bounding keeps
     sd: float  # noise of one number, of a group that is not large
-    choice: str = ""  # what was chosen, where it is not the bounding
 
     def cost(self, metric: str) -> float:
         """Smaller is better."""
@@ -76,8 +73,6 @@ class Tuning:
     def reason(self) -> str:
         """Why the best is best, in words."""
         best = self.best
-        if best.choice:
-            return f"has the least {self.metric} of the choices tried, the rest being as planned"
         return (
             f"keeps {best.kept:.1%} of the rows at a noise of {best.sd:.4g}; looser bounds add more"
             " noise than they save in dropped rows, tighter ones drop more than they save in noise"
@@ -186,12 +181,8 @@ def accept(
     return keep, counted
 
 
-def forecast(
-    plan: Plan, sample: Sample, bounding: Bounding, truth: Sample | None = None
-) -> Forecast:
+def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
     """The expected errors with these bounds, from the noise of the compiled query.
-
-    `truth`: the sample with values as they are, where those of `sample` are clamped further.
 
     Error: a shown group errs by the dropped rows b plus Gaussian noise of deviation s: absolute
         error s sqrt(2/pi) exp(-b^2 / 2 s^2) + b erf(b / (s sqrt 2)); a hidden one by its total.
@@ -205,7 +196,7 @@ def forecast(
     cells, function = int(sample.cell.max()) + 1, aggregate.function
     everything = np.ones(len(sample.cell), np.bool_)
     rows = _totals(sample, everything, "count", cells) if function == "sum" else None
-    total = _totals(sample if truth is None else truth, everything, function, cells)
+    total = _totals(sample, everything, function, cells)
     (keep, counted), spread = admitted(operator, sample, total if rows is None else rows, base)
     sd = base * spread
     held = _totals(sample, keep, function, cells)
@@ -313,3 +304,33 @@ def solve_epsilon(
         made = at(middle)
         low, high, best = (low, middle, made) if good(made) else (middle, high, best)
     return high, best
+
+
+def epsilon_for(plan: Plan, units: int, target: float) -> float:
+    """The least epsilon (within 2 %) with which the first count of such a group errs so little.
+
+    No rows are needed: the group has one row per unit, the error is the deviation of the noise at
+    the last release over `units`, for a group of its size.
+    """
+    asked = first_counted(plan)
+    if asked.function == "sum":
+        raise PlanError("a target error without a sample is for counts; give a public sample")
+    if units < 1 or not target > 0:
+        raise PlanError("a target error needs units of at least 1 and a share above 0")
+
+    def at(epsilon: float) -> float:
+        budget = Budget(epsilon=f"{epsilon:.6g}", delta=plan.budget.delta)
+        operator = compile_plan(replace(plan, budget=budget))
+        place = next(i for i, out in enumerate(operator.outputs) if out.name == asked.name)
+        last = operator.schedule.triggers or 1_000
+        sd = lane_sd(operator, operator.outputs[place].lanes[0], last)
+        rule = operator.aggregation.rule
+        return sd / units * (1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3))
+
+    low, high = EPSILONS
+    if at(high) > target:
+        raise PlanError(f"no epsilon up to {high:g} reaches the target: tighten the bounds")
+    while high / low > 1.02:
+        middle = sqrt(low * high)
+        low, high = (low, middle) if at(middle) <= target else (middle, high)
+    return high

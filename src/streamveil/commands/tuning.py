@@ -77,7 +77,6 @@ def tune(
     ] = None,
     fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
     metric: Annotated[str, typer.Option(help="l1, l2, linf or keys.")] = "l1",
-    over: Annotated[str, typer.Option(help="bounds, values, split or releases.")] = "bounds",
     target: Annotated[
         float | None, typer.Option(help="Solve for the epsilon with this error instead.")
     ] = None,
@@ -91,13 +90,11 @@ def tune(
     epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = "0.1",
     delta: Annotated[str, typer.Option(help="Of the survey.")] = "1e-10",
     ledger: Annotated[str | None, typer.Option(help="The ledger that pays for the survey.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw all metrics into this file.")] = None,
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
-    """Forecasts errors over bounds, budget split and releases; or solves for an epsilon."""
+    """Forecasts errors over bounds; or solves for an epsilon."""
     from streamveil.advise.tune import METRICS
-    from streamveil.advise.tune_more import OVER
     from streamveil.core.accounting.budget import Budget
 
     plan = read_query(query, table, name).plan
@@ -105,14 +102,13 @@ def tune(
         raise PlanError("--sample is public and --private is not: give one of them")
     with typed():
         require_one_of("--metric", metric, METRICS)
-        require_one_of("--over", over, OVER)
         price = Budget(epsilon=epsilon, delta=delta)
     if private is not None:
         survey_rows(plan, rows_of(plan, private), price, ledger)
     elif sample is None:
         solve_without_rows(plan, target, units)
     else:
-        from_sample(plan, rows_of(plan, sample), (fraction, metric, over), target, plot)
+        from_sample(plan, rows_of(plan, sample), (fraction, metric), target)
 
 
 SAME = ("format", "columns", "max_line_bytes")  # of a sample, as of the source
@@ -136,33 +132,21 @@ def raw_rows_of(plan: Plan, path: str) -> pa.Table:
     return pa.concat_tables([source.schema().empty_table(), *chunks])
 
 
-def from_sample(
-    plan: Plan,
-    rows: pa.Table,
-    asked: tuple[float, str, str],
-    target: float | None,
-    plot: Path | None,
-) -> None:
+def from_sample(plan: Plan, rows: pa.Table, asked: tuple[float, str], target: float | None) -> None:
     """Forecasts on a public sample."""
     from streamveil.advise import tune as tuner
-    from streamveil.advise.tune_more import draw, tune_over
 
-    fraction, metric, over = asked
+    fraction, metric = asked
     if target is not None:
         least, made = tuner.solve_epsilon(plan, rows, target, fraction=fraction, metric=metric)
         say(f"epsilon = {least:.4g} forecasts {metric} = {abs(made.cost(metric)):,.4g}")
         return
-    tuning = tune_over(plan, rows, over, fraction=fraction, metric=metric)
-    print_tuning(tuning)
-    if plot is not None:
-        with writing(plot):
-            draw(tuning, str(plot))
-        say(f"plot: {plot}")
+    print_tuning(tuner.tune(plan, rows, fraction=fraction, metric=metric))
 
 
 def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> None:
     """The epsilon for an error in groups of some size."""
-    from streamveil.advise.tune_more import epsilon_for
+    from streamveil.advise.tune import epsilon_for
 
     if target is None or units is None:
         raise PlanError("tune needs --sample, or --private, or --target with --units")
@@ -208,12 +192,11 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
 def print_tuning(tuning: Any) -> None:
     """The forecasts, best first, and the recommendation."""
     shown = Table(title=f"forecast at the last release, least {tuning.metric} first")
-    chosen = ("choice",) if tuning.best.choice else BOUNDS
-    for column in (*chosen, "rows kept", "groups shown", "l1", "l2", "linf", "noise"):
+    for column in (*BOUNDS, "rows kept", "groups shown", "l1", "l2", "linf", "noise"):
         shown.add_column(column, justify="right", no_wrap=True)
     for one in tuning.forecasts[:SHOWN_ROWS]:
         bounds = (one.bounding.max_rows, one.bounding.max_rows_per_group, one.bounding.quadratic)
-        first = [one.choice] if one.choice else ["" if b is None else f"{b:,}" for b in bounds]
+        first = ["" if b is None else f"{b:,}" for b in bounds]
         if not any(first):
             first[-1] = "forecast"
         shown.add_row(

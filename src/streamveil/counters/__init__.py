@@ -19,14 +19,10 @@ if TYPE_CHECKING:
     from streamveil.core.counters.rational import Blt, best_blt
     from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
-    from streamveil.counters.dense import DenseCounter
     from streamveil.counters.fitting import fit
     from streamveil.counters.haar import HaarCounter
-    from streamveil.counters.hybrid import HybridCounter
-    from streamveil.counters.inputs import Quanta, VectorCounter
     from streamveil.counters.kary import KaryTreeCounter
     from streamveil.counters.participation import Participation, moved_by
-    from streamveil.counters.smooth import SmoothTreeCounter
     from streamveil.counters.toeplitz import SqrtToeplitzCounter
     from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
 
@@ -42,16 +38,11 @@ _HOMES = {
     "CounterChoice": f"{_HERE}.choice",
     "CounterState": f"{_CORE}.protocol",
     "CounterStream": f"{_CORE}.protocol",
-    "DenseCounter": f"{_HERE}.dense",
     "HaarCounter": f"{_HERE}.haar",
     "HonakerCounter": f"{_HERE}.tree",
-    "HybridCounter": f"{_HERE}.hybrid",
     "KaryTreeCounter": f"{_HERE}.kary",
     "Participation": f"{_HERE}.participation",
-    "Quanta": f"{_HERE}.inputs",
-    "SmoothTreeCounter": f"{_HERE}.smooth",
     "SqrtToeplitzCounter": f"{_HERE}.toeplitz",
-    "VectorCounter": f"{_HERE}.inputs",
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
     "compare": f"{_HERE}.choice",
@@ -65,9 +56,6 @@ _KINDS = {
     "anytime-haar": "AnytimeHaarCounter",
     "binary-tree": "BinaryTreeCounter",
     "honaker": "HonakerCounter",
-    "hybrid": "HybridCounter",
-    "dense": "DenseCounter",
-    "smooth-tree": "SmoothTreeCounter",
     "haar": "HaarCounter",
     "k-ary-tree": "KaryTreeCounter",
     "sqrt-toeplitz": "SqrtToeplitzCounter",
@@ -130,16 +118,11 @@ __all__ = [
     "CounterChoice",
     "CounterState",
     "CounterStream",
-    "DenseCounter",
     "HaarCounter",
     "HonakerCounter",
-    "HybridCounter",
     "KaryTreeCounter",
     "Participation",
-    "Quanta",
-    "SmoothTreeCounter",
     "SqrtToeplitzCounter",
-    "VectorCounter",
     "best_blt",
     "choose",
     "compare",

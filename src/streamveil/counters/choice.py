@@ -14,13 +14,10 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
-from streamveil.counters.dense import DenseCounter
 from streamveil.counters.fitting import fit
 from streamveil.counters.haar import HaarCounter
-from streamveil.counters.hybrid import HybridCounter
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.counters.participation import Participation, moved_by
-from streamveil.counters.smooth import SmoothTreeCounter
 from streamveil.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
 from streamveil.errors import fitting, require_between
@@ -169,13 +166,9 @@ def candidates(horizon: int, *, pure: bool) -> dict[str, Counter]:
         "haar": HaarCounter(horizon=horizon, sigma=1),
         "honaker": HonakerCounter(horizon=horizon, sigma=1),
         "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=1),
-        "smooth-tree": SmoothTreeCounter(horizon=horizon, sigma=1),
-        "hybrid": HybridCounter(sigma=1),
     }
     if horizon <= HISTORY:
         found["sqrt-toeplitz"] = SqrtToeplitzCounter(horizon=horizon, sigma=1)
-    if horizon <= 128:  # minutes of optimisation beyond
-        found["dense"] = DenseCounter(horizon=horizon, sigma=1)
     return found
 
 

@@ -33,59 +33,8 @@ LARGEST_HORIZON = 2**16  # beyond, a BLT is as good at a thousandth of the memor
 WEIGHTINGS = ("none", "columns")
 
 
-class WholeHistory(Stepping):
-    """A feedback counter that keeps the noise of every step: what its `sensitivity` implies."""
-
-    keyed: ClassVar[bool] = False
-    horizon: int
-    sigma: Exact | float
-
-    @property
-    def sensitivity(self) -> float:
-        """See `Counter`."""
-        raise NotImplementedError
-
-    def _encoding(self) -> tuple[float, float]:
-        """(amplification of rounding by the encoder, the least of its columns' scales)."""
-        raise NotImplementedError
-
-    @property
-    def needs_horizon(self) -> bool:
-        """The state is as long as the horizon."""
-        return True
-
-    def slack(self, moved: Exact | float) -> float:
-        """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
-        amplification, smallest = self._encoding()
-        recursion = correlated_noise.Recursion(
-            amplification=amplification,
-            norm=self.sensitivity,
-            terms=self.horizon,
-            rest=np.empty(0),
-            drain=np.empty(0),
-            smallest_column=smallest,
-            largest_noise=1.0,
-        )
-        return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
-
-    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(
-            self.sigma, self.sensitivity, moved, self.slack(moved), keys
-        )
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Counter`."""
-        return 8 * (self.horizon + 1)
-
-    def init(self, keys: int, t: int = 0) -> CounterState:
-        """See `Counter.init`."""
-        return zeros(t, keys, whole=1, real=self.horizon)
-
-
 @dataclass(frozen=True, kw_only=True)
-class SqrtToeplitzCounter(WholeHistory):
+class SqrtToeplitzCounter(Stepping):
     """Running totals with C = B = the square root of the running-sum matrix.
 
     Algorithm: Bennett (1977); Fichtenberger, Henzinger & Upadhyay 2023, arXiv:2202.11205; with
@@ -109,6 +58,7 @@ class SqrtToeplitzCounter(WholeHistory):
     1.944
     """
 
+    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # scale of one noise draw, quanta, > 0
     weighting: Literal["none", "columns"] = "columns"
@@ -129,10 +79,37 @@ class SqrtToeplitzCounter(WholeHistory):
             float(np.sqrt(square + 2.2 * relative * c.sum()) * (1 + relative)) * correlated_noise.UP
         )
 
-    def _encoding(self) -> tuple[float, float]:
-        """See `WholeHistory`."""
-        amplification = float(root_coefficients(self.horizon).sum()) * correlated_noise.EASE
-        return amplification, float(self.scales().min())
+    @property
+    def needs_horizon(self) -> bool:
+        """The state is as long as the horizon."""
+        return True
+
+    def slack(self, moved: Exact | float) -> float:
+        """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
+        recursion = correlated_noise.Recursion(
+            amplification=float(root_coefficients(self.horizon).sum()) * correlated_noise.EASE,
+            norm=self.sensitivity,
+            terms=self.horizon,
+            rest=np.empty(0),
+            drain=np.empty(0),
+            smallest_column=float(self.scales().min()),
+            largest_noise=1.0,
+        )
+        return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
+
+    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
+        """See `Counter.loss`."""
+        slack = self.slack(moved)
+        return correlated_noise.gaussian_loss(self.sigma, self.sensitivity, moved, slack, keys)
+
+    @property
+    def state_bytes(self) -> int:
+        """See `Counter`."""
+        return 8 * (self.horizon + 1)
+
+    def init(self, keys: int, t: int = 0) -> CounterState:
+        """See `Counter.init`."""
+        return zeros(t, keys, whole=1, real=self.horizon)
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
@@ -148,7 +125,10 @@ class SqrtToeplitzCounter(WholeHistory):
         scale = float(self.scales()[t - 1])
         weights = np.ascontiguousarray(inverse_coefficients(self.horizon)[t - 1 : 0 : -1])
         offset = -scale * weighted_history(weights, state.real)
-        return remembering_step(state, increments, (offset, scale, self.sigma), draws, ids)
+        fresh = gaussian_about(draws, ids, offset, correlated_noise.up(self.sigma) * scale)
+        total, real = state.whole[0] + column(increments, state.keys) + fresh, state.real.copy()
+        real[state.t] = (fresh - offset) / scale
+        return total, CounterState(t, total[None, :], real)
 
     def scales(self) -> Float64[Array, " horizon"]:
         """By how much the noise of each step is scaled before it is correlated."""
@@ -201,18 +181,3 @@ def _row_norms(weights: Array, scales: Array) -> Array:
             squares[0, i] += total**2
             squares[1, i] += (total / scales[j]) ** 2
     return squares
-
-
-def remembering_step(
-    state: CounterState,
-    increments: Increments,
-    about: tuple[Float64[Array, " keys"], float, Exact | float],
-    draws: Draws,
-    ids: Ids | None,
-) -> tuple[Estimates, CounterState]:
-    """One step of a feedback counter that keeps every z: `about` is (offset, D_t, sigma)."""
-    offset, scale, sigma = about
-    fresh = gaussian_about(draws, ids, offset, correlated_noise.up(sigma) * scale)
-    total, real = state.whole[0] + column(increments, state.keys) + fresh, state.real.copy()
-    real[state.t] = (fresh - offset) / scale
-    return total, CounterState(state.t + 1, total[None, :], real)

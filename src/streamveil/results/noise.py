@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
-from math import comb
 
 import numpy as np
 
@@ -25,19 +24,13 @@ from streamveil.counters import (
     AnytimeHaarCounter,
     BinaryTreeCounter,
     BltCounter,
-    DenseCounter,
     HaarCounter,
     HonakerCounter,
-    HybridCounter,
     KaryTreeCounter,
-    SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
-from streamveil.counters.dense import best_factorization
 from streamveil.counters.haar import haar_path
-from streamveil.counters.hybrid import epoch_of
 from streamveil.counters.kary import blocks_of
-from streamveil.counters.smooth import word_at
 from streamveil.counters.toeplitz import inverse_coefficients
 from streamveil.types import Array, Float64, Int64
 
@@ -214,12 +207,6 @@ def _(counter: SqrtToeplitzCounter, t: int) -> Mix:
 
 
 @mix.register
-def _(counter: DenseCounter, t: int) -> Mix:
-    decoder = best_factorization(counter.horizon).decoder
-    return correlated_mix(decoder[t - 1, :t], np.diag(decoder)[:t], float(counter.sigma))
-
-
-@mix.register
 def _(counter: BinaryTreeCounter, t: int) -> Mix:
     """The blocks of the binary digits of t, each drawn when it was complete."""
     square = float(counter.sigma) ** 2
@@ -243,37 +230,6 @@ def _(counter: HonakerCounter, t: int) -> Mix:
             part, half = part * (1 - own), 1 << inside >> 1
             ends = [one for whole in ends for one in (whole - half, whole)]
     return Mix.of(nodes)
-
-
-@mix.register
-def _(counter: SmoothTreeCounter, t: int) -> Mix:
-    """The left siblings at the ones of word t; a prefix was drawn at the first word that has it."""
-    square, (height, ones) = float(counter.sigma) ** 2, counter.shape
-    nodes, left, rank = [], ones, 0
-    for position, bit in enumerate(word_at(t, height, ones)):
-        if bit:  # the least word with this prefix goes on with zeros, then ones: rank so far
-            rank += comb(height - position - 1, left)
-            left -= 1
-            nodes.append((position, rank, rank, 1.0, square))
-    return Mix.of(nodes)
-
-
-@mix.register
-def _(counter: HybridCounter, t: int) -> Mix:
-    """Sums of past epochs, drawn at their last step, and the counter inside the current one."""
-    epoch = epoch_of(t)
-    begun = 2**epoch - 1
-    square = counter.outer_sigma**2
-    past = Mix.of([(SUM, e, 2 ** (e + 1) - 1, 1.0, square) for e in range(epoch)])
-    inner = mix(counter.inner(epoch), t - begun)
-    both = [(np.full_like(inner.steps, epoch), inner.steps), inner.steps + begun]
-    return Mix(
-        (np.append(past.draws[0], both[0][0]), np.append(past.draws[1], both[0][1])),
-        np.append(past.steps, both[1]),
-        np.append(past.parts, inner.parts),
-        np.append(past.scaled, inner.scaled),
-        np.append(past.fixed, inner.fixed),
-    )
 
 
 @mix.register

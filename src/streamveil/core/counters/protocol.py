@@ -237,15 +237,7 @@ class Stepping:
     ) -> CounterStream:
         """The stream that `CounterStream.save` saved, under the same noise and name."""
         place = Place.reopened(once_of(saved), noise, "counter", name.encode())
-        return CounterStream(self, self.load(saved), place)
-
-    def dump(self, state: Any) -> dict[str, Array]:
-        """The state as arrays."""
-        return dict(state.to_arrays())
-
-    def load(self, saved: Mapping[str, Array]) -> Any:
-        """The inverse of `dump`; raises StoreError when the arrays are not a state."""
-        return CounterState.from_arrays(saved)
+        return CounterStream(self, CounterState.from_arrays(saved), place)  # type: ignore[arg-type]
 
 
 class CounterStream:
@@ -271,9 +263,9 @@ class CounterStream:
     ([4, 5], 2)
     """
 
-    def __init__(self, counter: Any, state: Any, place: Place) -> None:
+    def __init__(self, counter: Counter, state: CounterState, place: Place) -> None:
         self.counter = counter
-        self._state, self._place = state, place  # of several coordinates: a tuple of states
+        self._state, self._place = state, place
 
     def __repr__(self) -> str:
         return f"CounterStream({self.counter!r}, t={self.t})"
@@ -281,18 +273,17 @@ class CounterStream:
     @property
     def t(self) -> int:
         """Steps taken."""
-        one = self._state[0] if isinstance(self._state, tuple) else self._state
-        return int(one.t)
+        return self._state.t
 
     def step(self, increments: Any) -> Estimates:
         """Adds one whole number per key; the noisy totals."""
         place = self._place.again()  # the step number never repeats here: nothing to remember
         estimates, self._state = self.counter.step(self._state, np.asarray(increments), place)
-        return estimates  # type: ignore[no-any-return]
+        return estimates
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
-        return {**self.counter.dump(self._state), **saved_once(self._place)}
+        return {**self._state.to_arrays(), **saved_once(self._place)}
 
 
 def draws_at(counter: Steppable, place: Place, t: int) -> Draws:
