@@ -372,7 +372,6 @@ def test_a_shared_ledger_of_another_unit_is_refused_in_words(folder):
         ("tune QUERY --private ROWS", "--epsilon 0", "epsilon must be above 0"),
         ("tune QUERY --private ROWS", "--sample ROWS", "give one of them"),
         ("audit QUERY", "--alpha 2", "--alpha is a chance"),
-        ("audit QUERY", "--trials 0", "--trials"),
         ("explain QUERY", "--groups -1", "--groups"),
         ("derive top nowhere n", "--hidden -1", "--hidden"),
         ("ledger create new --epsilon 1", "--unit=", "--unit is empty"),

@@ -142,25 +142,24 @@ def test_dashboard_writes_its_page(folder, tmp_path):
         call("dashboard", folder / "out", "--out", "/nowhere/f.html")
 
 
-def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
-    from streamveil.audit import reduced
+def test_audit_prints_its_bets_and_fails_when_a_claim_does(folder, monkeypatch):
+    from streamveil.audit import reduced, residuals
 
-    seen = call("audit", folder / "q.sql", "--trials", 400)
+    seen = call("audit", folder / "q.sql")
     assert seen.exit_code == 0
     assert "the claim stands" in seen.stdout
-    assert seen.stdout.count("stands") == 12 + 2 + 2 + 1  # attacks, lanes, shown, the last line
-
-    def refuted(plan, copies, alpha, change, tell):
-        yield reduced.Verdict("one", "unbroken", 3.0, 2.0, 1e-6, 4)
-
-    monkeypatch.setattr(reduced, "attacks", refuted)
-    caught = call("audit", folder / "q.sql")
-    assert caught.exit_code == REFUTED
-    assert "REFUTED" in caught.stdout
+    assert seen.stdout.count("stands") == 2 + 2 + 1  # lanes, shown, the last line
     planted = call("audit", folder / "q.sql", "--plant")
     assert planted.exit_code == 0
     assert "as it must be" in planted.stdout
     assert "REFUTED after" in planted.stdout
+    honest = residuals.noise_tests
+    monkeypatch.setattr(
+        residuals, "noise_tests", lambda plan, alpha, _: honest(plan, alpha, reduced.halved)
+    )
+    caught = call("audit", folder / "q.sql")
+    assert caught.exit_code == REFUTED
+    assert "please report this query" in caught.stdout
 
 
 def test_verify_privacy_prints_the_worst_pair_and_fails_when_a_claim_does(folder, monkeypatch):

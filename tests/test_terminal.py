@@ -70,7 +70,7 @@ SHOWN = [
     (("tune", "q.sql", "--sample", "visits.parquet"), None),
     (("what-if", "q.sql", "--epsilon", "1"), None),
     (("ask", "q.sql", HOSTILE, "--state", "q.veil"), None),
-    (("audit", "q.sql", "--trials", "0"), None),
+    (("audit", "q.sql", "--alpha", "2"), None),
     (("verify-privacy", "q.sql", "--seconds", "0"), None),
     (("dashboard", "q.veil", "--out", HOSTILE.replace("/", "")), None),
 ]

@@ -646,7 +646,7 @@ app.add_typer(answers.app, name="derive")
 app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
     answers.read
 )
-app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000")(audit.audit)
+app.command("audit", epilog="Example: streamveil audit pages.sql --plant")(audit.audit)
 app.command("verify-privacy", epilog="Example: streamveil verify-privacy pages.sql --seconds 60")(
     verify_privacy.verify_privacy
 )

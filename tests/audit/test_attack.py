@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from streamveil.audit import EventCounts, clopper_pearson, distinguish
+from tests.audit.attack import EventCounts, clopper_pearson, distinguish
 
 ALPHA = 1e-9
 TRIALS = 100_000

@@ -6,11 +6,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.audit.attack import distinguish
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dynamic import Changes, ContinualMwem, FullyDynamic, SignedCounter
 from streamveil.dynamic.buckets import Published, Repaired
 from streamveil.linear import Direct, Matrix, Mwem, Place, Share, noisy_queries
+from tests.audit.attack import distinguish
 from tests.statistics import ALPHA
 
 HALVES = Matrix.of([[1.0, 0.0], [0.0, 1.0]])

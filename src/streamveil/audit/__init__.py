@@ -1,5 +1,1 @@
-"""Empirical privacy auditing of mechanisms and of whole jobs."""
-
-from streamveil.audit.attack import Audit, EventCounts, clopper_pearson, distinguish
-
-__all__ = ["Audit", "EventCounts", "clopper_pearson", "distinguish"]
+"""Evidence: what would refute a claim, found by arithmetic and by statistics."""

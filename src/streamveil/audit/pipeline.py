@@ -1,4 +1,4 @@
-"""Audits a whole query: bounding, selection, counters, windows and restarts, over all releases.
+"""Copies of one small scenario that a whole query runs at once: independent trials.
 
 One run holds thousands of independent trials: a small scenario is copied with units and keys of its
 own for each copy. Nothing a copy does can reach another (noise is keyed by the key, bounding by
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from streamveil.audit.attack import Audit, distinguish
 from streamveil.batch import Batch, Release
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.protocol import Operator
@@ -70,73 +67,6 @@ def unbroken(operator: Operator, batches: Iterable[Batch], noise: Noise) -> list
         operator.fold(state, batch, noise)
         releases += operator.release(state, batch.step, noise)
     return releases
-
-
-def restarted(operator: Operator, batches: Iterable[Batch], noise: Noise) -> list[Release]:
-    """As `unbroken`, but saved and loaded between any two steps; every step is released twice.
-
-    What a reader who saw both sides of a crash has: the releases before it and their repetition.
-    """
-    state, releases = operator.init(), []
-    for batch in batches:
-        before = {name: np.array(array) for name, array in operator.save(state).items()}
-        operator.fold(state, batch, noise)
-        releases += operator.release(state, batch.step, noise)
-        state = operator.load(before)
-        operator.fold(state, batch, noise)
-        releases += operator.release(state, batch.step, noise)
-    return releases
-
-
-def audit(
-    operator: Operator,
-    scenario: Scenario,
-    noises: tuple[Noise, Noise],
-    copies: int,
-    *,
-    alpha: float = 1e-9,
-    run: Run = unbroken,
-) -> Audit:
-    """Attacks the sequence of all releases; compare with `operator.guarantee.epsilon`.
-
-    `noises` are independent sources for the two inputs. The query must group by `key`, protect
-    `unit` and take its time from `at`.
-    """
-    sides = [
-        features(run(operator, scenario.batches(copies, with_unit=with_unit), noise), copies)
-        for noise, with_unit in zip(noises, (True, False), strict=True)
-    ]
-    cells = sorted(set(sides[0]) | set(sides[1]), key=str)
-    if not cells:
-        cells = [("nothing",)]
-    a, b = (
-        np.stack([side.get(cell, np.full(copies, np.nan)) for cell in cells], axis=1)
-        for side in sides
-    )
-    return distinguish(a, b, alpha)
-
-
-def features(
-    releases: list[Release], copies: int
-) -> dict[tuple[Any, ...], Float64[Array, " copies"]]:
-    """Every number of every copy: {(key, window, trigger, column, time seen): value or NaN}."""
-    found: dict[tuple[Any, ...], Float64[Array, " copies"]] = {}
-    seen: dict[tuple[int, int], int] = {}
-    for release in releases:
-        place = (release.window, release.trigger)
-        seen[place] = seen.get(place, 0) + 1
-        names = [name for name in release.table.column_names if is_answer(name, release.table)]
-        keys = release.table.column("key").to_numpy()
-        copy, key = keys // STRIDE, keys % STRIDE
-        for name in names:
-            values = pc.cast(release.table.column(name), pa.float64()).to_numpy()
-            for number in np.unique(key).tolist():
-                cell = found.setdefault(
-                    (int(number), *place, name, seen[place]), np.full(copies, np.nan)
-                )
-                mine = (key == number) & (copy < copies)  # public keys are named for more copies
-                cell[copy[mine]] = values[mine]
-    return found
 
 
 def is_answer(name: str, table: pa.Table) -> bool:

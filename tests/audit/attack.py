@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from scipy.special import betaincinv
 
+from streamveil.audit.pipeline import STRIDE, Run, Scenario, is_answer, unbroken
+from streamveil.batch import Batch, Release
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.protocol import Operator
 from streamveil.errors import require_between, require_positive
 from streamveil.types import Array, Float64
 
@@ -161,3 +168,73 @@ def best_cut(a: Float64[Array, " trials"], b: Float64[Array, " trials"], delta: 
     q_high = q + 3 * np.sqrt(q * (1 - q) / n + 1 / n**2)
     value = np.where(p_low > delta, np.log(np.maximum(p_low - delta, 1e-300) / q_high), -np.inf)
     return float(cuts[int(np.argmax(value))])
+
+
+# ---- a whole query under attack: bounding, selection, counters, windows and restarts
+
+
+def restarted(operator: Operator, batches: Iterable[Batch], noise: Noise) -> list[Release]:
+    """As `unbroken`, but saved and loaded between any two steps; every step is released twice.
+
+    What a reader who saw both sides of a crash has: the releases before it and their repetition.
+    """
+    state, releases = operator.init(), []
+    for batch in batches:
+        before = {name: np.array(array) for name, array in operator.save(state).items()}
+        operator.fold(state, batch, noise)
+        releases += operator.release(state, batch.step, noise)
+        state = operator.load(before)
+        operator.fold(state, batch, noise)
+        releases += operator.release(state, batch.step, noise)
+    return releases
+
+
+def audit(
+    operator: Operator,
+    scenario: Scenario,
+    noises: tuple[Noise, Noise],
+    copies: int,
+    *,
+    alpha: float = 1e-9,
+    run: Run = unbroken,
+) -> Audit:
+    """Attacks the sequence of all releases; compare with `operator.guarantee.epsilon`.
+
+    `noises` are independent sources for the two inputs. The query must group by `key`, protect
+    `unit` and take its time from `at`.
+    """
+    sides = [
+        features(run(operator, scenario.batches(copies, with_unit=with_unit), noise), copies)
+        for noise, with_unit in zip(noises, (True, False), strict=True)
+    ]
+    cells = sorted(set(sides[0]) | set(sides[1]), key=str)
+    if not cells:
+        cells = [("nothing",)]
+    a, b = (
+        np.stack([side.get(cell, np.full(copies, np.nan)) for cell in cells], axis=1)
+        for side in sides
+    )
+    return distinguish(a, b, alpha)
+
+
+def features(
+    releases: list[Release], copies: int
+) -> dict[tuple[Any, ...], Float64[Array, " copies"]]:
+    """Every number of every copy: {(key, window, trigger, column, time seen): value or NaN}."""
+    found: dict[tuple[Any, ...], Float64[Array, " copies"]] = {}
+    seen: dict[tuple[int, int], int] = {}
+    for release in releases:
+        place = (release.window, release.trigger)
+        seen[place] = seen.get(place, 0) + 1
+        names = [name for name in release.table.column_names if is_answer(name, release.table)]
+        keys = release.table.column("key").to_numpy()
+        copy, key = keys // STRIDE, keys % STRIDE
+        for name in names:
+            values = pc.cast(release.table.column(name), pa.float64()).to_numpy()
+            for number in np.unique(key).tolist():
+                cell = found.setdefault(
+                    (int(number), *place, name, seen[place]), np.full(copies, np.nan)
+                )
+                mine = (key == number) & (copy < copies)  # public keys are named for more copies
+                cell[copy[mine]] = values[mine]
+    return found
