@@ -297,6 +297,13 @@ def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
+def test_the_state_of_a_job_on_spark_is_refused_and_told(tmp_path: Path) -> None:
+    for name in ("spark.json", "ledger"):
+        (tmp_path / name).touch()
+    with pytest.raises(StoreError, match="job that runs on Spark"):
+        run(tmp_path)
+
+
 def test_a_file_is_no_state(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(StoreError, match="'notes' is a file"):

@@ -21,8 +21,7 @@ from streamveil.plan.plan import Plan, TableSource
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.spark_state import HEADER
-from streamveil.runtime.store import read_header
+from streamveil.runtime.store import SPARK_HEADER, read_header
 from streamveil.sql.script import read_question
 from streamveil.sql.table import points_where
 
@@ -73,7 +72,7 @@ def ask(
         raise PlanError("only a query over a changing table (changelog = ...) takes questions")
     condition = condition_of(question)
     points = points_where(source, condition)
-    if (Path(state) / HEADER).exists():
+    if (Path(state) / SPARK_HEADER).exists():
         raise StoreError(
             "this table's job runs on Spark, where no questions are answered.\n"
             "  to fix  run the query on the embedded engine, in a state of its own"

@@ -24,16 +24,15 @@ from streamveil.results.releases import Load, Moment, Releases, of_folder
 from streamveil.runtime import checkpoint, notes, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent
-from streamveil.runtime.store import HEADER, Header, read_header
+from streamveil.runtime.store import HEADER, SPARK_HEADER, Header, read_header
 from streamveil.runtime.tables import Mark
 
-SPARK = "spark.json"  # the header of a state of the Spark engine
 ATTEMPTS, PAUSE = 6, 0.1  # a job that runs commits, then publishes; seconds
 
 
 def is_state(path: str | Path) -> bool:
     """Whether a folder is the state directory of a job."""
-    return (Path(path) / HEADER).is_file() or (Path(path) / SPARK).is_file()
+    return (Path(path) / HEADER).is_file() or (Path(path) / SPARK_HEADER).is_file()
 
 
 def of_state(path: str | Path) -> Releases:
@@ -42,7 +41,7 @@ def of_state(path: str | Path) -> Releases:
     Reads files only, also while the job runs: no secret, no lock, no charge.
     """
     home = Path(path)
-    if (home / SPARK).is_file():
+    if (home / SPARK_HEADER).is_file():
         raise StoreError(
             f"'{home.name}' is a state of the Spark engine, which leaves releases to the sink.\n"
             "  to fix  read the folder of its sink"

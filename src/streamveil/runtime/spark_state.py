@@ -21,9 +21,10 @@ from streamveil.runtime import secret as secrets
 from streamveil.runtime.account import Account
 from streamveil.runtime.keys import Randomness, check
 from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, require_empty
+from streamveil.runtime.store import SPARK_HEADER as HEADER
 from streamveil.runtime.wal import damaged
 
-HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
+MARK, CHECKPOINT, SHARDS = "committed", "checkpoint", "shards"
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")

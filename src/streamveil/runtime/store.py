@@ -36,7 +36,7 @@ from streamveil.runtime.disk import LOCK, Lock
 from streamveil.runtime.secret import SECRET
 
 KIND = "state"  # of the header
-HEADER = "state.json"
+HEADER, SPARK_HEADER = "state.json", "spark.json"
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
 LOOK = "look.json"  # what a look at the rows said
@@ -350,6 +350,19 @@ def is_ready(directory: Path) -> bool:
     return header is not None and header.ready
 
 
+def of_another_engine(directory: Path, header: str) -> StoreError:
+    """The error for a state that the other engine made, which has this header."""
+    here, fix = (
+        ("on Spark", "run it with --engine spark (Python: engine=sv.spark(...))")
+        if header == SPARK_HEADER
+        else ("in one process", "run it without --engine spark (Python: without engine=)")
+    )
+    return StoreError(
+        f"'{directory.name}' is the state of a job that runs {here}; a state does not move.\n"
+        f"  to fix  {fix}, or start a new state directory"
+    )
+
+
 def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] = PARTS) -> None:
     """Refuses to create a state among files that are not its own, or are the rest of one.
 
@@ -360,6 +373,9 @@ def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] 
             f"the state is a directory, and '{directory.name}' is a file.\n"
             "  to fix  give the directory of the job, or a new one"
         )
+    other = SPARK_HEADER if header == HEADER else HEADER
+    if (directory / other).exists():
+        raise of_another_engine(directory, other)
     begun = {name + disk.TEMPORARY for name in (header, SECRET)}
     found = {path.name for path in directory.iterdir()} if directory.exists() else set()
     names = found - BEFORE_CREATION - begun

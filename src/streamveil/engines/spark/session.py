@@ -75,6 +75,7 @@ def packaged_home() -> str:
 
 # ---- making and checking a Spark session
 
+STREAMING = "org.apache.spark.sql.execution.streaming"  # its log repeats what the job raises
 SETTINGS = {
     "spark.driver.extraJavaOptions": "-Xss16m",  # long Python errors overflow Spark's own parser
     "spark.executor.extraJavaOptions": "-Xss16m",
@@ -108,10 +109,12 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     for name, value in wanted.items():
         builder = builder.config(name, value)
     try:
-        made = builder.getOrCreate()
+        made: Any = builder.getOrCreate()
     except Exception as error:  # no row was read yet: what it says is Spark's and Java's own
         raise not_started(error) from None
     made.sparkContext.setLogLevel("ERROR")
+    log4j = made.sparkContext._gateway.jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(STREAMING, log4j.Level.OFF)
     return made
 
 
