@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 import streamveil as sv
-from streamveil.connectors import SINKS, SOURCES, open_sink, open_sinks
+from streamveil.connectors import open_sink, open_sinks
 from streamveil.errors import StreamveilError
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
+from streamveil.systems import SINKS, SOURCES
 from tests.connectors import places
 from tests.connectors.test_databases import Killed
 from tests.connectors.test_kafka import counts

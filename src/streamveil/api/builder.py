@@ -27,7 +27,7 @@ from streamveil.plan import options as options_of
 from streamveil.plan.joins import How
 from streamveil.plan.options import OPTIONS
 from streamveil.plan.own_rows import column_text, with_person
-from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
+from streamveil.plan.plan import Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import (
     Duration,
@@ -394,7 +394,7 @@ class Stream:
                 every_us=time.us or None,
                 months=time.months or None,
                 rows=every.n if isinstance(every, RowCount) else None,
-                unbounded=endless(self.source),
+                unbounded=self.source.is_endless,
             ),
             sinks=self.sinks,
             per_group=self.per_group,
@@ -406,11 +406,6 @@ ELSEWHERE = {  # options of the clause that have a method of their own
     *(option.name for option in options_of.OF_METHODS),
 }
 RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
-
-
-def endless(source: SourceSpec) -> bool:
-    """Whether more rows may always come."""
-    return source.options.get("follow", source.kind in LIVE) is True
 
 
 @fitting('files("clicks/*.parquet", event_time="ts")')

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamveil.api.builder import RELEASE_OPTIONS, Measure, RowCount, Stream, endless
+from streamveil.api.builder import RELEASE_OPTIONS, Measure, RowCount, Stream
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
@@ -151,7 +151,7 @@ class Table:
             every_us=time.us or None,
             months=time.months or None,
             rows=every.n if by_rows else None,  # type: ignore[union-attr]  # just looked
-            unbounded=endless(self.source),
+            unbounded=self.source.is_endless,
         )  # fmt: skip
         draft = Draft(
             source=self.source, aggregates=self.measures, where=self.conditions, ticks=ticks,

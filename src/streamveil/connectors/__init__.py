@@ -1,41 +1,15 @@
-"""Outside systems: where rows come from and where releases go. One file, one line here."""
+"""Outside systems: where rows come from and where releases go. One file, one line in `systems`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from typing import Any
 
 from streamveil.connectors.base import Chunk, Sink, Source
 from streamveil.errors import SourceError, nearest
-
-# module and class of each kind, loaded when a query names it
-SOURCES = {
-    "delta": "delta_source.DeltaSource",
-    "duckdb": "database_sources.DuckdbSource",
-    "files": "files.FilesSource",
-    "iceberg": "iceberg_source.IcebergSource",
-    "kafka": "kafka.KafkaSource",
-    "memory": "memory.MemorySource",
-    "nats": "nats.NatsSource",
-    "postgres": "database_sources.PostgresSource",
-    "postgres_changes": "postgres_changes.PostgresChanges",
-    "rate": "rate.RateSource",
-    "sqlite": "database_sources.SqliteSource",
-    "sse": "sse.SseSource",
-}
-SINKS = {
-    "files": "sinks.FilesSink",
-    "console": "sinks.ConsoleSink",
-    "delta": "delta.DeltaSink",
-    "duckdb": "databases.DuckdbSink",
-    "iceberg": "iceberg.IcebergSink",
-    "kafka": "kafka_sink.KafkaSink",
-    "postgres": "databases.PostgresSink",
-    "sqlite": "databases.SqliteSink",
-    "memory": "sinks.MemorySink",
-}
+from streamveil.systems import SINKS, SOURCES
 
 
 def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
@@ -43,7 +17,7 @@ def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Sourc
 
     `times`: columns that the query reads as times, so that files of text need not declare them.
     """
-    made = opened("source", SOURCES, kind, options)
+    made = opened("source", {name: one.made_by for name, one in SOURCES.items()}, kind, options)
     if kind == "files":
         made.times = tuple(name for name in times if name is not None)
     source: Source = made
@@ -66,7 +40,7 @@ def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
     return SeveralSinks(sinks)
 
 
-def opened(what: str, known: dict[str, str], kind: str, options: dict[str, Any]) -> Any:
+def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, Any]) -> Any:
     """Builds one connector from its registry."""
     if kind not in known:
         raise SourceError(f"unknown {what} '{kind}'{nearest(kind, known)}")
@@ -86,4 +60,4 @@ def opened(what: str, known: dict[str, str], kind: str, options: dict[str, Any])
     return made(**options)
 
 
-__all__ = ["SINKS", "SOURCES", "Chunk", "Sink", "Source", "open_sink", "open_sinks", "open_source"]
+__all__ = ["Chunk", "Sink", "Source", "open_sink", "open_sinks", "open_source"]

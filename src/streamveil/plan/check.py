@@ -22,7 +22,7 @@ from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import DATABASES, LIVE, Aggregate, Clock, Plan, Window
+from streamveil.plan.plan import Aggregate, Clock, Plan, Window
 from streamveil.plan.post import RESERVED
 from streamveil.plan.value_bounds import (
     VALUED,
@@ -32,20 +32,11 @@ from streamveil.plan.value_bounds import (
     rows_of_a_group,
 )
 from streamveil.release_metadata import SUFFIXES
+from streamveil.systems import SINKS, SOURCES
 
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SOURCES = (
-    "delta",
-    "files",
-    "iceberg",
-    "memory",
-    "rate",
-    *LIVE,
-    *DATABASES,
-)  # one file each in connectors
-SINKS = ("files", "console", "delta", "duckdb", "iceberg", "kafka", "memory", "postgres", "sqlite")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "
@@ -218,13 +209,13 @@ def check_ends(plan: Plan) -> Complaints:
     for sink in plan.sinks:
         if sink.kind not in SINKS:
             yield f"unknown sink '{sink.kind}'{nearest(str(sink.kind), SINKS)}"
-    if plan.source.kind in DATABASES and plan.clock.kind not in ("once", "event"):
+    if plan.source.known.is_sorted and plan.clock.kind not in ("once", "event"):
         yield (
             f"the source '{plan.source.kind}' gives rows sorted by their values: a step that counts"
             " rows, or takes what has come, would tell more than its numbers.\n"
             "  to fix  ask once, or replay by event time: EMIT EVERY INTERVAL with start and end"
         )
-    if plan.source.kind in DATABASES and getattr(plan.source, "operation", None) is not None:
+    if plan.source.known.is_sorted and getattr(plan.source, "operation", None) is not None:
         yield (
             f"the source '{plan.source.kind}' keeps no order of changes, which inserts and deletes"
             " need.\n  to fix  read them from files or a topic"
@@ -253,9 +244,7 @@ def check_own_rows(plan: Plan) -> Complaints:
                 "  to fix  EMIT EVERY INTERVAL n UNIT, or ask once"
             )
         return
-    endless = any(
-        one.options.get("follow", one.kind in LIVE) is True for one in (source, *source.others)
-    )
+    endless = any(one.is_endless for one in (source, *source.others))
     if endless or plan.clock.kind not in ("once", "event"):
         yield (
             f"{source.words} needs all rows of a person, and here more may come.\n"

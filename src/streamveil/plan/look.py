@@ -21,7 +21,7 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
 from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE, MAX_UNITS, SELECTION
-from streamveil.plan.plan import DATABASES, Plan, TableSource
+from streamveil.plan.plan import Plan, TableSource
 from streamveil.plan.value_bounds import Bounds, open_values, refusals, with_bounds
 
 DEFAULT_SHARE = Fraction(1, 20)
@@ -82,7 +82,7 @@ def cannot_choose_bounds(plan: Plan) -> str | None:
 def can_look(plan: Plan) -> bool:
     """Whether all rows are there when the job begins, and the budget allows Gaussian noise."""
     source, clock = plan.source, plan.clock
-    whole = source.kind in ("files", "memory", *DATABASES) and not source.options.get("follow")
+    whole = source.known.is_whole and not source.options.get("follow")
     ends = clock.kind in ("event", "once") or (clock.kind == "rows" and clock.steps is not None)
     functions = {agg.function for agg in plan.aggregates}
     return (

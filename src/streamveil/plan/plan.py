@@ -20,22 +20,10 @@ from streamveil.calendars.zones import digest
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import require_file_name
 from streamveil.plan.post import Post
+from streamveil.systems import SOURCES, SourceKind
 
 MICROS = 1_000_000
-LIVE = ("kafka", "nats", "postgres_changes", "sse")  # sources that go on, unless follow = FALSE
-DATABASES = ("duckdb", "postgres", "sqlite")  # sources whose rows are sorted by what they hold
-PLACES = {
-    "delta": ("path",),
-    "duckdb": ("path",),
-    "files": ("path",),
-    "iceberg": ("catalog", "table"),
-    "kafka": ("config", "registry", "servers"),
-    "nats": ("config", "servers"),
-    "postgres": ("url",),
-    "postgres_changes": ("url",),
-    "sqlite": ("path",),
-    "sse": ("config", "url"),
-}  # source -> options that say where it lies
+UNKNOWN = SourceKind("")
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
@@ -62,6 +50,16 @@ class SourceSpec:
     options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
     event_time: str | None = None  # column; required by windows and by the 'event' clock
     public: bool = False  # its rows are declared public: it may name groups
+
+    @property
+    def known(self) -> SourceKind:
+        """What its kind tells; of one that there is not, nothing."""
+        return SOURCES.get(self.kind, UNKNOWN)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether more rows may always come."""
+        return self.options.get("follow", self.known.follows) is True
 
 
 Changelog = Literal["insert", "insert-delete"]
@@ -281,7 +279,7 @@ class Plan:
 
 def unplaced(source: dict[str, Any]) -> None:
     """Leaves out where a source lies, and where those lie that its rows are joined with."""
-    for place in PLACES.get(source["kind"], ()):
+    for place in SOURCES.get(source["kind"], UNKNOWN).places:
         source["options"].pop(place, None)
         source["name"] = ""  # which may come from the place
     for step in source.get("steps", ()):

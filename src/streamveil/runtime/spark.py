@@ -43,7 +43,7 @@ from streamveil.errors import PlanError, SourceError, StoreError, StreamveilErro
 from streamveil.plan.combine import combined_plan, combined_schema
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.own_rows import OwnRows
-from streamveil.plan.plan import PLACES, Plan, TableSource
+from streamveil.plan.plan import Plan, TableSource
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account
 from streamveil.runtime.combined import needed_columns, time_named
@@ -389,7 +389,7 @@ def as_on_spark(plan: Plan) -> Plan:
 
 def placed(plan: Plan) -> Plan:
     """The plan with paths that mean the same in the folder of any task, and of the next start."""
-    name = next(iter(PLACES.get(plan.source.kind, ())), "")
+    name = next(iter(plan.source.known.places), "")
     given = plan.source.options.get(name)
     if given is None:
         return plan

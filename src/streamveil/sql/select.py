@@ -17,7 +17,7 @@ from streamveil.expressions.functions import FUNCTIONS
 from streamveil.plan import options
 from streamveil.plan.check import HABITS
 from streamveil.plan.own_rows import SET, OwnRows, with_person
-from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
+from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.post import RESERVED, Post, PostColumn
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
@@ -367,7 +367,7 @@ def _check_selected(
 
 def read_emit(tokens: list[Token], text: str, source: SourceSpec) -> Ticks:
     """EMIT EVERY INTERVAL n UNIT, EMIT EVERY n ROWS, or nothing: a one-shot query."""
-    unbounded = source.options.get("follow", source.kind in LIVE) is True
+    unbounded = source.is_endless
     if not tokens:
         return Ticks(unbounded=unbounded)
     cursor = Cursor(tokens, text)
