@@ -27,6 +27,13 @@ def test_a_missing_pyspark_names_the_extra(monkeypatch, tmp_path):
         sv.spark().start(plan, state=tmp_path / "state")
 
 
+@pytest.mark.parametrize("name", ["shards", "tasks"])
+def test_a_number_of_shards_or_tasks_is_one_at_least(name):
+    for wrong in (0, -1, True):
+        with pytest.raises(ValueError, match=f"{name} counts from 1"):
+            sv.spark(**{name: wrong})
+
+
 def test_a_missing_java_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
