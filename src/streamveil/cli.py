@@ -248,7 +248,8 @@ def run(
     from streamveil.runtime.run import run as start
     from streamveil.runtime.watch import Watch
 
-    ON_COMPILING[:] = [] if quiet else [lambda: say(COMPILING, err=True)]
+    told_of = not quiet and log is None  # when it compiles may depend on rows: no line of a log
+    ON_COMPILING[:] = [lambda: say(COMPILING, err=True)] if told_of else []
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
     pace, told = Pace(once=once, memory=size, threads=threads), Told(log, metrics, exact_metrics)

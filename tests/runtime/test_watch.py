@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from streamveil import compiled
 from streamveil.cli import app
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.plan.plan import Clock
@@ -110,6 +111,20 @@ def test_a_step_without_rows_is_logged_as_one_with_them(script, tmp_path):
         assert [line["step"] for line in found if "step" in line] == [1, 2, 3]
         told.append([line for line in found if line.pop("time")])
     assert told[0] == told[1]
+
+
+def test_a_log_has_no_line_of_what_is_compiled(script, tmp_path, monkeypatch):
+    """It may compile when the first row comes, or the first that is late."""
+    monkeypatch.setattr(compiled, "ON_COMPILING", [])
+    for more, told in ((["--log", "json"], 0), (["--quiet"], 0), ([], 1)):
+        run(script("q", [1]), tmp_path / "s", *more)
+        assert len(compiled.ON_COMPILING) == told
+
+
+def test_a_line_that_names_no_job_is_of_all(capsys):
+    with logged("text", "all", several=True):
+        logging.getLogger("streamveil.files").warning("'a' is not whole yet")
+    assert "WARNING all: 'a' is not whole yet" in capsys.readouterr().err
 
 
 def test_a_job_that_starts_again_knows_its_steps(script, tmp_path):

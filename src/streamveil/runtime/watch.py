@@ -39,6 +39,7 @@ from streamveil.plan.plan import Clock, Plan
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.store import LEDGER
 
+OURS = logging.getLogger("streamveil")
 LOG = logging.getLogger("streamveil.job")
 LATE = 2  # steps behind its calendar from which on a job is not healthy
 TYPE = "text/plain; charset=utf-8"
@@ -174,37 +175,41 @@ def logged(form: str | None, job_name: str, *, several: bool = False) -> Iterato
     name = " %(job)s:" if several else ""
     plain = logging.Formatter(f"%(asctime)s %(levelname)s{name} %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else plain)
-    LOG.addHandler(handler)
+    handler.addFilter(partial(name_job, job_name))
+    OURS.addHandler(handler)  # with what sources warn of
     LOG.setLevel(logging.INFO)
-    job = {"job": job_name}
-    LOG.info("starting", extra=job)
-    shown, warnings.showwarning = warnings.showwarning, partial(log_warning, job)
+    LOG.info("starting")
+    shown, warnings.showwarning = warnings.showwarning, log_warning
     try:
         yield
-        LOG.info("nothing is left to do", extra=job)
+        LOG.info("nothing is left to do")
     except SystemExit as left:  # a signal: it says what is committed
-        LOG.info("%s", left, extra=job)
+        LOG.info("%s", left)
         vars(left)["is_logged"] = True
         raise
     except StreamveilError as error:
-        LOG.error("stopped: %s", error, extra=job)
+        LOG.error("stopped: %s", error)
         vars(error)["is_logged"] = True
         raise
     except BaseException as error:  # a message that is not ours may show a row
-        LOG.error("stopped by %s", type(error).__name__, extra=job)
+        LOG.error("stopped by %s", type(error).__name__)
         raise
     finally:
         warnings.showwarning = shown
-        LOG.removeHandler(handler)
+        OURS.removeHandler(handler)
         LOG.setLevel(level)
 
 
-def log_warning(
-    job: dict[str, str], message: Warning | str, category: type[Warning], *_: Any, **__: Any
-) -> None:
+def name_job(name: str, entry: logging.LogRecord) -> bool:
+    """Says of a line which job it is of, where it does not."""
+    vars(entry).setdefault("job", name)
+    return True
+
+
+def log_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """A warning of ours that is public; that others warn may depend on rows."""
     if issubclass(category, UserWarning) and not issubclass(category, OperatorWarning):
-        LOG.warning("%s", message, extra=job)
+        LOG.warning("%s", message)
 
 
 def exposition(*watches: Watch, exact: bool = False) -> bytes:
