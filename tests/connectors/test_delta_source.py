@@ -153,7 +153,7 @@ def test_another_table_at_the_same_place_is_refused_and_a_moved_one_is_not(table
     moved = Path(shutil.move(table, tmp_path / "moved"))
     assert read(opened(moved, follow=True), chunks[-1].position)[0] == []
     add(table, 0, 30)
-    with pytest.raises(SourceError, match="not the Delta table"):
+    with pytest.raises(SourceError, match="not the one that this job began with"):
         read(opened(table, follow=True), chunks[0].position)
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -29,10 +29,10 @@ import sqlglot
 from sqlglot import exp
 
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
-from streamveil.connectors.databases import require_file
+from streamveil.connectors.databases import Database, require_file
 from streamveil.connectors.fit import TIME, cast_or_null, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
-from streamveil.connectors.rejected_rows import MISFIT, with_places
+from streamveil.connectors.rejected_rows import MISFIT, with_last_places
 from streamveil.connectors.sinks import as_text
 from streamveil.errors import MissingExtraError, SourceError
 
@@ -40,12 +40,11 @@ Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what di
 AT_ONCE = 50_000  # rows
 
 
-class DatabaseSource:
+class DatabaseSource(Database):
     """Rows of the table `table`, or of what the SELECT `query` gives."""
 
     bounded = True
     traced = False  # see `connectors.rejected_rows`
-    dialect: ClassVar[str]
     shown: ClassVar[str] = "{}"  # how a column is asked for
     text: ClassVar[str] = "{}"  # and one that is wanted as text
     sorted_by: ClassVar[str]  # a column as a text that two values share if they are equal
@@ -65,15 +64,6 @@ class DatabaseSource:
         )  # fmt: skip
         self.declared = declared_schema(columns or {})
 
-    @property
-    def error(self) -> type[Exception]:
-        """What the driver raises."""
-        raise NotImplementedError
-
-    def connect(self) -> Any:
-        """A connection that reads only."""
-        raise NotImplementedError
-
     def known(self, connection: Any) -> pa.Schema:
         """Names and types of the columns, as the database tells them; no row is read."""
         raise NotImplementedError
@@ -81,14 +71,6 @@ class DatabaseSource:
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """What a query gives, in its order."""
         raise NotImplementedError
-
-    def detail(self, _error: Exception) -> str:
-        """More of an error, where it holds no data."""
-        return ""
-
-    def quoted(self, name: str) -> str:
-        """A name as SQL of this database."""
-        return exp.to_identifier(name, quoted=True).sql(dialect=self.dialect)
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
@@ -127,9 +109,7 @@ class DatabaseSource:
             raise changed(self.where)
 
     def _placed(self, rows: pa.Table, end: int) -> pa.Table:
-        if not self.traced:
-            return rows
-        return with_places(rows, 0, np.arange(end - rows.num_rows, end) + 1)
+        return with_last_places(rows, 0, end) if self.traced else rows
 
     def _ordered(self, wanted: pa.Schema) -> str:
         """The query in its order, of some columns."""
@@ -142,19 +122,12 @@ class DatabaseSource:
     def _rows(self) -> str:
         return f"({self.query}) AS streamveil_rows"
 
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """A connection that ends with the block, and errors in words."""
-        try:
-            with closing(self.connect()) as connection:
-                yield connection
-        except self.error as error:
-            reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
-            raise SourceError(
-                f"the source cannot read {self.where}: {reason}{self.detail(error)}.\n"
-                "  to fix  check that the database is there, that this user may read it and that "
-                "the query runs there"
-            ) from None
+    def _connection(self) -> AbstractContextManager[Any]:
+        return self.connection(
+            f"the source cannot read {self.where}",
+            "check that the database is there, that this user may read it and that the query runs"
+            " there",
+        )
 
 
 # What a query may hold: of one row, and without a value of a row for which it fails, since one
@@ -248,6 +221,7 @@ class SqliteSource(DatabaseSource):
     """A file of SQLite. All columns are declared: SQLite has types of values, not of columns."""
 
     dialect = "sqlite"
+    error = sqlite3.Error
     sorted_by = "quote({})"
 
     def __init__(
@@ -265,17 +239,8 @@ class SqliteSource(DatabaseSource):
         super().__init__(f"'{require_file(path)}'", table, query, columns)
         self.path = path
 
-    @property
-    def error(self) -> type[Exception]:
-        """See `DatabaseSource`."""
-        import sqlite3
-
-        return sqlite3.Error
-
     def connect(self) -> Any:
         """See `DatabaseSource`."""
-        import sqlite3
-
         place = f"file:{quote(self.path)}?mode=ro"
         return sqlite3.connect(place, uri=True, timeout=WAIT, check_same_thread=False)
 
@@ -351,12 +316,7 @@ class DuckdbSource(DatabaseSource):
         except ImportError:
             raise MissingExtraError("the source 'duckdb'", "duckdb") from None
         super().__init__(f"'{require_file(path)}'", table, query, columns)
-        self.path, self._duckdb = path, duckdb
-
-    @property
-    def error(self) -> type[Exception]:
-        """See `DatabaseSource`."""
-        return self._duckdb.Error  # type: ignore[no-any-return]
+        self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
 
     def connect(self) -> Any:
         """See `DatabaseSource`."""
@@ -425,12 +385,8 @@ class PostgresSource(DatabaseSource):
         columns: dict[str, str] | None = None,
     ) -> None:
         self.server = PostgresServer(url, "source 'postgres'")
+        self.error = self.server.error
         super().__init__("the database of PostgreSQL", table, query, columns)
-
-    @property
-    def error(self) -> type[Exception]:
-        """See `DatabaseSource`."""
-        return self.server.error
 
     def connect(self) -> Any:
         """See `DatabaseSource`."""

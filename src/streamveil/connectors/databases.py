@@ -17,6 +17,7 @@ in other processes. Messages hold no data: of a driver's error they tell its kin
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -42,14 +43,44 @@ MODES = ("append", "upsert")
 Words = tuple[str, str, str, str, str, str, str, str]  # SQL types, in the order of `kind_of`
 
 
-class DatabaseSink:
+class Database:
+    """What sources and sinks share."""
+
+    dialect: ClassVar[str]
+    error: type[Exception]  # what the driver raises
+
+    def connect(self) -> Any:
+        """A connection: a sink's commits nothing by itself, a source's only reads."""
+        raise NotImplementedError
+
+    def detail(self, _error: Exception) -> str:
+        """More of an error, where it holds no data."""
+        return ""
+
+    def quoted(self, name: str) -> str:
+        """A name as SQL of this database."""
+        return exp.to_identifier(name, quoted=True).sql(dialect=self.dialect)
+
+    @contextmanager
+    def connection(self, cannot: str, check: str) -> Iterator[Any]:
+        """A connection that ends with the block, and what was not committed; errors in words."""
+        try:
+            with closing(self.connect()) as connection:
+                yield connection
+        except self.error as error:
+            reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
+            raise SourceError(
+                f"{cannot}: {reason}{self.detail(error)}.\n  to fix  {check}"
+            ) from None
+
+
+class DatabaseSink(Database):
     """Writes releases into the table `table`, made at the first one, and marks beside it.
 
     `mode`: 'append' keeps every release; 'upsert' keeps of each window the newest, so one row of
     each group. Columns `streamveil_job`, `streamveil_window` and `streamveil_trigger` come first.
     """
 
-    dialect: ClassVar[str]
     types: ClassVar[Words]
     begin: ClassVar[str] = "BEGIN TRANSACTION"
     known: ClassVar[str] = (
@@ -61,17 +92,8 @@ class DatabaseSink:
         require_one_of("mode", mode, MODES)
         self.where, self.table, self.mode = where, table, mode
 
-    def connect(self) -> Any:
-        """A connection that commits nothing by itself."""
-        raise NotImplementedError
-
     def insert(self, connection: Any, table: pa.Table) -> None:
         """Adds rows to the table."""
-        raise NotImplementedError
-
-    @property
-    def error(self) -> type[Exception]:
-        """What the driver raises."""
         raise NotImplementedError
 
     def write(self, job: str, release: Release) -> None:
@@ -79,7 +101,11 @@ class DatabaseSink:
         window, trigger, table = require_release(release).identity
         name, mark = (self.table, job, window, trigger), ContentMark.of(table)
         rows = self._rows(job, release)
-        with self._connection() as connection:
+        with self.connection(
+            f"the sink cannot write to the table '{self.table}' of {self.where}",
+            "check that the database is there, has room and lets this user make and write tables,"
+            " then start again: what is committed is sent then",
+        ) as connection:
             self._ask(connection, self.begin)
             self._prepare(connection)
             found = self._ask(
@@ -110,29 +136,6 @@ class DatabaseSink:
 
     def close(self) -> None:
         """Nothing is pending."""
-
-    def quoted(self, name: str) -> str:
-        """A name as SQL of this database."""
-        return exp.to_identifier(name, quoted=True).sql(dialect=self.dialect)
-
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """A connection whose transaction ends with the block, and errors in words."""
-        try:
-            with closing(self.connect()) as connection:
-                yield connection
-        except self.error as error:
-            reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
-            raise SourceError(
-                f"the sink cannot write to the table '{self.table}' of {self.where}: {reason}"
-                f"{self._detail(error)}.\n"
-                "  to fix  check that the database is there, has room and lets this user make and "
-                "write tables, then start again: what is committed is sent then"
-            ) from None
-
-    def _detail(self, _error: Exception) -> str:
-        """More of an error, where it holds no data."""
-        return ""
 
     def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """What a statement with numbered parameters gives."""
@@ -233,6 +236,7 @@ class SqliteSink(DatabaseSink):
     """A table in a file of SQLite. Times are texts (ISO 8601), as SQLite has none; NaN is null."""
 
     dialect = "sqlite"
+    error = sqlite3.Error
     types = ("INTEGER", "REAL", "BOOLEAN", "TEXT", "BLOB", "TEXT", "TEXT", "TEXT")
     begin = "BEGIN IMMEDIATE"
     known = "SELECT name, type FROM pragma_table_info($1)"
@@ -241,17 +245,8 @@ class SqliteSink(DatabaseSink):
         super().__init__(f"'{require_file(path)}'", table, mode)
         self.path = path
 
-    @property
-    def error(self) -> type[Exception]:
-        """See `DatabaseSink`."""
-        import sqlite3
-
-        return sqlite3.Error
-
     def connect(self) -> Any:
         """See `DatabaseSink`."""
-        import sqlite3
-
         return sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
 
     def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -282,12 +277,7 @@ class DuckdbSink(DatabaseSink):
         except ImportError:
             raise MissingExtraError("the sink 'duckdb'", "duckdb") from None
         super().__init__(f"'{require_file(path)}'", table, mode)
-        self.path, self._duckdb = path, duckdb
-
-    @property
-    def error(self) -> type[Exception]:
-        """See `DatabaseSink`."""
-        return self._duckdb.Error  # type: ignore[no-any-return]
+        self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
 
     def connect(self) -> Any:
         """See `DatabaseSink`."""
@@ -319,12 +309,8 @@ class PostgresSink(DatabaseSink):
 
     def __init__(self, url: str, table: str, mode: str = "append") -> None:
         self.server = PostgresServer(url, "sink 'postgres'")
+        self.error = self.server.error
         super().__init__("the database of PostgreSQL", table, mode)
-
-    @property
-    def error(self) -> type[Exception]:
-        """See `DatabaseSink`."""
-        return self.server.error
 
     def connect(self) -> Any:
         """See `DatabaseSink`."""
@@ -337,7 +323,8 @@ class PostgresSink(DatabaseSink):
             for row in zip(*columns, strict=True):
                 copy.write_row(row)
 
-    def _detail(self, error: Exception) -> str:
+    def detail(self, error: Exception) -> str:
+        """See `Database`."""
         return self.server.detail(error)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 from typing import Any
 
 import pyarrow as pa
 
 from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
+from streamveil.connectors.marks import ContentMark
 from streamveil.connectors.names import shown
 from streamveil.errors import MissingExtraError, SourceError, require_file_name
 
@@ -17,8 +18,8 @@ class DeltaSink:
     """Appends every release to one Delta table, each once.
 
     The table's log keeps, for (job, window), the last trigger that was written, and with each
-    commit a digest of its release. A release that is there already is not written again; another
-    release under the same identity is refused, as it can only come from another state.
+    commit the mark of its release. A release that is there already is not written again; another
+    one under the same identity is refused, as it can only come from another state.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,12 +44,12 @@ class DeltaSink:
     def _write(self, job: str, release: Release) -> None:
         window, trigger, table = require_release(release).identity
         app = f"streamveil/{require_file_name('job', job)}/{window}"
-        digest = digest_of(table)
+        mark = ContentMark.of(table)
         if self._last(app) >= trigger:
-            self._require_same(f"{app}/{trigger}", digest)
+            self._require_same(f"{app}/{trigger}", mark)
             return
         properties = self.delta.CommitProperties(
-            custom_metadata={f"{app}/{trigger}": digest},
+            custom_metadata={f"{app}/{trigger}": json.dumps(vars(mark))},
             app_transactions=[self.delta.Transaction(app, trigger)],
         )
         self.delta.write_deltalake(
@@ -64,22 +65,15 @@ class DeltaSink:
             return 0
         return int(self._table().transaction_version(app) or 0)
 
-    def _require_same(self, identity: str, digest: str) -> None:
-        """Refuses another release where one is known; old entries may be gone from the log."""
-        known = {commit[identity] for commit in self._table().history() if identity in commit}
-        if known and known != {digest}:
-            raise SourceError(
-                "the Delta table holds another release of this job, window and trigger.\n"
-                "  to fix  give a new state a table of its own, or another name to its query"
-            )
+    def _require_same(self, identity: str, mark: ContentMark) -> None:
+        """Refuses another release where one is known.
+
+        Old entries may be gone from the log; the first ones were digests of another kind.
+        """
+        for commit in self._table().history():
+            if commit.get(identity, "").startswith("{"):
+                kept = ContentMark(**json.loads(commit[identity]))
+                mark.require(kept, f"the Delta table '{shown(self.path)}'")
 
     def _table(self) -> Any:
         return self.delta.DeltaTable(self.path)
-
-
-def digest_of(table: pa.Table) -> str:
-    """Of the exact content of a release."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return hashlib.blake2b(sink.getvalue(), digest_size=16).hexdigest()

@@ -14,22 +14,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
-from streamveil.connectors.base import Chunk, select, slices
-from streamveil.connectors.fit import fit
+from streamveil.connectors.base import Chunk, select
+from streamveil.connectors.fit import fitted, groups_behind
+from streamveil.connectors.lakes import AT_ONCE, LakeSource
 from streamveil.connectors.names import shown
-from streamveil.connectors.rejected_rows import with_places
 from streamveil.errors import MissingExtraError, SourceError
-from streamveil.frames import plain, plain_schema
-
-AT_ONCE = 50_000  # rows
+from streamveil.frames import plain_schema
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class DeltaPosition:
     row: int = 0
 
 
-class DeltaSource:
+class DeltaSource(LakeSource):
     """Rows of the table in the folder `path`, as of `version`: the newest one if not given.
 
     With `follow`, the rows that later versions add come after them.
@@ -57,9 +54,8 @@ class DeltaSource:
             raise MissingExtraError("the source 'delta'", "delta") from None
         if version is not None and (isinstance(version, bool) or version < 0):
             raise SourceError(f"version counts from 0, so it cannot be {version}")
-        self.path, self.version, self.bounded = str(path), version, not follow
-        self.traced = False  # see `connectors.rejected_rows`
-        self.names: list[str] = []  # of the files, as they were begun; where it is traced
+        super().__init__(f"the Delta table '{shown(str(path))}'", bounded=not follow)
+        self.path, self.version = str(path), version
         self._delta: Any = deltalake
 
     def schema(self) -> pa.Schema:
@@ -71,7 +67,7 @@ class DeltaSource:
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
-        wanted = select(self.schema(), columns, f"the Delta table '{shown(self.path)}'")
+        wanted = select(self.schema(), columns, self.what)
         with self._words():
             newest = self._at(None)
             place = self._place(position, newest)
@@ -89,11 +85,7 @@ class DeltaSource:
             return DeltaPosition(table, first, first)
         place = DeltaPosition(**json.loads(position))
         if place.table != table or place.version > newest.version() + 1:
-            raise SourceError(
-                f"'{shown(self.path)}' is not the Delta table that this job began with, or is an"
-                " older copy of it.\n"
-                "  to fix  restore that table, or start a new state, which is charged"
-            )
+            raise self.another(", or is an older copy of it")
         return place
 
     def _rows_of(self, place: DeltaPosition, wanted: pa.Schema, max_rows: int) -> Iterator[Chunk]:
@@ -113,42 +105,17 @@ class DeltaSource:
             raise gone(self.path, f"a file of version {place.version} is not in it")
         for number, file in list(enumerate(files))[place.file :]:
             here = place if number == place.file else replace(place, file=number, row=0)
-            if self.traced:
-                self.names.append(shown(file.path))
-            yield from self._rows(file, here, number + 1 == len(files), own, wanted, max_rows)
-
-    def _rows(
-        self, file: Any, place: DeltaPosition, last: bool, own: pa.Schema,  # noqa: FBT001
-        wanted: pa.Schema, max_rows: int,
-    ) -> Iterator[Chunk]:  # fmt: skip
-        """The rows of one file from a place on."""
-        groups: list[int] = []
-        row = 0
-        for group in file.row_groups:
-            if groups or row + group.num_rows > place.row:
-                groups.append(group.id)
-            else:
-                row += group.num_rows
-        if not groups:
-            return
-        whole = file.subset(row_group_ids=groups)
-        scanned = whole.to_batches(schema=own, columns=wanted.names, batch_size=max_rows)
-        end = sum(group.num_rows for group in file.row_groups)
-        for batch in scanned:
-            skip = min(max(place.row - row, 0), batch.num_rows)
-            row += skip
-            for part in slices(plain(pa.Table.from_batches([batch]).slice(skip)), max_rows):
-                rows, rejected = fit(part, wanted)
-                numbers = np.arange(row, row + rows.num_rows) + 1
-                row += rows.num_rows
-                after = replace(place, row=row)
-                if row == end:
-                    after = replace(place, file=place.file + 1, row=0)
-                    if last:
-                        after = replace(place, version=place.version + 1, file=0, row=0)
-                if self.traced:
-                    rows = with_places(rows, len(self.names) - 1, numbers)
-                yield Chunk(rows, json.dumps(asdict(after)), rejected)
+            behind = replace(place, file=number + 1, row=0)
+            if number + 1 == len(files):
+                behind = replace(place, version=place.version + 1, file=0, row=0)
+            sizes = [group.num_rows for group in file.row_groups]
+            groups, row = groups_behind(sizes, here.row)
+            scanned = file.subset(row_group_ids=groups).to_batches(
+                schema=own, columns=wanted.names, batch_size=max_rows
+            ) if groups else ()  # fmt: skip
+            tables = (pa.Table.from_batches([batch]) for batch in scanned)
+            parts = fitted(tables, row, here.row, wanted, max_rows)
+            yield from self.chunks(file.path, parts, sum(sizes), here, behind)
 
     def _added(self, version: int) -> set[str]:
         """Paths of the files that a version adds; SourceError if it takes rows away."""
@@ -165,13 +132,7 @@ class DeltaSource:
             if kind in ("add", "remove") and action.get("dataChange", True)
         ]
         if any(kind == "remove" for kind, _ in changes):
-            raise SourceError(
-                f"version {version} of the Delta table '{shown(self.path)}' takes away rows or"
-                " writes them anew (DELETE, UPDATE, MERGE, overwrite); what was read of them"
-                " cannot be taken back.\n"
-                "  to fix  follow a table that is only appended to, such as the table of raw rows"
-                " that this one is made from, or start a new state, which is charged"
-            )
+            raise self.takes_away(f"version {version}", "DELETE, UPDATE, MERGE, overwrite")
         return {unquote(action["path"]) for _, action in changes}  # a log holds them quoted
 
     def _at(self, version: int | None) -> Any:
@@ -185,7 +146,7 @@ class DeltaSource:
             yield
         except errors.DeltaProtocolError:
             raise SourceError(
-                f"the Delta table '{shown(self.path)}' uses what cannot be read here, such as"
+                f"{self.what} uses what cannot be read here, such as"
                 " deletion vectors or column mapping.\n"
                 "  to fix  turn that off (delta.enableDeletionVectors = false and REORG TABLE ..."
                 " APPLY (PURGE)), or copy the table"

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select, slices
-from streamveil.connectors.fit import TIME, fit, is_text_or_bytes
+from streamveil.connectors.fit import TIME, fit, fitted, groups_behind, is_text_or_bytes
 from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_line, opened
 from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
 from streamveil.connectors.names import (
@@ -51,7 +51,7 @@ from streamveil.connectors.remote import MARK, ListedFile, LocalFiles, RemoteFil
 from streamveil.connectors.row_groups import RowGroup, row_groups
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError, nearest, require_one_of
-from streamveil.frames import plain, plain_schema
+from streamveil.frames import plain_schema
 from streamveil.types import Array, Int64
 
 LOG = logging.getLogger("streamveil.files")
@@ -184,7 +184,7 @@ class FilesSource:
 
     def _own_schema(self, name: str) -> pa.Schema:
         """Of one file; of the last one it is known."""
-        facts = self._store.facts(name)
+        facts = self._store.listed(name)
         if (name, facts) != self._seen[:2]:
             with self._store.local(name, self._columns(name, ())) as path:
                 self._seen = (name, facts, self._reader(path).schema(path))
@@ -194,7 +194,7 @@ class FilesSource:
         """Whether there is a file, and something in it."""
         if not self.bounded and not self._store.exists(name):
             return False
-        return self._store.facts(name).size > 0 and (self.bounded or not self._is_early(name))
+        return self._store.listed(name).size > 0 and (self.bounded or not self._is_early(name))
 
     def _timed(self, field: pa.Field) -> pa.Field:
         """A column of text that a query reads as times holds times: no value has a say in it."""
@@ -255,11 +255,13 @@ class FilesSource:
     def _require_same(self, name: str, known: FileIdentity) -> None:
         """SourceError if a file that was read has another content now.
 
-        Its time only says whether to look: a copy of a file has another one.
+        Its time only says whether to look: a copy of a file has another one. Some stores list it
+        with parts of a second which they do not tell of a single file.
         """
-        facts = self._store.facts(name)
-        if facts.size == known.size and (facts.time == known.time or known.mark is None):
-            return
+        for told in (self._store.listed, self._store.facts):
+            facts = told(name)
+            if facts.size == known.size and (facts.time == known.time or known.mark is None):
+                return
         if facts.size == known.size:
             with self._store.local(name, self._columns(name, ())) as path:
                 if identity(path).mark == known.mark:
@@ -482,35 +484,26 @@ class ParquetReader(Reader):
         """See `Reader.read`."""
         file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
         self._require(file.schema_arrow, wanted, path)
-        groups: list[int] = []
-        passed, skip, row = 0, start.row, start.row
-        for group in range(file.metadata.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if groups or passed + rows > skip:
-                groups.append(group)
-            else:
-                passed += rows
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        groups, first = groups_behind(sizes, start.row)
         batches = file.iter_batches(
             max_rows, row_groups=groups, columns=wanted.names, use_threads=True
         )
-        skip -= passed
-        while (batch := guarded(path, lambda: next(batches, None))) is not None:
-            table = plain(pa.Table.from_batches([batch]).select(wanted.names))
-            kept, skip = table.slice(skip), max(0, skip - table.num_rows)
-            for part in slices(kept, max_rows):
-                rows, rejected = fit(part, wanted)
-                if not self.traced:
-                    yield FilePart(rows, rejected)
-                    continue
-                numbers = np.arange(row, row + rows.num_rows) + 1
-                row += rows.num_rows
-                rejected_rows = []
-                if rejected:
-                    odd = misfits(part, rows)
-                    rejected_rows = [
-                        RejectedLines(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))
-                    ]
-                yield FilePart(rows, rejected, 0, numbers, rejected_rows)
+        tables = (
+            pa.Table.from_batches([batch]).select(wanted.names)
+            for batch in iter(lambda: guarded(path, lambda: next(batches, None)), None)
+        )
+        for rows, rejected, end, before in fitted(tables, first, start.row, wanted, max_rows):
+            if not self.traced:
+                yield FilePart(rows, rejected)
+                continue
+            numbers, rejected_rows = np.arange(end - rows.num_rows, end) + 1, []
+            if rejected:
+                odd = misfits(before, rows)
+                rejected_rows = [
+                    RejectedLines(MISFIT, numbers[odd], as_lines(before.filter(pa.array(odd))))
+                ]
+            yield FilePart(rows, rejected, 0, numbers, rejected_rows)
 
 
 class CsvReader(Reader):

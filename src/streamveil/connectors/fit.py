@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.connectors.base import micros
+from streamveil.connectors.base import micros, slices
 from streamveil.connectors.rejected_rows import MISFIT
+from streamveil.frames import plain
 
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -25,6 +28,48 @@ def fit(table: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
         arrays.append(column)
     table = pa.Table.from_arrays(arrays, schema=pa.schema(wanted))
     return table, ({MISFIT: lost} if lost else {})
+
+
+class FittedRows(NamedTuple):
+    """Rows of a file, as the types they are wanted in."""
+
+    rows: pa.Table
+    rejected: dict[str, int]
+    end: int  # how many rows of the file there are up to here
+    before: pa.Table  # the same as they came
+
+
+def fitted(
+    tables: Iterable[pa.Table], first: int, start: int, wanted: pa.Schema, max_rows: int
+) -> Iterator[FittedRows]:
+    """The rows behind the first `start` of a file; its `tables` come behind the first `first`.
+
+    >>> tables = [pa.table({"n": ["1", "2"]}), pa.table({"n": ["x"]})]
+    >>> some = fitted(tables, 10, 11, pa.schema([("n", pa.int64())]), 50)
+    >>> [(part.rows["n"].to_pylist(), part.end, len(part.rejected)) for part in some]
+    [([2], 12, 0), ([None], 13, 1)]
+    """
+    row = first
+    for table in tables:
+        passed = min(max(start - row, 0), table.num_rows)
+        row += passed
+        for part in slices(plain(table.slice(passed)), max_rows):
+            row += part.num_rows
+            yield FittedRows(*fit(part, wanted), row, part)
+
+
+def groups_behind(sizes: Sequence[int], start: int) -> tuple[list[int], int]:
+    """Which row groups hold the rows behind the first `start`, and how many rows precede these.
+
+    >>> groups_behind([3, 4, 2], 5), groups_behind([3], 3)
+    (([1, 2], 3), ([], 3))
+    """
+    first = 0
+    for group, rows in enumerate(sizes):
+        if first + rows > start:
+            return [*range(group, len(sizes))], first
+        first += rows
+    return [], first
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:

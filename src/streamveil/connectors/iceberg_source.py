@@ -16,19 +16,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import Chunk, select, slices
-from streamveil.connectors.fit import fit
+from streamveil.connectors.base import Chunk, select
+from streamveil.connectors.fit import FittedRows, fitted, groups_behind
 from streamveil.connectors.iceberg import opened, require_package, table_name, words
-from streamveil.connectors.names import shown
-from streamveil.connectors.rejected_rows import with_places
+from streamveil.connectors.lakes import AT_ONCE, LakeSource
+from streamveil.connectors.rejected_rows import with_last_places
 from streamveil.errors import SourceError
-from streamveil.frames import plain, plain_schema
+from streamveil.frames import plain_schema
 
-AT_ONCE = 50_000  # rows
 NUMBER = b"PARQUET:field_id"  # of a column, whatever it is called
 NOTHING = 0  # the snapshot of a table that has none
 
@@ -45,7 +43,7 @@ class IcebergPosition:
     done: bool = False  # with the whole snapshot
 
 
-class IcebergSource:
+class IcebergSource(LakeSource):
     """Rows of a table as of `snapshot`: the newest one if not given.
 
     With `follow`, the rows that later snapshots append come after them. `catalog` names one of
@@ -58,9 +56,7 @@ class IcebergSource:
     ) -> None:  # fmt: skip
         require_package()
         self.name, self.catalog, self.snapshot = table_name(table), catalog, snapshot
-        self.bounded = not follow
-        self.traced = False  # see `connectors.rejected_rows`
-        self.names: list[str] = []  # of the files, as they were begun; where it is traced
+        super().__init__(f"the Iceberg table '{self.name}'", bounded=not follow)
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
@@ -73,7 +69,7 @@ class IcebergSource:
         """See `Source.read`."""
         with words(self.name):
             table = self._table()
-            wanted = select(schema_of(table), columns, f"the Iceberg table '{self.name}'")
+            wanted = select(schema_of(table), columns, self.what)
             place = self._place(position, table)
             todo = [] if place.done else [place]
             if not self.bounded:
@@ -96,10 +92,7 @@ class IcebergSource:
             return IcebergPosition(own, first, first, done=first == NOTHING)
         place = IcebergPosition(**json.loads(position))
         if place.table != own:
-            raise SourceError(
-                f"'{self.name}' is not the Iceberg table that this job began with.\n"
-                "  to fix  restore that table, or start a new state, which is charged"
-            )
+            raise self.another()
         return place
 
     def _later(self, table: Any, place: IcebergPosition) -> list[Any]:
@@ -113,7 +106,7 @@ class IcebergSource:
             at = None if parent is None else table.snapshot_by_id(parent)
         if at is None and (found or place.snapshot != NOTHING):
             raise SourceError(
-                f"the newest snapshot of the Iceberg table '{self.name}' does not follow the one"
+                f"the newest snapshot of {self.what} does not follow the one"
                 " that this job has read: one between them expired, or the table was rolled"
                 " back.\n"
                 "  to fix  keep snapshots until they are read; to go on without what is lost,"
@@ -128,17 +121,15 @@ class IcebergSource:
         files = self._files(table, place)
         for number, file in list(enumerate(files))[place.file :]:
             here = place if number == place.file else replace(place, file=number, row=0)
-            if self.traced:
-                self.names.append(shown(file.file_path))
-            for rows, rejected, after in self._rows(table, file, here, wanted, max_rows):
-                if after.file == len(files):
-                    after = replace(after, done=True)
-                yield Chunk(rows, json.dumps(asdict(after)), rejected)
+            done = number + 1 == len(files)
+            behind = replace(place, file=number + 1, row=0, done=done)
+            parts = self._rows(table, file, here.row, wanted, max_rows)
+            yield from self.chunks(file.file_path, parts, file.record_count, here, behind)
         if place.file >= len(files):  # none is left: the next read may begin behind it
             end = replace(place, file=len(files), row=0, done=True)
             empty = wanted.empty_table()
             if self.traced:
-                empty = with_places(empty, 0, np.zeros(0, np.int64))
+                empty = with_last_places(empty, 0, 0)
             yield Chunk(empty, json.dumps(asdict(end)))
 
     def _files(self, table: Any, place: IcebergPosition) -> list[Any]:
@@ -146,7 +137,7 @@ class IcebergSource:
         snapshot = table.snapshot_by_id(place.snapshot)
         if snapshot is None:
             raise SourceError(
-                f"the Iceberg table '{self.name}' has snapshot {place.snapshot} no more.\n"
+                f"{self.what} has snapshot {place.snapshot} no more.\n"
                 "  to fix  keep snapshots until they are read, or start a new state, which is"
                 " charged"
             )
@@ -155,12 +146,7 @@ class IcebergSource:
         else:
             kind = snapshot.summary.operation.value if snapshot.summary else "overwrite"
             if kind not in ("append", "replace"):
-                raise SourceError(
-                    f"snapshot {place.snapshot} of the Iceberg table '{self.name}' takes away rows"
-                    f" or writes them anew ({kind}); what was read of them cannot be taken back.\n"
-                    "  to fix  follow a table that is only appended to, such as the table of raw"
-                    " rows that this one is made from, or start a new state, which is charged"
-                )
+                raise self.takes_away(f"snapshot {place.snapshot}", kind)
             added = table.incremental_append_scan(
                 from_snapshot_id_exclusive=snapshot.parent_snapshot_id,
                 to_snapshot_id_inclusive=place.snapshot,
@@ -168,38 +154,27 @@ class IcebergSource:
             tasks = [] if kind == "replace" else list(added.plan_files())
         if any(one.delete_files or one.file.file_format.value != "PARQUET" for one in tasks):
             raise SourceError(
-                f"the Iceberg table '{self.name}' has files of deleted rows, or files that are not"
+                f"{self.what} has files of deleted rows, or files that are not"
                 " Parquet, which are not read here.\n"
                 "  to fix  rewrite its data files (compaction), or copy the table"
             )
         return sorted((one.file for one in tasks), key=lambda one: str(one.file_path))
 
     def _rows(
-        self, table: Any, data: Any, place: IcebergPosition, wanted: pa.Schema, max_rows: int
-    ) -> Iterator[tuple[pa.Table, dict[str, int], IcebergPosition]]:
-        """The rows of one file from a place on, each part with the place behind it."""
+        self, table: Any, data: Any, start: int, wanted: pa.Schema, max_rows: int
+    ) -> Iterator[FittedRows]:
+        """The rows of one file behind the first `start`."""
         with table.io.new_input(data.file_path).open() as opened_file:
             file = pq.ParquetFile(opened_file)
             names = columns_of(file.schema_arrow, table)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            ends = np.cumsum([0, *sizes])
-            groups = [i for i in range(len(sizes)) if ends[i + 1] > place.row]
-            row, end = (int(ends[groups[0]]), int(ends[-1])) if groups else (0, 0)
+            groups, first = groups_behind(sizes, start)
             own = [names[name] for name in wanted.names if name in names]
-            for batch in file.iter_batches(max_rows, row_groups=groups, columns=own):
-                skip = min(max(place.row - row, 0), batch.num_rows)
-                row += skip
-                found = plain(as_named(pa.Table.from_batches([batch]), names, wanted).slice(skip))
-                for part in slices(found, max_rows):
-                    rows, rejected = fit(part, wanted)
-                    numbers = np.arange(row, row + rows.num_rows) + 1
-                    row += rows.num_rows
-                    after = replace(place, row=row)
-                    if row == end:
-                        after = replace(place, file=place.file + 1, row=0)
-                    if self.traced:
-                        rows = with_places(rows, len(self.names) - 1, numbers)
-                    yield rows, rejected, after
+            tables = (
+                as_named(pa.Table.from_batches([batch]), names, wanted)
+                for batch in file.iter_batches(max_rows, row_groups=groups, columns=own)
+            )
+            yield from fitted(tables, first, start, wanted, max_rows)
 
 
 def as_named(table: pa.Table, names: dict[str, str], wanted: pa.Schema) -> pa.Table:

@@ -34,7 +34,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
@@ -44,7 +43,7 @@ from streamveil.connectors.blocks import sync_directory
 from streamveil.connectors.database_sources import AT_ONCE, OF_POSTGRES, PLAIN_TEXT
 from streamveil.connectors.fit import TIME, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
-from streamveil.connectors.rejected_rows import with_places
+from streamveil.connectors.rejected_rows import with_last_places
 from streamveil.errors import SourceError
 
 OF_CHANGES = pa.schema([("pg_operation", pa.string()), ("pg_time", TIME)])
@@ -191,9 +190,7 @@ class PostgresChanges:
                     changes = []
 
     def _placed(self, rows: pa.Table, end: int) -> pa.Table:
-        if not self.traced:
-            return rows
-        return with_places(rows, 0, np.arange(end - rows.num_rows, end) + 1)
+        return with_last_places(rows, 0, end) if self.traced else rows
 
     def _chunk(self, changes: list[TableChange], place: LogPlace, wanted: pa.Schema) -> Chunk:
         """Rows of some changes."""

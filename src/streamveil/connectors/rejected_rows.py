@@ -62,13 +62,17 @@ class Numbered:
         """See `Source.read`."""
         for chunk in self.inner.read(position, max_rows, columns):
             end = int(json.loads(chunk.position))
-            numbers = np.arange(end - chunk.rows.num_rows, end) + 1
-            yield Chunk(with_places(chunk.rows, 0, numbers), chunk.position, chunk.rejected)
+            yield Chunk(with_last_places(chunk.rows, 0, end), chunk.position, chunk.rejected)
 
 
 def with_places(rows: pa.Table, file: int, numbers: Numbers) -> pa.Table:
     """Rows with the column of their places."""
     return rows.append_column(PLACE, pa.array((file << NUMBER_BITS) + numbers, pa.int64()))
+
+
+def with_last_places(rows: pa.Table, file: int, end: int) -> pa.Table:
+    """The last ones of the first `end` rows of a file, with the column of their places."""
+    return with_places(rows, file, np.arange(end - rows.num_rows, end) + 1)
 
 
 def schema_of(columns: pa.Schema) -> pa.Schema:

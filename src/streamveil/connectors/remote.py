@@ -37,7 +37,7 @@ AZURE_KEYS = {"account_key": "AZURE_STORAGE_KEY", "sas_token": "AZURE_STORAGE_SA
 OF_AZURE = ("_authority", "_scheme")
 MARK = "://"
 RETRIED = 15  # seconds for which a store that does not answer is asked again
-PIECE = 1 << 22  # bytes copied at once
+PIECE = 1 << 24  # bytes asked for at once: each time a store is waited for
 Columns = tuple[str, ...] | None
 
 
@@ -86,6 +86,8 @@ class LocalFiles:
         facts = guarded(Path(name), Path(name).stat)
         return ListedFile(facts.st_size, facts.st_mtime_ns)
 
+    listed = facts
+
     def exists(self, name: str) -> bool:
         """Whether it is there."""
         return Path(name).exists()
@@ -117,12 +119,15 @@ class RemoteFiles:
             )
         self._root = addresses.pop()
         self._store: tuple[Any, str] | None = None
-        self._listed: set[str] = set()
+        self._listed: dict[str, ListedFile | None] = {}  # None: the listing told its name alone
         self._folders: dict[str, str] = {}  # of each pattern, once it was looked for
 
     def found(self, patterns: Sequence[str]) -> list[str]:
         """All files of some patterns in canonical order. One listing for each pattern."""
-        self._listed = {name for pattern in patterns for name in self._matching(pattern)}
+        self._listed = {
+            info.path: None if info.size is None else facts_of(info)
+            for pattern in patterns for info in self._matching(pattern)
+        }  # fmt: skip
         return sorted(self._listed, key=lambda name: name.split("/"))
 
     def below(self, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -138,6 +143,10 @@ class RemoteFiles:
                 f"'{shown(name)}' went while it was read.\n  to fix  restore it, and start again"
             )
         return facts_of(info)
+
+    def listed(self, name: str) -> ListedFile:
+        """What it was when the files were listed, as far as that told: no store is asked."""
+        return self._listed[name] or self.facts(name)
 
     def exists(self, name: str) -> bool:
         """Whether it was there when the files were listed."""
@@ -205,7 +214,7 @@ class RemoteFiles:
                         start += read
             to.truncate(size)
 
-    def _matching(self, pattern: str) -> Iterator[str]:
+    def _matching(self, pattern: str) -> Iterator[Any]:
         from pyarrow import fs
 
         path = address(pattern)[1]
@@ -214,14 +223,14 @@ class RemoteFiles:
         [one] = asked(base, lambda: self._files.get_file_info([base]))
         self._folders[pattern] = posixpath.dirname(base) if one.is_file else one.path.rstrip("/")
         if one.is_file:
-            yield base
+            yield one
             return
         selector = fs.FileSelector(base, allow_not_found=True, recursive=bool(wanted))
         for info in asked(base, lambda: self._files.get_file_info(selector)):
             parts = info.path[len(base) :].strip("/").split("/")
             known = matches(parts, wanted) if wanted else format_of(info.base_name) is not None
             if info.is_file and known and not is_temporary(info.base_name):
-                yield info.path
+                yield info
 
     def _base_of(self, pattern: str) -> str:
         return f"{self._opened()[1].strip('/')}/{fixed(address(pattern)[1])}".rstrip("/")

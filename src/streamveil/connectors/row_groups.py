@@ -22,14 +22,44 @@ class RowGroup(NamedTuple):
     span: tuple[int, int] | None  # its first and last time, microseconds; None: not known
 
 
-def row_groups(paths: Iterable[Path], column: str, kind: pa.DataType) -> list[RowGroup] | None:
-    """All row groups of some files; None where a file does not hold the column as that type."""
+UNKNOWN = RowGroup(0, 0, None)
+
+
+def nothing_to_read(source: object, column: str | None, start_us: int, end_us: int) -> str | None:
+    """What to tell the operator where no file, or no file's time, lies in [start, end)."""
+    if not getattr(source, "on_disk", False):
+        return None
+    files: list[Path] = source.files()  # type: ignore[attr-defined]  # whoever says so has them
+    if not files:
+        return "no file is there yet"
+    try:
+        spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
+    except (OSError, pa.ArrowException):
+        return None  # no Parquet
+    known = [span for span in spans if span is not None]
+    if len(known) < len(spans):
+        return None
+    first, last = min(first for first, _ in known), max(last for _, last in known)
+    return (
+        None
+        if first < end_us and start_us <= last
+        else "no file holds a time between start and end"
+    )
+
+
+def row_groups(
+    paths: Iterable[Path], column: str | None, kind: pa.DataType | None = None
+) -> list[RowGroup] | None:
+    """All row groups of some files; None where a file does not hold the column as that type.
+
+    `kind`: None stands for any timestamp.
+    """
     found: list[RowGroup] = []
     for path in paths:
         with pq.ParquetFile(path) as file:
             facts, schema = file.metadata, file.schema_arrow
             places = [i for i in range(facts.num_columns) if facts.schema.column(i).path == column]
-            if len(places) != 1 or schema.field(column).type != kind:
+            if len(places) != 1 or kind not in (None, schema.field(column).type):
                 return None
             for number in range(facts.num_row_groups):
                 group = facts.row_group(number)
@@ -38,15 +68,21 @@ def row_groups(paths: Iterable[Path], column: str, kind: pa.DataType) -> list[Ro
     return found
 
 
-def span_of(chunk: pq.ColumnChunkMetaData, kind: pa.DataType) -> tuple[int, int] | None:
-    """The first and last time of a row group as its statistics have them, rounded down."""
+def span_of(chunk: pq.ColumnChunkMetaData, kind: pa.DataType | None) -> tuple[int, int] | None:
+    """The first and last time of a row group as its statistics have them, rounded down.
+
+    They are read as whole numbers: a time that no calendar has stops nothing.
+    """
     told = chunk.statistics
     if told is None or not told.has_min_max or told.physical_type != "INT64":
         return None
-    if pa.types.is_int64(kind):
+    if kind is not None and pa.types.is_int64(kind):
         return told.min_raw, told.max_raw
-    unit = json.loads(told.logical_type.to_json()).get("timeUnit")
-    if unit not in UNITS or not pa.types.is_timestamp(kind) or UNITS[unit][0] != kind.unit:
+    logical = json.loads(told.logical_type.to_json())
+    unit = logical.get("timeUnit")
+    if logical["Type"] != "Timestamp" or unit not in UNITS:
+        return None
+    if kind is not None and (not pa.types.is_timestamp(kind) or UNITS[unit][0] != kind.unit):
         return None
     _, factor, parts = UNITS[unit]
     return told.min_raw * factor // parts, told.max_raw * factor // parts

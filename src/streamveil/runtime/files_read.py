@@ -37,7 +37,7 @@ def files_read(state: str | Path, pattern: str) -> Iterator[tuple[str, Reading]]
         if file is None:  # or it was read in part
             yield name, "needed"
         else:
-            yield name, "read" if store.facts(name).size == file.size else "changed"
+            yield name, "read" if store.listed(name).size == file.size else "changed"
 
 
 def place_of(position: str | None) -> dict[str, Any] | None:

@@ -20,7 +20,6 @@ from streamveil.compiler.compile import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sinks, open_source
-from streamveil.connectors.span import nothing_to_read
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
@@ -183,6 +182,8 @@ def warn_of_nothing(plan: Plan) -> None:
         return
     if clock.start_us is None or clock.end_us is None:
         return
+    from streamveil.connectors.row_groups import nothing_to_read  # loaded where files are read
+
     source = open_source(plan.source.kind, plan.source.options)
     nothing = nothing_to_read(
         source, clock.arrival or plan.source.event_time, clock.start_us, clock.end_us

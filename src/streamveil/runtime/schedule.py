@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +23,14 @@ from streamveil.connectors import Chunk, Source
 from streamveil.connectors.arrival import Arrivals, arrivals
 from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
-from streamveil.connectors.files import FilesSource
 from streamveil.connectors.rejected_rows import PLACE, rejected_table
-from streamveil.connectors.row_groups import RowGroup
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan.plan import Clock
 from streamveil.runtime.copy_buffer import SpillBuffer
 from streamveil.types import Array, Int64
+
+if TYPE_CHECKING:  # not loaded where a query reads no files
+    from streamveil.connectors.row_groups import RowGroup
 
 PAUSE = 0.5  # seconds between two looks for more rows
 MOST_WAITING = 1 << 22  # rows in memory whose step is to come, where files are in order
@@ -185,9 +186,11 @@ def replay_of(schedule: MicroBatches, steps: int, at: dict[str, Any]) -> Replay:
 
     A job goes on in the way in which it began: rejected rows are counted once.
     """
-    source, begins = schedule.source, at["step"] == 1 and not at.get("taken")
-    if isinstance(source, FilesSource) and (begins or at.get("in_order")):
-        made = InOrder(schedule, steps, source)
+    begins, row_groups = at["step"] == 1 and not at.get("taken"), None
+    if begins or at.get("in_order"):
+        row_groups = getattr(schedule.source, "row_groups", None)  # of files
+    if row_groups is not None:
+        made = InOrder(schedule, steps, row_groups)
         if made.proved:
             return made
     return Replay(schedule, steps)
@@ -341,10 +344,13 @@ class InOrder(Replay):
 
     way: ClassVar[dict[str, Any]] = {"in_order": True}
 
-    def __init__(self, schedule: MicroBatches, steps: int, source: FilesSource) -> None:
+    def __init__(
+        self, schedule: MicroBatches, steps: int,
+        row_groups: Callable[[str], list[RowGroup] | None],
+    ) -> None:  # fmt: skip
         super().__init__(schedule, steps)
         clock = schedule.clock
-        groups = source.row_groups(self.column) or []
+        groups = row_groups(self.column) or []
         first, last = cast(int, clock.start_us), cast(int, clock.end_us) - 1
         spans = np.array([group.span or (first, last) for group in groups], object).reshape(-1, 2)
         within = np.clip(spans, first, last).astype(np.int64)
