@@ -134,8 +134,8 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     made = query(keys=sv.discover(min_units=least))
     plan = with_look(made.plan)
     operator = compile_plan(plan)
-    said = next(text for *_, text in mechanism_rows(plan, operator) if "half of all groups" in text)
-    units = float(said.split()[5])
+    said = next(text for *_, text in mechanism_rows(plan, operator) if "of groups with" in text)
+    units = float(said.split()[3])
     last = operator.schedule.triggers
     assert published_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
     asked = threshold_of(operator.aggregation, last, 0.0).units

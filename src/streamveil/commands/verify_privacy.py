@@ -105,11 +105,11 @@ def account_of_ledger(path: Path) -> None:
         found, less = [*judged(ledger)], unjudged(ledger)
         charges = len(ledger.entries())
     for rule, part in found:
-        say(f"{rule}: {charges:,} charges lose {part:.1%} of the delta that is claimed")
+        say(f"{rule}: {part:.1%} of the claimed delta is used (charges: {charges:,})")
     if less:
         say(
-            f"not in this account: coins, and what looks chose, in {len(less)} charges: they count"
-            " as nothing, since no mechanism is known that loses all of them"
+            f"counted as nothing here: coins and looks (charges: {len(less):,}); no attack is known"
+            " that uses up all that is claimed for them"
         )
     if all(part <= SLACK for _, part in found):
         say("the limit stands")
