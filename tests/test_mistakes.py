@@ -267,18 +267,17 @@ MISTAKES = [
     ("horizon must be", lambda: sv.counters.choose(horizon=1.5, budget=sv.Budget(**BUDGET))),
     ("needs 'budget'", lambda: sv.counters.choose(horizon=10)),
     ("budget must be a Budget", lambda: sv.counters.choose(horizon=10, budget=1)),
-    ("budget must be Budget", lambda: sv.counters.compare(10, 5)),
+    ("budget must be a Budget", lambda: sv.counters.compare(10, 5)),
     ("compare() needs 'budget'", lambda: sv.counters.compare(10)),
     ("horizon must be between 1", lambda: sv.counters.choose(10**50, sv.Budget(rho=1))),
     (
-        "budget must be Budget",
+        "budget must be a Budget",
         lambda: sv.counters.fit(sv.counters.HaarCounter(horizon=4, sigma=1), 1),
     ),
-    ("horizon must be int", lambda: sv.counters.BltCounter(horizon="9", sigma=1)),
+    ("horizon must be", lambda: sv.counters.BltCounter(horizon="9", sigma=1)),
     ("branch must be between 2", lambda: sv.linear.hierarchy(8, branch=1)),
     ("size must be between 0", lambda: sv.linear.combine([], -1)),
-    ("length must be int", lambda: sv.sketches.text_words(["a"], "x")),
-    ("source must be", lambda: sv.answers(["x"])),
+    ("answers takes", lambda: sv.answers(["x"])),
     ("source must be", lambda: sv.read(4)),
     ("PARTITION BY without", lambda: own("*, RANK() OVER (ORDER BY ms) AS k FROM t")),
     ("GROUP BY without", lambda: own("url, MIN(ts) AS first FROM t GROUP BY url")),
@@ -401,13 +400,11 @@ def test_a_mistake_is_answered_in_words_with_the_way_out(cause, mistake, tmp_pat
 
 
 def public_calls():
-    """Each public function and class, and how many arguments it needs."""
-    for home in (sv, sv.counters, sv.sketches, sv.dynamic, sv.linear):
-        for name in home.__all__:
-            call = getattr(home, name)
-            exempt = isinstance(call, type) and issubclass(call, (BaseException, tuple))
-            if callable(call) and not exempt and not getattr(call, "_is_protocol", False):
-                yield pytest.param(call, id=f"{home.__name__}.{name}")
+    """Each function and class of queries, but for errors."""
+    for name in sv.__all__:
+        call = getattr(sv, name)
+        if not (isinstance(call, type) and issubclass(call, BaseException)):
+            yield pytest.param(call, id=name)
 
 
 @pytest.mark.parametrize("call", list(public_calls()))

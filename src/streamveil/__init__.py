@@ -25,7 +25,6 @@ from streamveil.errors import (
     SourceError,
     StoreError,
     StreamveilError,
-    answered,
     nearest,
 )
 
@@ -84,7 +83,7 @@ def __getattr__(name: str) -> Any:
         known = [*__all__, *_MECHANISMS]
         raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
     found = getattr(import_module(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
-    return globals().setdefault(name, answered(found))
+    return globals().setdefault(name, found)
 
 
 def __dir__() -> list[str]:
@@ -97,7 +96,7 @@ class _Package(ModuleType):
 
     @property
     def sql(self) -> Any:
-        return answered(import_module("streamveil.api.builder").sql)
+        return import_module("streamveil.api.builder").sql
 
     @sql.setter
     def sql(self, package: ModuleType) -> None:

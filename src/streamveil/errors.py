@@ -5,16 +5,13 @@ Nor does one hold a command to the terminal it is shown on: names in it are spel
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
-from functools import cache, wraps
+from functools import wraps
 from inspect import Parameter, Signature, signature
-from itertools import islice
-from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from numbers import Real
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,7 +144,7 @@ def require_positive(**numbers: object) -> None:
 def require_between(low: float, high: float, **numbers: float) -> None:
     """Raises ValueError naming the first argument outside the closed interval [low, high]."""
     for name, value in numbers.items():
-        if not low <= value <= high:
+        if not isinstance(value, Real) or not low <= value <= high:
             raise ValueError(f"{name} must be between {low} and {high}, not {value}")
 
 
@@ -231,162 +228,3 @@ def misfit(known: Signature, given: int, named: Collection[str]) -> str:
     needed = [one.name for one in arguments if one.default is Parameter.empty]
     missing = [n for n in needed if n in names and n not in named and n not in placed[:given]]
     return f"needs {', '.join(repr(name) for name in missing)}"
-
-
-SCALARS = {int: Integral, float: Real}
-FEW = 20  # elements of a sequence that are looked at
-
-
-def answered(public: T) -> T:
-    """A public function or class whose calls say which argument does not fit, where they fail.
-
-    Nothing is checked before a call. Where one fails with an error of Python or NumPy, the
-    arguments are compared with the annotations, and the first that does not fit is named by its
-    kind, never by its value, which may be data.
-
-    >>> def half(of: int, *, down: bool = True) -> int:
-    ...     return of // 2 if down else -(-of // 2)
-    >>> answered(half)("3")
-    Traceback (most recent call last):
-    ...
-    streamveil.errors.PlanError: half(): of must be int, not str
-      to fix  half(of: int, down=...)
-    """
-    if inspect.isclass(public):
-        init = public.__init__  # type: ignore[misc]
-        plain = getattr(public, "_is_protocol", False) or issubclass(public, (BaseException, tuple))
-        if inspect.isfunction(init) and not plain and not hasattr(init, "__answered__"):
-            public.__init__ = _answering(init, public)  # type: ignore[misc,method-assign]
-        return public
-    if callable(public) and not hasattr(public, "__answered__"):
-        return _answering(public, public)  # type: ignore[return-value]
-    return public
-
-
-def _answering(call: Callable[..., Any], public: Any) -> Callable[..., Any]:
-    """The call, and words where it fails."""
-
-    @wraps(call)
-    def wrapped(*args: Any, **named: Any) -> Any:
-        try:
-            return call(*args, **named)
-        except Exception as error:
-            if isinstance(error, StreamveilError) and not getattr(error, "misfit", False):
-                raise
-            fault = _fault(call, public, args, named)
-            if fault is None or (type(error) is ValueError and fault[0] in str(error)):
-                raise
-            told = PlanError(fault[1])
-            told.misfit = True  # type: ignore[attr-defined]  # a call around it may say it better
-            raise told from None
-
-    wrapped.__answered__ = True  # type: ignore[attr-defined]
-    return wrapped
-
-
-def _fault(call: Any, public: Any, args: Any, named: Any) -> tuple[str, str] | None:
-    """The first argument that does not fit, and what to say of it; None if all of them do."""
-    known, what = signature(call), public.__name__
-    inner = [one for one in known.parameters.values() if one.name != "self"]
-    fix = f"\n  to fix  {what}({', '.join(map(_form, inner))})"
-    try:
-        bound = known.bind(*args, **named).arguments
-    except TypeError:
-        return "", f"{what}() {misfit(known, len(args), named)}{fix}"
-    hints = _hints(call)
-    for name, value in bound.items():
-        parameter = known.parameters[name]
-        values = [value]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            values = list(value)
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            values = list(value.values())
-        for one in values if name in hints else ():
-            if not fits(one, hints[name]):
-                wanted = _plain(str(parameter.annotation))
-                return name, f"{what}(): {name} must be {wanted}, not {_kind(one)}{fix}"
-    return None
-
-
-def _plain(annotation: str) -> str:
-    """An annotation as a user reads it: without the quotes of postponed ones."""
-    return annotation.replace("'", "").replace("collections.abc.", "")
-
-
-def _form(one: Parameter) -> str:
-    """An argument as a call that works has it."""
-    if one.default is not one.empty:
-        return f"{one.name}=..."
-    return _plain(str(one))
-
-
-def _kind(value: object) -> str:
-    """What a value is, in a word, and never which."""
-    if isinstance(value, float) and value != value:
-        return "a float that is no number"
-    if isinstance(value, list | tuple) and value:
-        return f"a {type(value).__name__} of {type(value[0]).__name__}"
-    return "None" if value is None else type(value).__name__
-
-
-@cache
-def _hints(call: Any) -> dict[str, Any]:
-    """What annotations name; none of those that need a module that is read for typing alone."""
-    plain = inspect.unwrap(call)
-    try:
-        return get_type_hints(plain)
-    except NameError:
-        scope, found = getattr(plain, "__globals__", {}), {}
-        for name, text in getattr(plain, "__annotations__", {}).items():
-            try:
-                found[name] = eval(text, scope) if isinstance(text, str) else text  # noqa: S307
-            except NameError:
-                continue
-        return found
-
-
-def fits(value: object, hint: Any) -> bool:
-    """Whether a value may be of an annotation, as far as can be told without its meaning.
-
-    >>> fits(3, int | None), fits("3", int), fits([1, "2"], list[int]), fits(float("nan"), int)
-    (True, False, False, False)
-    """
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint is None or hint is NoneType:
-        return value is None
-    if isinstance(hint, TypeVar):
-        return hint.__bound__ is None or fits(value, hint.__bound__)
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in parts)
-    if origin is Literal:
-        return value in parts
-    if hint in SCALARS:
-        number = isinstance(value, SCALARS[hint]) and not isinstance(value, bool)
-        return number and value == value
-    if origin is Callable:
-        return callable(value)
-    if hasattr(hint, "array_type"):  # an array with its shape
-        return hasattr(value, "__array__")
-    if hint is Any or not inspect.isclass(origin or hint):
-        return True
-    return _is_one(value, origin or hint) and _holds(value, origin, parts)
-
-
-def _is_one(value: object, kind: type) -> bool:
-    """Whether a value is of a class, or has what a protocol asks for."""
-    if getattr(kind, "_is_protocol", False):
-        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
-    if isinstance(value, str | bytes) and issubclass(kind, Collection):
-        return kind in (str, bytes) and isinstance(value, kind)
-    return isinstance(value, kind)
-
-
-def _holds(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
-    """Whether the first elements of a sequence or mapping fit."""
-    if isinstance(value, Mapping) and len(parts) == 2:
-        return all(fits(v, parts[1]) for v in list(value.values())[:FEW])
-    if origin is tuple and parts and Ellipsis not in parts:
-        return len(value) == len(parts) and all(map(fits, value, parts))
-    if isinstance(value, Collection) and parts:
-        return all(fits(one, parts[0]) for one in islice(value, FEW))
-    return True

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from streamveil.errors import answered
-
 if TYPE_CHECKING:
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
@@ -66,7 +64,7 @@ def __getattr__(name: str) -> Any:
     """Loads what is asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module 'streamveil.counters' has no attribute '{name}'")
-    found = answered(getattr(import_module(_HOMES[name]), name))
+    found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found
 

@@ -14,7 +14,7 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
-from streamveil.counters.fitting import fit
+from streamveil.counters.fitting import fit, require_budget
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.counters.participation import Participation, moved_by
@@ -73,8 +73,7 @@ def choose(
     >>> print(choose(1000, Budget(epsilon=1)))
     KaryTreeCounter: pure differential privacy; max sd 18.04, 16 bytes per key
     """
-    if not isinstance(budget, Budget):
-        raise ValueError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+    require_budget(budget)
     if horizon is not None:
         require_between(1, FOREVER, horizon=horizon)
     counter, reason = _pick(horizon, budget, touched)
@@ -172,6 +171,7 @@ def candidates(horizon: int, *, pure: bool) -> dict[str, Counter]:
     return found
 
 
+@fitting("compare(horizon=1000, budget=Budget(epsilon=1, delta=1e-9))")
 def compare(
     horizon: int,
     budget: Budget,
@@ -190,13 +190,16 @@ def compare(
         clock: seconds, for the times.
 
     Raises:
-        ValueError: none of the named counters fits, or the horizon is below 1 or above 2**40.
+        PlanError: an argument is missing or unknown; the message shows a call that works.
+        ValueError: none of the named counters fits, the budget is no Budget, or the horizon is
+            below 1 or above 2**40.
         BudgetError: no noise scale makes a counter fit the budget.
 
     >>> [row.name for row in compare(100, Budget(rho=0.1), counters=["honaker", "blt"]).rows]
     ['blt', 'honaker']
     """
     require_between(1, FOREVER, horizon=horizon)
+    require_budget(budget)
     rows = []
     for name, counter in candidates(horizon, pure=budget.is_pure).items():
         if counters is not None and name not in counters:

@@ -26,7 +26,7 @@ def fit(
     The loss falls as the scale grows, so bisection finds it; what is returned was checked.
 
     Raises:
-        ValueError: `moved` is not a finite number above 0.
+        ValueError: `moved` is not a finite number above 0, or the budget is no Budget.
         BudgetError: no noise scale fits the budget.
 
     >>> from streamveil.counters import BltCounter
@@ -34,6 +34,7 @@ def fit(
     >>> round(float(counter.sigma), 3), counter.loss().fits(Budget(rho=0.5))
     (1.591, True)
     """
+    require_budget(budget)
     if keys is not None:
         require_positive(keys=keys)
     if not check_moved(moved):
@@ -61,6 +62,12 @@ def fit(
             break
         low, high = (low, middle) if fits(middle) else (middle, high)
     return scaled(high)
+
+
+def require_budget(budget: Budget) -> None:
+    """Raises ValueError unless it is one."""
+    if not isinstance(budget, Budget):
+        raise ValueError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
 
 
 def short(scale: Fraction) -> Fraction:

@@ -28,7 +28,6 @@ from streamveil.dynamic.schedulers import (
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.dynamic.trees import Hybrid, Tree
 from streamveil.dynamic.triggered import TriggeredSnapshots
-from streamveil.errors import answered
 
 __all__ = [
     "BBImprover",
@@ -65,5 +64,3 @@ __all__ = [
     "choose",
     "growing",
 ]
-
-globals().update({name: answered(globals()[name]) for name in __all__})

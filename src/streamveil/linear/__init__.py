@@ -1,7 +1,6 @@
 """Static mechanisms for linear queries: one histogram in, answers to a whole class out."""
 
 from streamveil.core.noise.keyed import Place
-from streamveil.errors import answered
 from streamveil.linear.additive import Additive, noisy_histogram, noisy_queries
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.mwem import Mwem
@@ -49,5 +48,3 @@ __all__ = [
     "noisy_histogram",
     "noisy_queries",
 ]
-
-globals().update({name: answered(globals()[name]) for name in __all__})

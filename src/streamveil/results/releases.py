@@ -187,6 +187,8 @@ def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) ->
     """Releases in memory; of two with the same place, which are equal, one is kept."""
     loads: dict[Moment, Load] = {}
     for release in releases:
+        if not isinstance(release, Release):
+            raise PlanError(f"answers takes releases, not a {type(release).__name__} among them")
         loads[Moment(release.window, release.trigger)] = _held(release.noisy)
     return Releases(loads, operator)
 

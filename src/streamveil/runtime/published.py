@@ -175,6 +175,10 @@ def read(
 
 def opened(source: str | Path) -> Releases:
     """The releases of a state directory or a sink's folder."""
+    if not isinstance(source, str | Path):
+        raise PlanError(
+            f"source must be the path of a state or of a sink's folder, not {type(source).__name__}"
+        )
     return of_state(source) if is_state(source) else of_folder(source)
 
 

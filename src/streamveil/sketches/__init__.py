@@ -1,6 +1,5 @@
 """Private frequency sketches: what `sv.sketches` shows."""
 
-from streamveil.errors import answered
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.heavy_hitters import (
     HeavyHitters,
@@ -34,5 +33,3 @@ __all__ = [
     "text_words",
     "words_text",
 ]  # fmt: skip
-
-globals().update({name: answered(globals()[name]) for name in __all__})

@@ -18,6 +18,7 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.counters.correlated_noise import UP, Recursion, U
 from streamveil.core.counters.rational import Blt, geometric
+from streamveil.errors import require_positive
 from streamveil.types import Array, Float64
 
 Weighting = Literal["none", "columns", "columns-noise"]
@@ -267,6 +268,7 @@ def buffers_for(horizon: int) -> int:
 
 def check_horizon(horizon: int) -> int:
     """The horizon as an int; raises unless it is a whole number of steps."""
+    require_positive(horizon=horizon)
     if horizon < 1 or ceil(horizon) != horizon:
         raise ValueError(f"horizon must be a whole number of steps, at least 1, not {horizon}")
     return int(horizon)
