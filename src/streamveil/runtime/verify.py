@@ -23,10 +23,10 @@ from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.inspect import size_text
 from streamveil.runtime.keys import check
-from streamveil.runtime.published import SPARK, kept_by_sink, led_to, of_state, require_all
+from streamveil.runtime.published import kept_by_sink, led_to, of_state, require_all
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
-from streamveil.runtime.store import LEDGER, Header, read_header
+from streamveil.runtime.store import LEDGER, SPARK_HEADER, Header, read_header
 
 Words = str  # what was found whole
 
@@ -43,7 +43,7 @@ class Finding:
 def verify(directory: str | Path) -> list[Finding]:
     """Reads everything in a state directory; no job may be running in it."""
     home = Path(directory).absolute()
-    if (home / SPARK).is_file():
+    if (home / SPARK_HEADER).is_file():
         lock = Lock(home)
         try:
             return [examine(name, home, part) for name, part in SPARK_PARTS.items()]
@@ -188,7 +188,7 @@ def spark_identity(home: Path) -> Words:
 
 def spark_header(home: Path) -> SparkHeader:
     """The header; raises where there is none."""
-    header = SparkHeader.read(home / SPARK)
+    header = SparkHeader.read(home / SPARK_HEADER)
     if header is None:
         raise StoreError(f"'{home.name}' is not a state directory")
     return header
