@@ -501,7 +501,7 @@ def test_the_check_sees_who_draws(text, tmp_path):
     assert drawers(tmp_path) == {"x.py"}
 
 
-NOT_OURS = {"_exit", "_replace", "_asdict", "_fields", "_gateway", "_memo",
+NOT_OURS = {"_exit", "_replace", "_asdict", "_fields", "_gateway", "_memo", "_engine",
             "_PARTITION_EOF"}  # of packages  # fmt: skip
 OF_THE_PROTOCOL = {"_advance", "_skipped"}  # of counters within counters, which own their noise
 

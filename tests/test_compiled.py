@@ -57,6 +57,33 @@ def test_what_is_shipped_is_used_and_nothing_is_compiled(shipped, tmp_path):
     assert not list(tmp_path.glob("__pycache__/*.nbi"))  # numba's own cache was not asked
 
 
+APART = """
+import os, pathlib, sys
+import numba
+from streamveil import compiled
+folder = pathlib.Path.cwd()
+compiled.SHIPPED, compiled.stamp = folder / "shipped", lambda: "now"
+compiled.LEVELS, compiled.NEEDED = dict.fromkeys(compiled.LEVELS, "toy"), {"toy": ("sse2",)}
+sys.path.insert(0, str(folder))
+from toy_kernels import twice
+
+
+@numba.njit
+def thrice(x):
+    return twice(x) + x
+
+
+print(twice(4), thrice(4), sum(twice.stats.cache_hits.values()))
+"""
+
+
+def test_what_is_shipped_runs_and_is_linked_in_another_process(shipped, tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", APART], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["8", "12", "1"]
+
+
 def test_other_types_are_compiled_and_that_is_said_once(shipped):
     asked = []
     compiled.ON_COMPILING.append(lambda: asked.append(1))

@@ -87,8 +87,20 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
                 data = self._shipped().load(self._portable(signature, context.codegen()))
             if data is not None:
                 rtsys.initialize(context)
-                return self._impl.rebuild(context, data)
+                return self._rebuilt(context, data)
         return super().load_overload(signature, context)
+
+    def _rebuilt(self, context: Any, data: tuple[Any, ...]) -> Any:
+        """The function, whose code for linking is read when another one is compiled that calls it.
+
+        What runs is beside it, so few processes need it, and reading it takes half of the time.
+        """
+        (name, kind, (code, bitcode)), described, *rest = data
+        symbols = {described.llvm_func_name, described.llvm_cpython_wrapper_name}
+        context.codegen()._engine._defined_symbols |= symbols  # which Numba finds in `bitcode`
+        made = self._impl.rebuild(context, ((name, kind, (code, no_code())), described, *rest))
+        made.library._get_module_for_linking = cache(lambda: binding.parse_bitcode(bitcode))
+        return made
 
     def _load_overload(self, signature: Any, context: Any) -> Any:
         if os.environ.get(MAKING):
@@ -140,6 +152,12 @@ def _environment(module: str, constants: list[Any], name: str) -> Any:
         found.env_name = name
         environment.Environment._memo[name] = found
     return found
+
+
+@cache
+def no_code() -> bytes:
+    """An empty module."""
+    return bytes(binding.parse_assembly("").as_bitcode())
 
 
 @cache
@@ -281,7 +299,7 @@ def main() -> int:
     if level is None:
         print(f"nothing to do: no processors of kind {platform.machine()} are shipped for")  # noqa: T201
         return 0
-    print(f"compiling for {level}, once: about a minute", flush=True)  # noqa: T201
+    print(f"compiling for {level}, once: one to two minutes", flush=True)  # noqa: T201
     rmtree(SHIPPED, ignore_errors=True)
     everything = {"STREAMVEIL_CACHE": "off"}  # also what a search runs whose result may be kept
     here = {**os.environ, **everything, MAKING: "1",

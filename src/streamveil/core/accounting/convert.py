@@ -22,6 +22,7 @@ from streamveil.types import Array, Float64
 MARGIN = 2e-12
 MASS_MARGIN = 1e-9
 TINY = 1e-300  # covers underflow
+NEAR, MOST_TRIES = 4e-11, 20  # of a search for a zero: how close its ends come, in how many steps
 LATTICE = 4096  # points a sum of unlike pure losses is rounded up to
 LARGEST_LATTICE = 200_000
 PureLosses: TypeAlias = tuple[tuple[Fraction, int], ...]  # (epsilon, how often)
@@ -194,7 +195,8 @@ def split_delta(epsilon: float, first: Curve, second: Curve) -> float:
 def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: float = 1e6) -> float:
     """The least epsilon >= 0 found with curve(epsilon) <= delta, from the private side; else inf.
 
-    The curve falls (a bisection); every returned epsilon was checked through the curve itself.
+    The curve falls: a bisection, which asks of no point beyond one whose answer is known. Where it
+    ends, or at a smaller epsilon, the curve itself was asked.
     """
     if curve(0.0) <= delta:
         return 0.0
@@ -204,10 +206,43 @@ def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: flo
         if high > largest:
             return inf
     low = 0.0 if high == 1.0 else high / 2
+
+    def excess(epsilon: float) -> float:
+        value = curve(epsilon)
+        far = log(max(value, TINY) / delta)
+        return min(far, 0.0) if value <= delta else max(far, TINY)
+
+    above, below = zero_between(excess, low, high)
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if curve(middle) <= delta else (middle, high)
+        fits = middle >= below or (middle > above and curve(middle) <= delta)
+        low, high = (low, middle) if fits else (middle, high)
     return high
+
+
+def zero_between(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Closer ends between which a falling function is 0, by false position (Illinois).
+
+    Each try stays `NEAR` away from both ends: once one end is at the zero, the next is behind it.
+
+    >>> low, high = zero_between(lambda x: 2 - x * x, 1.0, 2.0)
+    >>> low < 2**0.5 <= high, high - low < 1e-10
+    (True, True)
+    """
+    over, under, side = excess(low), excess(high), 0
+    for _ in range(MOST_TRIES):
+        near = NEAR * high
+        if high - low <= 2 * near or not over > 0 >= under:
+            break
+        middle = high - under * (high - low) / (under - over)
+        middle = min(max(middle, low + near), high - near)
+        found = excess(middle)
+        if found <= 0:
+            high, under, over = middle, found, over / (1 + (side > 0))
+        else:
+            low, over, under = middle, found, under / (1 + (side < 0))
+        side = 1 if found <= 0 else -1
+    return low, high
 
 
 def log_geometric_sum(step: float, terms: int) -> float:

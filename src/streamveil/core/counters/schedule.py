@@ -248,15 +248,22 @@ def _variances(keep: Array, drain: Array, columns: Array, squares: Array) -> Arr
     d, n = len(keep), len(columns)
     out = np.empty((2, n))
     for row in range(2):
-        cov, cross, total = np.zeros((d, d)), np.zeros(d), 0.0
+        cov, cross, spent, total = np.zeros((d, d)), np.zeros(d), np.zeros(d), 0.0
         for t in range(n):
-            scale = columns[t]
+            scale, drained, shared = columns[t], 0.0, 0.0
             fresh = squares[t] if row == 0 else 1 / scale**2
-            spent = cov @ drain
-            total += scale**2 * (fresh + drain @ spent) - 2 * scale * (cross @ drain)
+            for i in range(d):  # loops, not products of matrices: those differ between processors
+                spent[i] = 0.0
+                for j in range(d):
+                    spent[i] += cov[i, j] * drain[j]
+                drained += drain[i] * spent[i]
+                shared += cross[i] * drain[i]
+            total += scale**2 * (fresh + drained) - 2 * scale * shared
             out[row, t] = total
-            cross = keep * (cross - scale * spent) + scale * fresh
-            cov = cov * np.outer(keep, keep) + fresh
+            for i in range(d):
+                cross[i] = keep[i] * (cross[i] - scale * spent[i]) + scale * fresh
+                for j in range(d):
+                    cov[i, j] = cov[i, j] * (keep[i] * keep[j]) + fresh
     return out
 
 
