@@ -58,7 +58,7 @@ SOURCE = ROOT / "src" / "streamveil"
 ELSEWHERE = {  # parts of the package that see nothing private, or decide nothing
     "advise", "api", "audit", "commands", "connectors", "dashboard", "engines", "results",
 }  # fmt: skip
-ALONE, BESIDES, RUNS = 16, 6, 10  # pairs of a query, runs of many pairs, pairs of a text
+ALONE, BESIDES, RUNS = 8, 8, 10  # pairs of a query, runs of many pairs, pairs of a text
 RARELY = 10  # queries of one after whose look all is compiled again, for each thing it may say
 FEW_REFUSED, MOST_REFUSED = 3, 0.03  # draws refused: as many, or this part of them, are no fault
 MOST_IN_VAIN = 20  # draws of a room, one after another, that come to no end: it is given up
@@ -90,7 +90,7 @@ def group_bys(seed: int) -> Iterator[Judged]:
 
 def jobs(seed: int) -> Iterator[Judged]:
     """Pairs of raw inputs of one job over the whole grammar of SQL."""
-    for text, found in texts.judged(seed, 2 * RUNS):
+    for text, found in texts.judged(seed, 3 * RUNS):
         parts, wrong = of_account(found)
         yield parts, wrong and [text, *wrong]
 
@@ -136,10 +136,10 @@ def sketches(seed: int) -> Iterator[Judged]:
     """Pairs of neighbours of two queries that are answered by a sketch, one as text."""
     makes = (test_sketches.freq, test_sketches.windows, test_sketches.periods, test_sketches.finder)
     make = makes[seed % len(makes)]
-    for one in accounts(make(), seed, RUNS):
+    for one in accounts(make(), seed, 2 * RUNS):
         wrong = None if one.account.stands else one.account.broken()
         yield {make.__name__: one.account.tightness}, wrong
-    for text, found in sketch_texts.judged(seed, RUNS):
+    for text, found in sketch_texts.judged(seed, 2 * RUNS):
         wrong = None if found.stands else [text, *found.broken()]
         yield {"HEAVY_HITTERS" if "HEAVY" in text else "APPROX_FREQUENCY": found.tightness}, wrong
 

@@ -258,7 +258,7 @@ def of_several(operator, found: QueryAccount, periods) -> QueryAccount:
     return QueryAccount([together, *coins], faults)
 
 
-FOLLOW = 4  # units that are added, one after another, to the same rows of others
+FOLLOW = 10  # units that are added, one after another, to the same rows of others
 
 
 def judged(seed, pairs):

@@ -114,3 +114,15 @@ def test_units_that_count_once_a_window_need_no_bound(size, rows):
     assert once.bounds.l2_squared == rows
     assert once.design.cut is None
     assert operator(sv.count_units(), sv.count()).bounds.quadratic is not None
+
+
+@pytest.mark.parametrize("selection", ["table", "gaussian", "totals"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_only_the_rows_of_a_group_may_be_bounded(selection, most):
+    plan = counts({"max_rows_per_group": most}, selection=selection, weights="flat")
+    (count,) = plan.aggregates
+    people = replace(count, function="count_units")
+    total = replace(count, function="sum", expression="v", low=0.0, high=8.0)
+    for aggregate in (count, people, total):
+        made = compile_plan(replace(plan, aggregates=(aggregate,)))
+        assert made.bounds.most_in_group() <= most

@@ -210,15 +210,21 @@ class Spy:
 
     def _note(self, at: tuple[Stream, int], names: list[Key], entered: Array, step: Law) -> None:
         (stream, t), (keep, drain, scale, spreads) = at, step
-        heard = self.seen.steps[stream]
+        heard, released = self.seen.steps[stream], not self.hidden
+        made = dict[tuple[int, float], Taken]()  # most groups get nothing, with one noise
         for place, (key, new) in enumerate(zip(names, entered.tolist(), strict=True)):
             spread = spreads[place] if len(spreads) > 1 else spreads[0]
-            known = heard[key].get(t)
+            taken = made.get((new, spread))
+            if taken is None:
+                taken = Taken(new, keep, drain, scale, spread, released)
+                made[new, spread] = taken
+            steps = heard[key]
+            known = steps.get(t)
             if known is not None:  # a test of totals draws what is released later
-                twice = known.released and not self.hidden
+                twice = known.released and released
                 if twice or known.spread != spread or (known.entered and self.hidden):
                     self.seen.faults.append(f"{stream[0]}: one draw serves two releases")
-            heard[key][t] = Taken(int(new), keep, drain, scale, spread, not self.hidden)
+            steps[t] = taken
 
     def _as_scripted(self, place: tuple[Stream, int], names: list[Key], made: Array) -> Array:
         if self.hidden:
@@ -341,4 +347,4 @@ def keys_of(ids: Any, count: int) -> list[Key]:
     """The groups of the columns of a counter."""
     if ids is None:
         return [(0, column) for column in range(count)]
-    return [(int(first), int(second)) for first, second in np.asarray(ids)[:count].tolist()]
+    return list(map(tuple, np.asarray(ids)[:count].tolist()))

@@ -127,11 +127,13 @@ class RoundSpy:
         if draws.purpose == SELECT:
             found = self._decided(keys, window, trigger)
         else:
-            shown = real[rows].sum(axis=1).tolist()
-            found = tuple(
-                self.told.totals.setdefault((lane, window, trigger, key), own)
-                for key, own in zip(keys, shown, strict=True)
-            )
+            own = {
+                (lane, window, trigger, key): total
+                for key, total in zip(keys, real[rows].sum(axis=1).tolist(), strict=True)
+            }
+            if self.script.leads:
+                self.told.totals |= own
+            found = tuple(self.told.totals.get(place, total) for place, total in own.items())
         return post_process(instead_of, made, found)
 
     def _place(self, draws: Any) -> tuple[int, int, int]:

@@ -144,11 +144,10 @@ def alike(first: dict[Level, Float64[Array, " cells"]], runs: SketchQuery) -> li
 
 
 def sketch_account(
-    operator: SketchQuery, runs: SketchQuery, world: World, pair: Pair, seed: int, noise: CellNoise
+    operator: SketchQuery, sides: tuple[CellsSeen, CellsSeen], noise: CellNoise
 ) -> QueryAccount:
-    """What the two runs of one pair of neighbours cost."""
-    led = run_sketch(runs, pair.batches(world, with_unit=False), seed)
-    followed = run_sketch(runs, pair.batches(world, with_unit=True), seed, led)
+    """What the two runs of one pair of neighbours cost; the first leads."""
+    led, followed = sides
     found = QueryAccount(faults=list(noise.faults))
     if led.answers != followed.answers:
         found.faults.append("releases differ although noise and transcript are the same")

@@ -150,19 +150,23 @@ def ends_of(lanes: tuple[Lane, ...], value: int) -> list[float | None]:
 
 def drawn(world: World, rng: np.random.Generator, steps: int) -> Pair:
     """A pair: others' rows at random, the unit's rows as one of several attacks."""
-    operator = world.operator
-    times = instants(operator, steps)
+    times = instants(world.operator, steps)
     shared = [
         row_of(world, rng, times, (step, 1 + unit, key))
         for key in range(world.keys)
         for unit in range(int(rng.integers(0, 5)))
         for step in [int(rng.integers(1, steps + 1))]
     ]
+    pair = Pair(shared=tuple(shared), added=(), ahead=False, steps=steps)
+    return with_another_unit(world, rng, pair)
+
+
+def with_another_unit(world: World, rng: np.random.Generator, pair: Pair) -> Pair:
+    """The same rows of others, and those of another unit."""
     attack = ATTACKS[int(rng.integers(len(ATTACKS)))]
-    added = attack(world, rng, times)
-    added = in_one_period(operator, added)
-    ahead = bool(rng.random() < 0.5)
-    return Pair(shared=tuple(shared), added=tuple(added[:MOST]), ahead=ahead, steps=steps)
+    added = attack(world, rng, instants(world.operator, pair.steps))
+    added = in_one_period(world.operator, added)[:MOST]
+    return replace(pair, added=tuple(added), ahead=bool(rng.random() < 0.5))
 
 
 Times = dict[int, list[int]]  # step -> event times that rows of it may have

@@ -30,7 +30,7 @@ from streamveil.audit.laid_open_rounds import (
     judge_rounds,
     run_rounds,
 )
-from streamveil.audit.laid_open_sketches import CellNoise, sketch_account
+from streamveil.audit.laid_open_sketches import CellNoise, run_sketch, sketch_account
 from streamveil.audit.neighbours import (
     BEYOND,
     STRIDE,
@@ -40,7 +40,9 @@ from streamveil.audit.neighbours import (
     World,
     drawn,
     varied,
+    with_another_unit,
 )
+from streamveil.batch import Batch
 from streamveil.core.counters.weights import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
@@ -150,6 +152,7 @@ LONGEST = 200  # steps of a search, to see whole windows
 LONG = 0.3  # of the pairs of a search go through a whole window
 AGAIN = 0.3  # of the pairs are variations of the worst so far
 MOST_PAIRS = 10**9
+FOLLOW = 4  # units that are added, one after another, to the same rows of others
 
 
 @dataclass(frozen=True)
@@ -169,20 +172,23 @@ def accounts(
 ) -> Iterator[Tried]:
     """Accounts of so many pairs; what `change` makes of the operator runs against its claims.
 
-    Pairs are drawn anew, or, a part `again`, are the worst so far with rows at other times.
+    Pairs are drawn anew, or, a part `again`, are the worst so far with rows at other times. Of
+    those drawn anew, `FOLLOW` units in turn join the same rows of others.
     """
     require_laid_open(operator)
-    rng, worst, best = np.random.default_rng(seed), None, 0.0
+    rng, worst, last, best = np.random.default_rng(seed), None, None, 0.0
     world = world_of(operator)
     runs = change(replace(operator, bind=world.bind))
     most = operator.schedule.steps or LONGEST
     few, whole = min(STEPS, most), min(LONGEST, operator.schedule.triggers or STEPS, most)
     judge = judge_of(operator, runs, world, whole if again else few)
-    for _ in range(pairs):
+    for nth in range(pairs):
         if again and worst is not None and rng.random() < again:
             pair = varied(world, rng, worst)
+        elif last is not None and nth % FOLLOW:
+            pair = last = with_another_unit(world, rng, last)
         else:
-            pair = drawn(world, rng, whole if again and rng.random() < LONG else few)
+            pair = last = drawn(world, rng, whole if again and rng.random() < LONG else few)
         found = Tried(pair, judge(pair, int(rng.integers(2**32))))
         if worst is None or found.account.mu_squared > best:
             worst, best = pair, found.account.mu_squared
@@ -205,17 +211,23 @@ def accounts_of_many(
     """The same of so many pairs at once (`together`), again and again."""
     require_laid_open(operator)
     rng, world = np.random.default_rng(seed), world_of(operator, beside)
-    running, steps = (
-        replace(operator, bind=world.bind),
-        min(STEPS, operator.schedule.steps or STEPS),
-    )
-    running = change(running)
-    for _ in range(runs):
-        pairs, once = [drawn(world, rng, steps) for _ in range(beside)], int(rng.integers(2**32))
-        judged = judged_of(operator, world, beside, once)
-        given = both_runs(running, world, together(pairs), once)
-        rounds = operator.aggregation.restarts
-        found = judged.rounds(*given[:2]) if rounds else judged.accounts(*given)
+    running = change(replace(operator, bind=world.bind))
+    steps, pairs = min(STEPS, operator.schedule.steps or STEPS), list[Pair]()
+    for nth in range(runs):
+        if nth % FOLLOW:
+            pairs = [with_another_unit(world, rng, pair) for pair in pairs]
+        else:
+            pairs, once = (
+                [drawn(world, rng, steps) for _ in range(beside)],
+                int(rng.integers(2**32)),
+            )
+            judged = judged_of(operator, world, beside, once)
+            led = lead(running, world, together(pairs), once)
+        added = follow(running, world, together(pairs), led)
+        if operator.aggregation.restarts:
+            found = judged.rounds(added, led.seen)
+        else:
+            found = judged.accounts(added, led.seen, led.script)
         yield from map(Tried, pairs, found)
 
 
@@ -281,36 +293,61 @@ def watched(tries: Iterator[Tried], worst: WorstFound, seconds: float) -> Iterat
 def judge_of(
     operator: Examined, runs: Any, world: World, steps: int
 ) -> Callable[[Pair, int], QueryAccount]:
-    """The account of pairs of at most so many steps, each with a seed."""
-    if isinstance(operator, SketchQuery):
-        noise = CellNoise.of(runs, world, steps)
-        return lambda pair, seed: sketch_account(operator, runs, world, pair, seed, noise)
-    return lambda pair, seed: judged(operator, runs, world, pair, seed)
+    """The account of pairs of at most so many steps, each with a seed.
+
+    Pairs with the same rows of others share one run without a unit, and the seed of its first pair.
+    """
+    noise = CellNoise.of(runs, world, steps) if isinstance(operator, SketchQuery) else None
+    led: Led | None = None
+
+    def judge(pair: Pair, seed: int) -> QueryAccount:
+        nonlocal led
+        if led is None or led.pair.shared is not pair.shared:
+            led = lead(runs, world, pair, seed)
+        added = follow(runs, world, pair, led)
+        if noise is not None:
+            return sketch_account(operator, (led.seen, added), noise)
+        if operator.aggregation.restarts:
+            return account_of_rounds(operator, added, led.seen)
+        return account(operator, added, led.seen, led.script)
+
+    return judge
 
 
-def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int) -> QueryAccount:
-    """The account of one pair."""
-    added, without, script = both_runs(runs, world, pair, seed)
-    if operator.aggregation.restarts:
-        return account_of_rounds(operator, added, without)
-    return account(operator, added, without, script)
+@dataclass(frozen=True)
+class Led:
+    """The run without a unit's rows, which leads those with them, and what it tells them."""
+
+    pair: Pair
+    seed: int
+    script: Transcript
+    told: RoundsTold
+    seen: Any
 
 
-def both_runs(runs: GroupBy, world: World, pair: Pair, seed: int) -> tuple[Any, Any, Transcript]:
-    """The run with the unit and that without it, which leads; and what both were told."""
+def lead(runs: Any, world: World, pair: Pair, seed: int) -> Led:
+    """Runs a pair without its unit."""
     early = seed % 3 > 0
 
     def opens(window: int, key: Key) -> int:
         return 1 if early else 1 + (key[0] ^ window ^ seed) % (pair.steps + 2)
 
-    script, told, sides = Transcript(opens), RoundsTold(), []
-    for with_unit in (False, True):
-        batches = pair.batches(world, with_unit=with_unit)
-        if runs.aggregation.restarts:
-            sides.append(run_rounds(runs, batches, script, told, seed))
-        else:
-            sides.append(run(runs, batches, script, seed))  # type: ignore[arg-type]
-    return sides[1], sides[0], script
+    led = Led(pair, seed, Transcript(opens), RoundsTold(), None)
+    return replace(led, seen=ran(runs, pair.batches(world, with_unit=False), led))
+
+
+def follow(runs: Any, world: World, pair: Pair, led: Led) -> Any:
+    """Runs a pair with its unit, as the run without it has gone."""
+    return ran(runs, pair.batches(world, with_unit=True), led)
+
+
+def ran(runs: Any, batches: Iterator[Batch], led: Led) -> Any:
+    """One run; it leads where none has gone before it."""
+    if isinstance(runs, SketchQuery):
+        return run_sketch(runs, batches, led.seed, led.seen)
+    if runs.aggregation.restarts:
+        return run_rounds(runs, batches, led.script, led.told, led.seed)
+    return run(runs, batches, led.script, led.seed)
 
 
 def require_laid_open(operator: Operator) -> Examined:

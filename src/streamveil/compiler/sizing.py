@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Protocol
 
 import numpy as np
@@ -389,7 +389,7 @@ class Sizing:
         """The bounds asked for; with weights or without, where the forecast chooses them."""
         if rule is not None or chosen is None or not is_open(self.plan):
             return self.bounds
-        if chosen.per_group == 1:
+        if chosen.max_rows < inf:
             return Bounds(max_rows=round(chosen.max_rows), per_group=1)
         return replace(self.bounds, quadratic=round(chosen.quadratic))
 
