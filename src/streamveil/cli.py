@@ -621,7 +621,7 @@ def inspect(
 
     if files is not None:
         from streamveil.connectors.names import shown
-        from streamveil.runtime.files_read import files_read
+        from streamveil.runtime.inspect import files_read
 
         found = dict(files_read(state, files))
         for name, how in found.items() if not as_json else ():

@@ -23,7 +23,7 @@ from streamveil.connectors import blocks
 from streamveil.connectors.blocks import LARGE_BYTES
 from streamveil.engines.embedded import group_by
 from streamveil.results.releases import Moment
-from streamveil.runtime import describe, frame
+from streamveil.runtime import account, frame
 from streamveil.runtime import job as job_module
 from streamveil.runtime.archive import ARCHIVE, committed, contents
 from streamveil.runtime.job import Job
@@ -142,7 +142,7 @@ def rehearse(name: str) -> None:
 def serve() -> None:
     """The server's loop. Half of a life was finding out anew what never changes in this process."""
     spending.caps_for = cache(spending.caps_for)
-    describe.versions = cache(describe.versions)
+    account.versions = cache(account.versions)
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         fault = Fault(**request["fault"]) if request["fault"] else None

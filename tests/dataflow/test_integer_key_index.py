@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.dataflow import integer_key_kernels as kernels
+from streamveil.dataflow import integer_key_index as kernels
 from streamveil.dataflow.aggregate import KeyTable, Recognised, enter, recognise
 from streamveil.dataflow.hashing import encipher
 from streamveil.dataflow.integer_key_index import Lookup

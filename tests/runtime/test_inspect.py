@@ -13,8 +13,7 @@ from streamveil.cli import app
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import StoreError
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
-from streamveil.runtime.files_read import files_read
-from streamveil.runtime.inspect import inspect
+from streamveil.runtime.inspect import files_read, inspect
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
 from streamveil.runtime.store import CheckpointPolicy

@@ -28,7 +28,7 @@ from streamveil.plan.plan import plain
 from streamveil.runtime import look as looks
 from streamveil.runtime import run as runs
 from streamveil.runtime import survey as surveys
-from streamveil.runtime.describe import mechanisms_of
+from streamveil.runtime.account import mechanisms_of
 from streamveil.runtime.run import run
 from streamveil.runtime.survey import Survey
 

@@ -19,7 +19,8 @@ from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
-from streamveil.core.accounting.guarantee import rounded_up
+from streamveil.core.accounting.budget import exact
+from streamveil.core.accounting.guarantee import Guarantee, rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Bounds
@@ -31,6 +32,7 @@ from streamveil.errors import visible_lines
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.joins import MATCHES, Joined, OwnJoin, OwnSelect, OwnUnion
+from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
 from streamveil.plan.own_rows import MOST_PARTS, OwnRows, OwnSets, OwnStep, OwnUnnest, OwnWindows
@@ -40,6 +42,29 @@ from streamveil.plan.value_bounds import in_units, is_open, open_values
 if TYPE_CHECKING:
     from streamveil.changing_tables.operator import ChangingTable
     from streamveil.sketches.operator import SketchQuery
+
+
+def explain_joint(joint: JointPlan, together: Guarantee, *, forecast: bool = False) -> Explanation:
+    """Describes every answer, and before them what all of them come to."""
+    each = [explain(part, forecast=forecast) for part in joint.parts]
+    delta = sum(exact("delta", part.budget.quoted_delta) for part in joint.parts)
+    costs = [(part.name, made.facts["epsilon"], made.facts["delta"])
+             for part, made in zip(joint.parts, each, strict=True)]  # fmt: skip
+    total = together.epsilon(delta)
+    rows = [(name, f"epsilon = {rounded_up(epsilon)}, delta = {lost:.3g}")
+            for name, epsilon, lost in (*costs, ("all together", total, float(delta)))]  # fmt: skip
+    sections = [Section("PRIVATE ANSWERS (each is charged for itself)", tuple(rows))]
+    for part, made in zip(joint.parts, each, strict=True):
+        sections += [replace(one, title=f"{part.name}: {one.title}") for one in made.sections]
+    words = tuple((post.words,) for post in joint.post)
+    free = "POST-PROCESSING (of the releases of all answers: it costs nothing)"
+    sections += [Section(free, words)] if words else []
+    facts = {
+        "epsilon": total, "delta": float(delta), "guarantee": together.to_dict(),
+        "parts": {part.name: made.facts for part, made in zip(joint.parts, each, strict=True)},
+    }  # fmt: skip
+    return Explanation(together.sentence(delta), tuple(sections), facts)
+
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth

@@ -50,7 +50,7 @@ class JointQuery:
         Raises:
             PlanError: the budget of one cannot pay for what is asked.
         """
-        from streamveil.advise.explain_joint import explain_joint
+        from streamveil.advise.explain import explain_joint
         from streamveil.runtime.joint import guarantee_of
 
         return explain_joint(self.plan, guarantee_of(self.plan.parts), forecast=forecast)

@@ -17,9 +17,9 @@ from streamveil.compiled import AHEAD, njit, prefetch
 from streamveil.compiler.by_unit import ByUnit
 from streamveil.compiler.numbered_rows import Columns, UsableRows, first_counted, firsts
 from streamveil.dataflow.hashing import as_integers, is_text, name_column
-from streamveil.dataflow.integer_key_kernels import mixed
+from streamveil.dataflow.integer_key_index import mixed
 from streamveil.dataflow.raw_memory import reserved
-from streamveil.dataflow.unit_lookup import WORD, home
+from streamveil.dataflow.unit_kernels import WORD, home
 from streamveil.plan.combine import plain
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.types import Array, Bool, Float64, UInt32, UInt64

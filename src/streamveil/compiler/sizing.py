@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from streamveil.calibrate import PRECISION, gaussian_mu, root_down, zcdp_rho
+from streamveil.calibrate import PRECISION, fit, gaussian_mu, root_down, short, zcdp_rho
 from streamveil.compiler.design_choice import (
     UNKNOWN_OPENING,
     Given,
@@ -37,7 +37,6 @@ from streamveil.core.selection.gaussian import FINE, GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone, TotalTesting, can_test
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS
-from streamveil.counters.fitting import fit, short
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamveil.calibrate import fit
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
     from streamveil.core.counters.protocol import Counter, CounterState, CounterStream, skip
     from streamveil.core.counters.rational import Blt, best_blt
     from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
-    from streamveil.counters.fitting import fit
     from streamveil.counters.haar import HaarCounter
     from streamveil.counters.kary import KaryTreeCounter
     from streamveil.counters.participation import Participation, moved_by

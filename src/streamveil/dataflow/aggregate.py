@@ -23,7 +23,7 @@ from streamveil.dataflow.kernels import (
 )
 from streamveil.dataflow.keys import cells_of
 from streamveil.dataflow.release_kernels import take_cells
-from streamveil.dataflow.unit_lookup import GROW_POOL, GROW_TABLE, LOAD, MOST_PROBES
+from streamveil.dataflow.unit_kernels import GROW_POOL, GROW_TABLE, LOAD, MOST_PROBES
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 SMALLEST = 64  # slots of a new table

@@ -17,6 +17,9 @@ from streamveil.dataflow.unit_kernels import (
     CLASSES,
     COMPACT,
     GRANULE,
+    GROW_POOL,
+    GROW_TABLE,
+    HEAD,
     HIDDEN,
     INLINE,
     INLINE_GROUPS,
@@ -31,7 +34,6 @@ from streamveil.dataflow.unit_kernels import (
     bound_pooled,
 )
 from streamveil.dataflow.unit_layout import spread
-from streamveil.dataflow.unit_lookup import GROW_POOL, GROW_TABLE, HEAD
 from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 

@@ -21,7 +21,7 @@ from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow import grouping, stages
+from streamveil.dataflow import group_metadata, stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.cut_rows import Deviations
@@ -245,7 +245,7 @@ class GroupBy:
 
     def ahead(self, batches: Iterator[Batch], noise: Noise) -> Iterator[Batch]:
         """The same micro-batches with what depends on no state done, in the thread that asks."""
-        return grouping.ahead(self, batches, noise)
+        return group_metadata.ahead(self, batches, noise)
 
     def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, stages.Pairs]:
         """The row stage and the windows: what may count, and reasons for the rest."""

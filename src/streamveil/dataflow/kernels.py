@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.compiled import AHEAD, njit, prefetch
-from streamveil.dataflow.unit_lookup import (
+from streamveil.dataflow.unit_kernels import (
     DONE,
     GROW_POOL,
     GROW_TABLE,

@@ -31,7 +31,7 @@ from streamveil.dataflow.aggregate import (
 from streamveil.dataflow.bounding import Passed, UnitRows
 from streamveil.dataflow.cut_rows import CutUnits, cut_in
 from streamveil.dataflow.distinct import recall, see
-from streamveil.dataflow.grouping import Grouping, asked_keys, names_key, row_stage
+from streamveil.dataflow.group_metadata import Grouping, asked_keys, names_key, row_stage
 from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells

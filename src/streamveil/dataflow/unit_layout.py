@@ -15,6 +15,7 @@ from streamveil.dataflow.unit_kernels import (
     BLOCK_AT,
     BUCKET,
     HALF,
+    HEAD,
     INLINE,
     NONE,
     THREE,
@@ -22,8 +23,9 @@ from streamveil.dataflow.unit_kernels import (
     WIDE,
     WORD,
     granules_of,
+    home,
+    locate,
 )
-from streamveil.dataflow.unit_lookup import HEAD, home, locate
 from streamveil.types import Array, Int64, UInt32, UInt64
 
 DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place

@@ -2,14 +2,104 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from streamveil.accounts.ledger import Charge, Ledger, Where
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.group_metadata import counter_facts, distinct_counters, lane_facts
+from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow.release import AggregationPlan
+from streamveil.plan.options import HIDDEN_GROUPS, MAX_PER_GROUP, MAX_SQUARED, MAX_UNITS
+from streamveil.plan.plan import Plan, plain
+
+PACKAGES = ("streamveil", "numpy", "scipy", "numba", "pyarrow", "cryptography")
+LEFT_OUT = ("budget", "options", "sinks", "key_set")  # told elsewhere, or not about privacy
+
+
+def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
+    """Query, bounds, mechanisms and versions. `now`: seconds since 1970."""
+    told = (f.name for f in fields(plan) if f.name not in LEFT_OUT)
+    query = {name: plain(getattr(plan, name)) for name in told}
+    return {
+        "charged_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "query": query | {"fingerprint": plan.fingerprint, "keys_are": keys_of(plan)},
+        "options": plain(plan.options),
+        "budget": budget_of(plan.budget),
+        "mechanisms": mechanisms_of(operator),
+        "versions": dict(versions()),
+    }
+
+
+def budget_of(budget: Budget) -> dict[str, Any]:
+    """What the query was given."""
+    given: dict[str, Any] = budget.to_dict()
+    return given
+
+
+def keys_of(plan: Plan) -> str:
+    """How groups become known. Public groups are counted, not listed."""
+    if not plan.keys:
+        return "one group of all rows"
+    if plan.key_set.public is not None:
+        return f"public: {len(plan.key_set.public):,} groups"
+    return f"discovered, well above {plan.key_set.min_units} privacy units"
+
+
+def mechanisms_of(operator: Operator) -> dict[str, Any]:
+    """The mechanisms that run, with their noise."""
+    if not isinstance(operator, GroupBy):
+        return {"kind": operator.kind, "version": operator.version}
+    aggregation, bounds = operator.aggregation, operator.bounds
+    return {
+        "kind": operator.kind,
+        "bounding": {
+            "max_rows": bounds.max_rows,
+            MAX_PER_GROUP.name: bounds.per_group,
+            MAX_SQUARED.name: bounds.quadratic,
+            HIDDEN_GROUPS.name: bounds.slots,
+            "l2_squared": bounds.l2_squared,
+        },
+        "selection": selection_of(aggregation),
+        "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
+        "lanes": [facts for facts in lane_facts(operator) if facts["kind"] != "node"],
+        "triggers": operator.schedule.triggers,
+        "equal_fingerprints": {MAX_UNITS.name: operator.max_units, "bits": 64},
+    }
+
+
+def selection_of(aggregation: AggregationPlan) -> dict[str, Any]:
+    """How groups are shown."""
+    if aggregation.selection is None:
+        return {"kind": "public"}
+    asked = float(aggregation.selection.threshold(1))
+    return {
+        "kind": type(aggregation.selection).__name__,
+        "threshold_at_first_trigger": None if asked == inf else asked,
+        "weights": aggregation.rule is not None,
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what computes the releases."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
 
 MECHANISMS = "mechanisms"  # in the description of a job; not there before a look chose them
 

@@ -29,9 +29,8 @@ from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Clock, Plan, TableSource
 from streamveil.plan.value_bounds import in_any_case
-from streamveil.runtime.account import MECHANISMS
+from streamveil.runtime.account import MECHANISMS, describe
 from streamveil.runtime.combined import CombinedSource, needed_columns, open_rows, time_named
-from streamveil.runtime.describe import describe
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require

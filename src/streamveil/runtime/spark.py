@@ -45,9 +45,8 @@ from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.results.post import post_processed, require_post
-from streamveil.runtime.account import Account
+from streamveil.runtime.account import Account, describe
 from streamveil.runtime.combined import needed_columns, time_named
-from streamveil.runtime.describe import describe
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.keys import Randomness

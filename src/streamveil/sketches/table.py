@@ -8,25 +8,101 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.compiled import njit
 from streamveil.core.counters.cell_kernels import (
     LARGEST_SMALL,
     Law,
     ReleasedCells,
     Tables,
     advance,
+    flatten,
+    next_push,
     push_all,
+    push_block,
+    push_one_buffer,
     released,
 )
 from streamveil.core.counters.cells import LONGEST, CellCounter
+from streamveil.core.noise.bulk.gaussian import new_scratch
 from streamveil.core.noisy import Noisy, post_process, public
 from streamveil.errors import HorizonError, StoreError
-from streamveil.sketches import kernels
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words
+from streamveil.sketches.linear import CHUNK, add_chunks, add_keys, add_weighted
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
-from streamveil.types import Array, UInt64
+from streamveil.types import Array, Int32, UInt64
+
+
+@njit(cache=True)
+def count(tables: Tables, law: Law, words: Words, weights: Int32[Array, " keys"]) -> None:
+    """Adds keys to the pending counts."""
+    if len(weights):
+        add_weighted(words, weights, law.code, law.factors, tables.pending)
+    else:
+        add_keys(words, law.code, law.factors, tables.pending)
+
+
+@njit(cache=True, error_model="numpy")
+def arrive_fast(tables: Tables, law: Law, keys: Array, words: Words) -> None:
+    """`arrive` for the usual case."""
+    flat, scratch = flatten(tables), new_scratch()
+    pending, clock, pushes, pushed_at = (
+        tables.pending,
+        tables.clock,
+        tables.pushes,
+        tables.pushed_at,
+    )
+    depth, width = pending.shape
+    places = np.empty((depth, CHUNK), np.uint32)
+    at, blocks = 0, len(pushes)
+    due = next_push(tables, law)
+    while at < len(words):
+        take = min(due - clock[0], len(words) - at)
+        add_chunks(words[at : at + take], law.code, law.factors, pending, places)
+        clock[0] += take
+        at += take
+        while due == clock[0]:
+            block = clock[1] % blocks
+            pushes[block] += 1
+            pushed_at[block] = clock[0]
+            first, last = block * law.block, min(width, (block + 1) * law.block)
+            runs, length = (1, depth * width) if law.block == width else (depth, last - first)
+            for row in range(runs):
+                begin = row * width + first
+                push_one_buffer(flat, law, keys, (pushes[block], begin, begin + length), scratch)
+            clock[1] += 1
+            due = next_push(tables, law)
+
+
+@njit(cache=True)
+def arrive(
+    tables: Tables, law: Law, keys: Array, words: Words, weights: Int32[Array, " keys"]
+) -> None:
+    """Adds keys one tick of the clock each, pushing along the way."""
+    if law.decay and len(keys) and not len(weights):
+        arrive_fast(tables, law, keys, words)
+        return
+    flat, scratch = flatten(tables), new_scratch()
+    pending, clock, blocks = tables.pending, tables.clock, len(tables.pushes)
+    places = np.empty((len(pending), CHUNK), np.uint32)
+    code, factors = law.code, law.factors
+    at = 0
+    due = next_push(tables, law)
+    while at < len(words):
+        take = min(due - clock[0], len(words) - at)
+        if len(weights):
+            add_weighted(words[at : at + take], weights[at : at + take], code, factors, pending)
+        else:
+            add_chunks(words[at : at + take], code, factors, pending, places)
+        clock[0] += take
+        at += take
+        while due == clock[0]:
+            push_block(tables, flat, law, keys, scratch, clock[1] % blocks)
+            clock[1] += 1
+            due = next_push(tables, law)
+
 
 Arrays = dict[str, Array]
 LARGEST_DRAW = 9.5  # standard deviations, of 64-bit uniforms
@@ -138,10 +214,10 @@ class SketchTable:
         """Adds keys; with the arrival clock time passes and columns are pushed on the way."""
         self._check_words(words)
         if self.schedule.clock == "ticks":
-            kernels.count(tables, self.law, words, weights)
+            count(tables, self.law, words, weights)
             return
         self._check_time(tables, int(tables.clock[0]) + len(words))
-        kernels.arrive(tables, self.law, keys, words, weights)
+        arrive(tables, self.law, keys, words, weights)
 
     def tick(self, tables: Tables, ticks: int, keys: UInt64[Array, "r 8"]) -> None:
         """Time passes on the tick clock."""

@@ -230,7 +230,7 @@ class Stepping:
         with the process: to resume one, keep its `KeyedNoise`.
         """
         noise = noise or KeyedNoise.fresh()
-        return CounterStream(self, self.init(keys), Place.opened(noise, "counter", name.encode()))  # type: ignore[attr-defined]
+        return CounterStream(self, self.init(keys), Place.opened(noise, "counter", name.encode()))  # type: ignore[arg-type,attr-defined]
 
     def resume(
         self, saved: Mapping[str, Array], noise: Noise, name: str = "counter"

@@ -28,9 +28,8 @@ from streamveil.dataflow.bounding import (
     grow_table,
     unit_stage,
 )
-from streamveil.dataflow.unit_kernels import BUCKET, WORDS
+from streamveil.dataflow.unit_kernels import BUCKET, HEAD, WORDS
 from streamveil.dataflow.unit_layout import count_unseen, deal, measure_parts
-from streamveil.dataflow.unit_lookup import HEAD
 from streamveil.errors import StoreError
 from streamveil.types import Array, Int64, UInt64
 
