@@ -23,7 +23,7 @@ from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
-MOST_KNOWN = 1 << 10  # deviations that are remembered
+MOST_KNOWN, AT_ONCE = 1 << 10, 1 << 6  # deviations that are remembered, and computed together
 ALWAYS_TOLD = 3  # bands that are told whatever they hold: the first 21 cut rows of a unit
 QUIET = 2.0  # deviations below which a band counts as empty, with all above it
 
@@ -122,8 +122,9 @@ class Deviations(dict[int, float]):
     def __missing__(self, trigger: int) -> float:
         if len(self) >= MOST_KNOWN:
             self.clear()
-        self[trigger] = sd = float(portable(self.counter.std(np.array([trigger]))[0]))
-        return sd
+        some = np.arange(trigger, min(trigger + AT_ONCE, self.counter.horizon + 1))
+        self.update(zip(some.tolist(), portable(self.counter.std(some)).tolist(), strict=True))
+        return self[trigger]
 
 
 def told(

@@ -304,14 +304,14 @@ def check_group(look: GroupLook, table: KeyTable, lanes: Array, hits: Array) -> 
     `lanes`: what each row brings to the plain lanes, quanta, already cut to its reach; `hits`:
     nodes it adds one to, or -1.
     """
-    width, plain = len(look.before), lanes.shape[1]
-    rows = [own + [0] * (width - plain) for own in lanes.tolist()]
-    for own, nodes in zip(rows, hits.tolist(), strict=True):
+    rows = ((look.row, own) for own in lanes.tolist())
+    sums, wanted = total(rows, [UNCUT] * lanes.shape[1])[look.row], list(look.before)
+    for lane, more in enumerate(sums):
+        wanted[lane] += more
+    for nodes in hits.tolist():
         for node in nodes:
             if node >= 0:
-                own[node] += 1
-    sums = total(((look.row, own) for own in rows), [UNCUT] * width)[look.row]
-    wanted = [old + new for old, new in zip(look.before, sums, strict=True)]
+                wanted[node] += 1
     if table.pending[look.row].tolist() != wanted:
         raise WitnessError("the total of a group is not what its rows add up to")
 
