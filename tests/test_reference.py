@@ -93,7 +93,7 @@ def test_numbers_of_the_papers_come_from_result_files():
 
 def test_the_hook_puts_what_is_made_in_its_place():
     page = "a\n<!-- from the code: errors -->\nb"
-    assert "## Messages of PlanError" in site_pages.on_page_markdown(page)
-    assert not site_pages.on_page_markdown(page).count("<!--")
+    assert "## Messages of PlanError" in site_pages.filled(page)
+    assert not site_pages.filled(page).count("<!--")
     for name in ("errors", "commands"):
         assert site_pages.MARK.findall((PAGES / f"{name}.md").read_text()) == [name]

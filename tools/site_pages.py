@@ -196,9 +196,24 @@ def on_config(config: dict[str, Any], **_: object) -> dict[str, Any]:
     return config
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """What mkdocs calls with the text of each page."""
+EXAMPLE = (
+    "`daily.sql` is [the example of all recipes](index.md#the-rows-and-the-query-of-all-recipes),"
+    " and `daily.veil` is its state. Put your own query in their place."
+)
+
+
+def filled(markdown: str) -> str:
+    """A page with what it takes from the code."""
     return MARK.sub(lambda found: MADE[found[1]](), markdown)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+    """What mkdocs calls with the text of each page: recipes say where their query is from."""
+    made = filled(markdown)
+    if page.file.src_uri.startswith("how-to/") and "daily." in made and "-- daily.sql" not in made:
+        title, says, rest = made.split("\n\n", 2)
+        made = "\n\n".join([title, says, EXAMPLE, rest])
+    return made
 
 
 if __name__ == "__main__":
