@@ -373,6 +373,21 @@ MISTAKES = [
     ("what_if takes a query", lambda: sv.what_if("SELECT 1")),
     ("units must be", lambda: sv.what_if(q(), units=0)),
     ("fraction must be", lambda: sv.what_if(q(), fraction=2)),
+    ("units must be a whole number of people, from 1", lambda: sv.what_if(q(), units=10**30)),
+    ("max_rows takes a list of numbers", lambda: sv.what_if(q(), max_rows=[None])),
+    ("max_rows takes a list", lambda: sv.what_if(q(), max_rows=10**30)),
+    (
+        "ways must be a whole number from 1 to 1",
+        lambda: sv.table(sv.memory(ROWS), domains={"u": [1]}).marginals(ways=10**30),
+    ),
+    (
+        "touched must be between 0 and 1, not 1000",
+        lambda: sv.counters.choose(9, sv.Budget(**BUDGET), touched=10**30),
+    ),
+    (
+        "index must be between 0 and 62",
+        lambda: sv.dynamic.DisjointDoubling(start=9, budget=sv.Budget(epsilon=1)).run(10**30),
+    ),
     ("epsilon", lambda: sv.what_if(q(), epsilon=3)),
     ("protect(...) first", lambda: stream.per_unit(first="MIN(ts)")),
     ("one function each", lambda: stream.protect("u").per_unit(s="SUM(ms) / COUNT(*)")),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, exp, inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 TIMES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 AS_ASKED = Fraction(1)
 RARE = 1_000  # one in so many: somebody whose presence would be a surprise
+MOST_UNITS = 10**12
 FAR = 1_000  # the release that is forecast where there is no last
 
 
@@ -94,10 +96,16 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     fraction: float = 1.0,
 ) -> WhatIf:
     """A row for the query as it is, and one for each other setting, one at a time."""
-    if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-        raise PlanError(f"units must be a whole number of people of at least 1, not {units!r}")
-    if not 0 < fraction <= 1:
-        raise PlanError("fraction must be above 0 and at most 1")
+    if isinstance(units, bool) or not isinstance(units, int) or not 1 <= units <= MOST_UNITS:
+        raise PlanError(
+            f"units must be a whole number of people, from 1 to {MOST_UNITS:,}, not {units!r}"
+        )
+    if not isinstance(fraction, Real) or not 0 < fraction <= 1:
+        raise PlanError(f"fraction must be above 0 and at most 1, not {fraction!r}")
+    epsilons, max_rows, releases = (
+        require_numbers(name, given)
+        for name, given in (("epsilons", epsilons), ("max_rows", max_rows), ("releases", releases))
+    )
     name = first_counted(plan).name
     if sample is not None:
         require_whole(plan, fraction)
@@ -121,6 +129,20 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
         rows.append({"varied": varied, "value": None if value is None else float(value), **said})
     table = pa.Table.from_pylist(rows)
     return WhatIf(table, (*in_words(rows, units), *refused), units)
+
+
+def require_numbers(name: str, given: Iterable[Any] | None) -> list[Any] | None:
+    """The settings to try; PlanError where one is no number."""
+    if given is None:
+        return None
+    tried = [*given] if isinstance(given, Iterable) else [None]
+    for value in tried:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise PlanError(
+                f"{name} takes a list of numbers to try, and nothing else.\n"
+                f"  to fix  what_if(query, {name}=[1, 2, 4])"
+            )
+    return tried
 
 
 def compiled(plan: Plan) -> GroupBy:

@@ -84,6 +84,11 @@ class Table:
             PlanError: a column has no public values.
         """
         known = [name for name, _ in self.source.domains]
+        if ways is not None and ways not in range(1, len(known) + 1):
+            raise PlanError(
+                f"ways must be a whole number from 1 to {len(known)}, the columns with public"
+                f" values, not {ways!r}"
+            )
         wanted = [*sets, *(itertools.combinations(known, ways) if ways is not None else ())]
         found: dict[tuple[str, ...], None] = {}
         for one in wanted:

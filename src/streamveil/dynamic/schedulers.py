@@ -22,6 +22,7 @@ from streamveil.linear.budget_shares import Meter, Share
 
 Data = TypeVar("Data")
 ROUNDING = 1 - 1e-12  # far more than the rounding errors of all weights together
+MOST_DOUBLED, MOST_RECORDS = 62, 2**62
 PUBLIC_SIZES = Neighbours(unit="record", relation="event-change")
 
 
@@ -277,6 +278,7 @@ class DisjointDoubling:
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
+        require_between(0, MOST_DOUBLED, index=index)
         start = 0 if index == 0 else self.start * 2 ** (index - 1)
         beta = 6 * self.beta / (math.pi**2 * (index + 1) ** 2)
         return ScheduledRun(index, start, self.start * 2**index, self.whole, beta)
@@ -328,6 +330,7 @@ class Reruns(Generic[Data]):
 
     def arrive(self, records: int = 1) -> bool:
         """Tells that `records` more are there; runs when due. Returns whether a new answer came."""
+        require_between(0, MOST_RECORDS, records=records)
         self.size += records
         due = None
         while (run := self.schedule.run(self.next_index)).size <= self.size:

@@ -14,10 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic.protocol import Bag
-from streamveil.errors import HorizonError, require_positive
+from streamveil.errors import HorizonError, require_between, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import Part, QueryAnswers, StaticMechanism, combine
 from streamveil.types import Exact
+
+LAST_EPOCH = 62
 
 
 @dataclass(repr=False)  # secret: holds raw counts of its block
@@ -200,6 +202,7 @@ class Hybrid:
 
     def tree(self, epoch: int) -> Tree:
         """The tree inside an epoch: its last step is answered by the root."""
+        require_between(0, LAST_EPOCH, epoch=epoch)
         inner = self.share.scale(1 - Fraction(self.root))
         return Tree(self.static, inner, max(2**epoch - 1, 1), self.arity)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -392,8 +393,8 @@ class Answers(AnswerTable):
     def _confidence(self, given: float | None) -> float:
         if given is None:
             return float((self.releases.facts or {}).get("confidence", 0.95))
-        if not 0 < given < 1:
-            raise PlanError("confidence must be above 0 and below 1")
+        if not isinstance(given, Real) or not 0 < given < 1:
+            raise PlanError(f"confidence must be a number above 0 and below 1, not {given!r}")
         return given
 
     def _joint(self, parts: list[WeightedSum]) -> tuple[Joint, list[str]]:

@@ -70,8 +70,8 @@ def rank(
         is spent on m of them, which are all there are if there are no more. A group that is not
         above the ceiling counts m better ones.
     """
-    if k < 1:
-        raise PlanError("k must be at least 1")
+    if not isinstance(k, int | np.integer) or k < 1:
+        raise PlanError(f"k must be a whole number of at least 1, not {k!r}")
     facts, most, allowed = hidden
     alpha = 1 - confidence
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha

@@ -10,12 +10,15 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.core.noisy import values
+from streamveil.errors import require_between
 from streamveil.sketches.keys import Words, weight_words
 from streamveil.sketches.lazy import describe
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import Arrays, SketchTable, save
 from streamveil.types import Array
+
+BEAM, WIDEST_BEAM = 512, 2**20  # prefixes kept at each level
 
 
 class LevelWords(NamedTuple):
@@ -150,3 +153,10 @@ class LiveHeavyHitters:
             for name, array in save(state).items()
         }
         return {**arrays, **saved_once(self._place)}
+
+
+def require_beam(k: int, beam: int) -> None:
+    """Refuses a search for no keys, or one that keeps too few or too many prefixes."""
+    if not 1 <= k <= beam:
+        raise ValueError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
+    require_between(k, WIDEST_BEAM, beam=beam)

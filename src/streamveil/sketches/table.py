@@ -223,6 +223,8 @@ class SketchTable:
         """Time passes on the tick clock."""
         if self.schedule.clock != "ticks":
             raise ValueError("with the arrival clock time passes by itself")
+        if not isinstance(ticks, int | np.integer):
+            raise ValueError(f"ticks must be a whole number, not {type(ticks).__name__}")
         if ticks < 0:
             raise ValueError(f"time does not run backwards: {ticks} ticks")
         time = int(tables.clock[0]) + ticks
