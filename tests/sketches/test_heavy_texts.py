@@ -8,7 +8,8 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.sketches import HeavyTexts
-from streamveil.sketches.heavy_texts import GOLDEN, cut_texts, extended
+from streamveil.sketches.heavy_texts import GOLDEN, extended
+from streamveil.sketches.keys import cut_texts
 
 BUDGET = Budget(epsilon=2, delta=1e-8)
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 21, 64, 119, 199, 200, 230)

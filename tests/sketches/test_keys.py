@@ -123,3 +123,12 @@ def test_broken_text_is_refused_without_showing_it():
         with pytest.raises(ValueError, match="valid Unicode") as caught:
             key_words(bad)
         assert "secret" not in str(caught.value)
+
+
+def test_prefixes_of_texts_end_before_a_character_that_does_not_fit():
+    assert words_text(text_words(["grün", "größe", "né"], 3), 3) == ["gr", "gr", "né"]
+    assert words_text(text_words(pa.array(["😀x", "aé"]).dictionary_encode(), 2), 2) == [
+        "",
+        "aé"[:1],
+    ]
+    assert text_words([b"a\xc3\xa9"], 2).tolist() == [0x61C3], "bytes are no text"

@@ -21,7 +21,7 @@ from streamveil.errors import require_one_of, require_positive
 from streamveil.sketches.hashing import WORD, Layout, preimages
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
-from streamveil.sketches.levels import Levels, LevelWords
+from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
@@ -29,7 +29,6 @@ from streamveil.sketches.table import SketchTable, cell_types
 from streamveil.types import Array, Float64, UInt64
 
 Search = Literal["descent", "inverse"]
-BEAM = 512  # prefixes kept at each level
 GUARD = 4.0  # standard deviations of noise a reported key must show
 ALPHA = 0.1  # false keys expected of an inverse search
 
@@ -228,8 +227,7 @@ class PublishedHierarchy:
         Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
         twice k; a wider one finds more and looks longer.
         """
-        if k < 1 or beam < k:
-            raise ValueError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
+        require_beam(k, beam)
         if self.levels[0].layout.family == "invertible":
             return inverse_search(
                 self.levels[0], k, threshold=threshold, beam=beam, bits=self.level_bits[0]

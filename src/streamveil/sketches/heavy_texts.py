@@ -17,12 +17,12 @@ import pyarrow as pa
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import CellCounter
-from streamveil.dataflow.hashing import is_text, text_buffers
-from streamveil.dataflow.keys import cells_of, from_cells
+from streamveil.dataflow.hashing import is_text
+from streamveil.dataflow.keys import cells_of
 from streamveil.errors import require_between
 from streamveil.sketches.hashing import LARGEST_WIDTH, Layout
-from streamveil.sketches.keys import GOLDEN
-from streamveil.sketches.levels import Levels, LevelWords
+from streamveil.sketches.keys import GOLDEN, cut_texts, is_utf8
+from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
@@ -32,7 +32,6 @@ from streamveil.types import Array, Float64, UInt64
 LONGEST_TEXT = 1024  # bytes
 SEEN = 5.0  # standard deviations of a cell from which on a text is found, but for collisions
 FIRST = 2  # bytes that the first level counts, exactly
-BEAM = 512  # prefixes kept at each level
 LIKELY = 2.0  # standard deviations of noise that a prefix must show to be searched on
 GUARD = 4.0  # standard deviations of noise that a text must show to be found
 
@@ -231,8 +230,7 @@ class PublishedTexts:
         Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
         twice k; a wider one finds more and looks longer.
         """
-        if k < 1 or beam < k:
-            raise ValueError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
+        require_beam(k, beam)
         least = GUARD * self.sd if threshold is None else threshold
         texts: list[bytes] = []
         estimates: list[float] = []
@@ -330,31 +328,3 @@ def column_of(keys: Any) -> pa.Array:
     if not (len(column) == 0 or is_text(column.type)):
         raise TypeError(f"a finder of texts counts texts, not {column.type}")
     return column.cast(pa.large_string()) if len(column) == 0 else column
-
-
-def cut_texts(keys: pa.Array, length: int) -> pa.Array:
-    """Texts as binary cells of at most `length` bytes; no character of UTF-8 is divided.
-
-    >>> cut_texts(pa.array(["grün", "grünes"]), 3).to_pylist()
-    [b'gr', b'gr']
-    """
-    data, offsets = text_buffers(keys)
-    starts, ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + length)
-    for _ in range(3):  # a character has at most three further bytes
-        over = np.flatnonzero(ends < offsets[1:])
-        inside = over[data[ends[over]] & 0xC0 == 0x80]
-        ends[inside] -= 1
-    ends = np.maximum(ends, starts)
-    sizes = ends - starts
-    places = np.cumsum(sizes)
-    index = np.repeat(starts - (places - sizes), sizes) + np.arange(int(sizes.sum()))
-    return from_cells(data[index], places)
-
-
-def is_utf8(text: bytes) -> bool:
-    """Whether bytes are text."""
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from streamveil.compiled import njit
 from streamveil.core.noise.bulk.lanes import load_word
+from streamveil.dataflow.hashing import text_buffers
+from streamveil.dataflow.keys import from_cells
 from streamveil.types import Array, Int32, Int64, UInt8, UInt32, UInt64
 
 Keys: TypeAlias = "Array | pa.Array | pa.ChunkedArray | Iterable[int] | Iterable[str | bytes]"
@@ -66,6 +68,8 @@ def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Arra
 def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
     """The first `length` (at most 8) bytes of texts as integers that sort like the texts.
 
+    No character is divided: a text ends before one that does not fit. Bytes are cut as they are.
+
     Args:
         keys: texts or bytes, in a list, a NumPy array or an Arrow array.
         length: bytes that count, 1 to 8.
@@ -77,6 +81,10 @@ def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
     ['0x6162', '0x6163']
     """
     column = keys if isinstance(keys, pa.Array) else pa.array(keys)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = cut_texts(column, length)
     data, offsets = _buffers(column)
     return prefixes(data, offsets, length)
 
@@ -91,9 +99,41 @@ def words_text(words: UInt64[Array, " keys"], length: int = 8) -> list[str]:
     >>> words_text(text_words(["ab", "c"]))
     ['ab', 'c']
     """
+    return [row.decode(errors="replace") for row in words_bytes(words, length)]
+
+
+def words_bytes(words: UInt64[Array, " keys"], length: int) -> list[bytes]:
+    """The bytes of `text_words`, without the zeros that fill them up."""
     raw = np.asarray(words, np.uint64).astype(">u8").tobytes()
-    rows = [raw[at - length : at] for at in range(8, len(raw) + 1, 8)]
-    return [row.rstrip(b"\0").decode(errors="replace") for row in rows]
+    return [raw[at - length : at].rstrip(b"\0") for at in range(8, len(raw) + 1, 8)]
+
+
+def cut_texts(keys: pa.Array, length: int) -> pa.Array:
+    """Texts as binary cells of at most `length` bytes; no character of UTF-8 is divided.
+
+    >>> cut_texts(pa.array(["grün", "grünes"]), 3).to_pylist()
+    [b'gr', b'gr']
+    """
+    data, offsets = text_buffers(keys)
+    starts, ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + length)
+    for _ in range(3):  # a character has at most three further bytes
+        over = np.flatnonzero(ends < offsets[1:])
+        inside = over[data[ends[over]] & 0xC0 == 0x80]
+        ends[inside] -= 1
+    ends = np.maximum(ends, starts)
+    sizes = ends - starts
+    places = np.cumsum(sizes)
+    index = np.repeat(starts - (places - sizes), sizes) + np.arange(int(sizes.sum()))
+    return from_cells(data[index], places)
+
+
+def is_utf8(text: bytes) -> bool:
+    """Whether bytes are text."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def weight_words(weights: Any, count: int, largest: int) -> Int32[Array, " keys"]:

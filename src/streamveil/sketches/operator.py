@@ -49,7 +49,7 @@ from streamveil.sketches import (
 )
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.items import Items, chosen, packed, unpacked
-from streamveil.sketches.keys import key_words
+from streamveil.sketches.keys import is_utf8, key_words, words_bytes
 from streamveil.sketches.levels import LevelWords
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import SketchTable
@@ -374,7 +374,7 @@ class SketchQuery:
         """Post-processing of published tables: the columns of a release, sorted by key."""
         if not isinstance(self.sketch, LazySketch):
             found = self.sketch.shown(shown).top(self.k, beam=max(2 * self.k, 512))
-            order = np.argsort(found.keys)
+            order = self._possible(found.keys, np.argsort(found.keys))
             values, sd = found.estimates[order], found.sd
             keys = self._found(found.keys[order])
         else:
@@ -399,6 +399,13 @@ class SketchQuery:
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
         place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
         return noted(pa.table(columns), "; ".join((COLLISIONS, *self.omitted)), place)
+
+    def _possible(self, keys: Any, order: Array) -> Array:
+        """The places of found keys that a row may have: words that are no text are noise."""
+        if not self.text_length or isinstance(self.sketch, HeavyTexts):
+            return order
+        texts = words_bytes(keys, self.text_length)
+        return order[[is_utf8(texts[place]) for place in order]] if len(order) else order
 
     def _found(self, keys: Any) -> pa.Array:
         """Found keys as values of their column."""
