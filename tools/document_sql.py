@@ -296,12 +296,14 @@ SIGNATURES = {  # every function a row expression may call
     "IS_NAN(x) IS_INF(x) RANGE_BUCKET(x,[ends])",
     "choices": "GREATEST(...) LEAST(...) COALESCE(...) IFNULL(x,y) NULLIF(x,y)",
     "texts": "CONCAT(...) LOWER(s) UPPER(s) TRIM(s[,chars]) LTRIM(s[,chars]) RTRIM(s[,chars]) "
-    "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) LEFT(s,n) "
-    "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) INSTR(s,part) STARTS_WITH(s,part) "
-    "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern) "
-    "REGEXP_EXTRACT(s,pattern) REGEXP_SUBSTR(s,pattern) REGEXP_REPLACE(s,pattern,new) INITCAP(s) "
-    "LPAD(s,n[,char]) RPAD(s,n[,char]) SPLIT_PART(s,between,n) REGEXP_INSTR(s,pattern) "
-    "BYTE_LENGTH(s) OCTET_LENGTH(s) FORMAT(format,...)",
+    "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) "
+    "LEFT(s,n) RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) "
+    "INSTR(s,part[,from[,n]]) STARTS_WITH(s,part) ENDS_WITH(s,part) "
+    "CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern) "
+    "REGEXP_EXTRACT(s,pattern[,from[,n]]) REGEXP_SUBSTR(s,pattern[,from[,n]]) "
+    "REGEXP_REPLACE(s,pattern,new) INITCAP(s) LPAD(s,n[,char]) RPAD(s,n[,char]) "
+    "SPLIT_PART(s,between,n) REGEXP_INSTR(s,pattern[,from[,n[,end]]]) BYTE_LENGTH(s) "
+    "OCTET_LENGTH(s) FORMAT(format,...)",
     "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) "
     "DATE_TRUNC(t_or_d,UNIT[,zone]) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
@@ -375,7 +377,7 @@ def _options() -> str:
     ]
     lines += [f"| `{n}` | {o.meaning} | {o.default} | {o.origin} |" for n, o in OPTIONS.items()]
     lines += ["", "Known and refused:", ""]
-    lines += [f"- `{name}`: {reason}" for name, reason in REFUSED_OPTIONS.items()]
+    lines += [f"- `{name}`: {_in_line(reason)}" for name, reason in REFUSED_OPTIONS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -388,8 +390,13 @@ def _aggregates() -> str:
     for name, reason in REFUSED.items():
         reasons.setdefault(reason, []).append(f"`{name}`")
     lines += ["", "Known and refused:", ""]
-    lines += [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    lines += [f"- {', '.join(names)}: {_in_line(reason)}" for reason, names in reasons.items()]
     return "\n".join(lines) + "\n"
+
+
+def _in_line(reason: str) -> str:
+    """A reason and its way out in one line."""
+    return reason.replace(".\n  to fix  ", "; instead: ")
 
 
 def _functions() -> str:

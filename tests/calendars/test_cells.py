@@ -79,6 +79,19 @@ def test_what_clocks_passed_for_good_is_the_least_they_show_from_then_on(zone):
             assert rules.passed(np.array([found - 1]))[0] < clock
 
 
+@pytest.mark.parametrize("zone", FEW)
+def test_a_time_of_a_clock_is_first_shown_when_it_says(zone):
+    """By its definition, at every minute of the year of a change."""
+    rules = rules_of(zone)
+    for change in [at for at in rules.starts[1:].tolist() if at > us_of(1900, 1, 1)][-3:]:
+        at = np.arange(change - 2 * DAY, change + 2 * DAY, 60 * 10**6, dtype=np.int64)
+        shown = rules.shown(at)
+        for clock in range(int(shown[0]), int(shown[-1]), 17 * 60 * 10**6):
+            found = rules.first(np.array([clock]))
+            assert rules.shown(found)[0] >= clock
+            assert (shown[at < found] < clock).all()
+
+
 def test_an_hour_shown_twice_is_in_one_cell_and_a_day_left_out_is_an_empty_one():
     six = Cells(length_us=6 * HOUR, zone="Europe/Berlin")
     night = six.number(us_of(2026, 10, 25, 0, 30))  # 02:30 for the first time

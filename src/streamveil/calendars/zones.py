@@ -68,6 +68,17 @@ class Rules:
         following = np.append(self.starts[1:], np.int64(NEVER))[part]
         return np.asarray(np.minimum(met, following))
 
+    def first(self, clock: Int64[Array, " n"]) -> Int64[Array, " n"]:
+        """The first instant at which clocks show a time, or more: also the first of two passes.
+
+        Proof: within part j clocks rise from starts[j] + offsets[j] up to, and without, what they
+            would show at the next start. So the first part that shows w or more is the first that
+            ends above w, and there it does so at w - offsets[j] or at the part's start.
+        """
+        ends = np.append(self.starts[1:] + self.offsets[:-1], np.int64(NEVER))
+        part = np.searchsorted(np.maximum.accumulate(ends), clock, side="right")
+        return np.asarray(np.maximum(self.starts[part], clock - self.offsets[part]))
+
 
 def require_zone(name: object) -> str:
     """The name of a zone, if there is one."""

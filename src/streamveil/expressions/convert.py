@@ -13,7 +13,6 @@ from sqlglot import exp
 from streamveil.errors import PlanError
 from streamveil.expressions import texts, times
 from streamveil.expressions.dialect import shown
-from streamveil.expressions.functions import Argument, common
 from streamveil.expressions.kernels import (
     INSTANT,
     Column,
@@ -24,6 +23,7 @@ from streamveil.expressions.kernels import (
     string_to_instant,
     string_to_int,
 )
+from streamveil.expressions.rules import Argument, common
 
 KINDS: dict[str, Any] = {
     "int": pa.int64(),

@@ -24,14 +24,7 @@ from streamveil.expressions.convert import (
     unify,
 )
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.functions import (
-    FUNCTIONS,
-    Bound,
-    arity,
-    concatenate,
-    numeric,
-    wrong,
-)
+from streamveil.expressions.functions import FUNCTIONS
 from streamveil.expressions.kernels import (
     INT_MAX,
     INT_MIN,
@@ -41,6 +34,8 @@ from streamveil.expressions.kernels import (
     int_op,
 )
 from streamveil.expressions.names import AGGREGATES, UNITS, is_unit_word
+from streamveil.expressions.rules import Bound, arity, numeric, wrong
+from streamveil.expressions.text_functions import concatenate
 
 Reader = Callable[[str], Node]
 Builder = Callable[[exp.Expr, Reader], Node]

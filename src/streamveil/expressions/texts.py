@@ -6,30 +6,87 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.errors import PlanError
-from streamveil.expressions.kernels import Column
+from streamveil.expressions.kernels import Column, null_unless
 
-BEFORE = "streamveil_before"  # of a group that no pattern of a query has
+BEFORE, MATCH, AFTER = "veil_before", "veil_match", "veil_after"  # groups that no query names
+FOUND = "veil_found"
 WIDEST = 1_000  # characters that a directive may ask for
 DIRECTIVES = {"d": "int", "i": "int", "f": "float", "e": "float", "g": "float", "s": "string"}
 _DIRECTIVE = re.compile(r"%([-+0 ]*)([0-9]*)(\.[0-9]+)?(.)?", re.DOTALL)
 
 
-def place_of(pattern: str) -> Callable[[Column], Column]:
-    """The character, from 1, at which the first match of a pattern begins; 0 without one.
+class Nth(NamedTuple):
+    """Which match of a pattern is meant: the nth of those that begin at a character or later."""
+
+    start: int = 1  # character from which on is searched, from 1
+    turn: int = 1  # which of the matches, from 1
+    overlapping: bool = False  # whether the next may begin inside the one before
+
+
+FIRST = Nth()
+
+
+class Matches(NamedTuple):
+    """The match of each row: null where there is none."""
+
+    place: Column  # its first character, from 1
+    text: Column  # all of it
+    found: Column  # its only group, or all of it
+
+
+def matches(pattern: str, which: Nth, groups: Sequence[int] = ()) -> Callable[[Column], Matches]:
+    """Finds one match of a pattern in each row; `groups`: where a group begins in the pattern.
+
+    >>> found = matches("b+", Nth(turn=2))(pa.array(["éabbcb", "b", None]))
+    >>> found.place.to_pylist(), found.text.to_pylist()
+    ([6, None, None], ['b', None, None])
+    """
+    inner = f"(?P<{FOUND}>{pattern})"
+    if groups:
+        inner = f"{pattern[: groups[0]]}(?P<{FOUND}>{pattern[groups[0] + 1 :]}"
+    named = f"^(?P<{BEFORE}>(?s:.*?))(?P<{MATCH}>{inner})(?P<{AFTER}>(?s:.*))$"
+
+    def run(column: Column) -> Matches:
+        enough = pc.or_(pc.greater_equal(pc.utf8_length(column), which.start), which.start == 1)
+        rest = null_unless(pc.fill_null(enough, fill_value=False), column)
+        rest = pc.utf8_slice_codeunits(rest, which.start - 1)
+        passed: Column = pa.array(np.full(len(column), which.start, np.int64))
+        for turn in range(which.turn):
+            parts = pc.extract_regex(rest, pattern=named)
+            before, text, after = (pc.struct_field(parts, n) for n in (BEFORE, MATCH, AFTER))
+            place = pc.add(passed, pc.utf8_length(before).cast(pa.int64()))
+            if turn + 1 == which.turn:
+                break
+            whole = pc.binary_join_element_wise(text, after, "")
+            one = pc.utf8_slice_codeunits(whole, 1)  # a match of nothing moves on by a character
+            size = pc.utf8_length(text).cast(pa.int64())
+            by_one = pc.or_(pc.equal(size, 0), which.overlapping)
+            left = pc.fill_null(pc.not_equal(whole, ""), fill_value=False)
+            rest = null_unless(left, pc.if_else(by_one, one, after))
+            passed = pc.add(place, pc.if_else(by_one, 1, size))
+        return Matches(place, text, pc.struct_field(parts, FOUND))
+
+    return run
+
+
+def place_of(pattern: str, which: Nth = FIRST, *, end: bool = False) -> Callable[[Column], Column]:
+    """The character, from 1, at which a match of a pattern begins (or after it); 0 without one.
 
     >>> place_of("b+")(pa.array(["éabb", "x", None])).to_pylist()
     [3, 0, None]
     """
-    named = f"^(?P<{BEFORE}>(?s:.*?))(?:{pattern})"
+    search = matches(pattern, which)
 
     def run(column: Column) -> Column:
-        before = pc.struct_field(pc.extract_regex(column, pattern=named), BEFORE)
-        found = pc.add(pc.utf8_length(before).cast(pa.int64()), 1)
-        return pc.if_else(pc.is_valid(column), pc.fill_null(found, 0), pa.scalar(None, pa.int64()))
+        place, text, _ = search(column)
+        if end:
+            place = pc.add(place, pc.utf8_length(text).cast(pa.int64()))
+        return pc.if_else(pc.is_valid(column), pc.fill_null(place, 0), pa.scalar(None, pa.int64()))
 
     return run
 

@@ -87,6 +87,17 @@ def midnight(zone: str) -> Callable[[Column], Column]:
     return run
 
 
+def shown_first(zone: str) -> Callable[[Column], Column]:
+    """When the clocks of a zone first show a time, or more where they never show it."""
+    rules = rules_of(zone)
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        return from_numpy(rules.first(values), ok, INSTANT)
+
+    return run
+
+
 def truncate_on_clocks(unit: str, zone: str) -> Callable[[Column], Column]:
     """Start of the unit by the clocks of a zone: of days and longer, as of windows (`Cells`).
 

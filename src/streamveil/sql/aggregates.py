@@ -180,11 +180,12 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "APPROX_COUNT_DISTINCT": (_one("count_distinct"), frozenset({"report_format"})),
 }
 REFUSED: dict[str, str] = {
-    "MIN": "one person can be the minimum; use PERCENTILE_CONT(x, 0.01) with bounds",
-    "MAX": "one person can be the maximum; use PERCENTILE_CONT(x, 0.99) with bounds",
+    "MIN": "one person can be the minimum.\n  to fix  PERCENTILE_CONT(x, 0.01) with bounds",
+    "MAX": "one person can be the maximum.\n  to fix  PERCENTILE_CONT(x, 0.99) with bounds",
     **dict.fromkeys(
         ("ANY_VALUE", "ARRAY_AGG", "STRING_AGG", "MAX_BY", "MIN_BY", "ARRAY_CONCAT_AGG"),
-        "it would publish somebody's value as it is",
+        "it would publish somebody's value as it is.\n  to fix  GROUP BY x with COUNT(*): it shows"
+        " the values that many have",
     ),
 }  # fmt: skip
 
@@ -238,5 +239,5 @@ def _report_format(named: dict[str, exp.Expr], name: str) -> None:
     if wanted is not None and options.word(wanted, "report_format").upper() != "DEFAULT":
         raise PlanError(
             f"{name}: report_format is DEFAULT only; the columns NAME_sd, NAME_low and NAME_high "
-            "hold what the reports would"
+            "hold what the reports would.\n  to fix  leave report_format out"
         )

@@ -171,10 +171,10 @@ READERS: dict[Kind, Reader] = {
 
 # options a GoogleSQL query may hold that have no meaning here, with the way out
 REFUSED_OPTIONS: dict[str, str] = {
-    "k_threshold": "a fixed k does not come with a proof over releases; give delta, and "
+    "k_threshold": "a fixed k does not come with a proof over releases.\n  to fix  delta, and "
     "min_privacy_units_per_group = k if groups need at least k units",
-    "contribution_bounding_rows": "use max_rows_contributed",
-    "privacy_budget_weight": "not available: aggregates share the budget by forecast",
+    "contribution_bounding_rows": "it has another name.\n  to fix  max_rows_contributed",
+    "privacy_budget_weight": "aggregates share the budget by forecast.\n  to fix  leave it out",
 }
 
 

@@ -43,7 +43,7 @@ _AGAIN = (
 )
 OUTER = {
     "laterals": "a join with LATERAL: join released rows by the columns of their groups",
-    "distinct": "SELECT DISTINCT: groups are distinct already",
+    "distinct": "SELECT DISTINCT: groups are distinct already.\n  to fix  leave DISTINCT out",
 }  # fmt: skip
 Plans = tuple[Plan, ...]
 Beside = PostShift | PostTotal | PostPlace  # columns that a step adds

@@ -93,7 +93,7 @@ def _named_columns(values: Mapping[str, Any], scope: From) -> dict[str, str]:
 
 
 _OUTER = {
-    "distinct": "SELECT DISTINCT: groups are distinct already",
+    "distinct": "SELECT DISTINCT: groups are distinct already.\n  to fix  leave DISTINCT out",
     "qualify": "QUALIFY in a private SELECT.\n  to fix  SELECT * FROM (this SELECT) "
     "QUALIFY RANK() OVER (ORDER BY n DESC) <= 3, which costs nothing",
 }
