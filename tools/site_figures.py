@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, floor, log10
 from pathlib import Path
 
+from tools.site_performance import FULL, SMALL
 from tools.site_results import kept, table
 
 ROOT = Path(__file__).parents[1]
@@ -106,8 +107,71 @@ def of_audits() -> Iterator[tuple[str, str]]:
     yield "alarms", str(found["honest"]["alarms"])
 
 
+def of_jobs() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/as_run.py` and `benchmarks/throughput.py`."""
+    found = kept("as_run")
+    start, run = found["start"], found["3000000 users"]
+    yield "import", f"{start['import streamveil']['cpu']:.2f}"
+    yield "readme", f"{start['README']['cpu']:.1f}"
+    yield "many releases", f"{start['explain of 86,400 releases']['cpu']:.1f}"
+    for told, name in {
+        "looked": "default, 2 processors",
+        "bounded": "32 rows, 2 processors",
+    }.items():
+        yield told, f"{run[name]['ns of CPU a record'] / 1e3:.2f}"
+    yield "memory", f"{run['default, 2 processors']['peak MB'] / 1e3:.1f}"
+    shares = [
+        found["ratios"]["of floor"]
+        for name, kinds in kept("throughput").items() if name in (SMALL, FULL)
+        for kind, found in kinds.items() if kind in ("int", "text")
+    ]  # fmt: skip
+    yield "least of floor", f"{min(shares):.1f}"
+    yield "most of floor", f"{max(shares):.1f}"
+
+
+def of_steps() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/triggers.py`: CPU of a step."""
+    found = kept("triggers")
+    yield "count", f"{found['ms a step']['count']:.1f}"
+    names = {"median": "quantile", "more rows": "rows", "alone": "alone"}
+    yield from ((told, f"{found['of count'][name]:.1f}") for told, name in names.items())
+
+
+def of_memory() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/memory.py`: nanoseconds a line."""
+    yield "large table", short(kept("memory")["ns a line"]["240 MB"]["read and change"], 1)
+
+
+def of_spark() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/spark.py`, on two cores."""
+    found = kept("spark")["local[2]"]
+    parts = found["operators alone, one core"]
+    rows = found["rows per step"] / 1e6
+    stages = {"bounding": ("bound",), "reading": ("read", "admit", "to bytes", "from bytes"),
+              "key stage": ("gather", "release", "write deltas")}  # fmt: skip
+    for told, names in stages.items():
+        yield told, short(sum(parts[name] for name in names) / rows)
+    unit, key = parts["bytes of deltas"]
+    yield "unit", f"{parts['bytes per unit']:.0f}"
+    yield "key", f"{parts['bytes per key']:.0f}"
+    yield "unit delta", f"{unit / found['rows per step']:.0f}"
+    yield "key delta", f"{key / parts['rows to key stage']:.0f}"
+    wall, cpu = found["seconds of a small step [wall, CPU], private"]
+    yield "small wall", f"{wall:.1f}"
+    yield "small", f"{cpu:.1f}"
+
+
+def of_regret() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/regret.py`: which share of true counts intervals held."""
+    held = [row["coverage"] for row in kept("regret")["rows"]
+            if (row["stream"], row["arm"]) == ("reddit", "covered")]  # fmt: skip
+    yield "comments least", f"{100 * min(held):.0f}"
+    yield "comments most", f"{100 * max(held):.0f}"
+
+
 ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
+    "jobs": of_jobs, "steps": of_steps, "memory": of_memory, "spark": of_spark, "regret": of_regret,
 }  # fmt: skip
 
 
