@@ -238,7 +238,7 @@ def test_run_reports_memory_and_takes_a_limit(folder):
     assert "give at least" in err
     limited = ("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "4GB", "--quiet")
     code, _, err = call(*limited)
-    assert code == cli.CODES[cli.SourceError]
+    assert code == cli.CODES[cli.StoreError]
     assert "holds another release" in err  # of the first state
     shutil.rmtree(folder / "out")
     code, _, err = call(*limited)

@@ -371,7 +371,7 @@ class Target:
             found = self.catalog.load_table(f"{self.folder.name}.answers").scan().to_arrow()
         else:
             sink = self.open()
-            with sink._connection() as connection:
+            with sink.connection("the answers cannot be read", "see the server") as connection:
                 columns = "streamveil_window, streamveil_trigger, key, n"
                 return sorted(
                     sink._ask(connection, f"SELECT {columns} FROM {sink.quoted(sink.table)}")

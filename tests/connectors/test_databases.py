@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from streamveil.cli import app
 from streamveil.connectors import databases, open_sink
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import MissingExtraError, SourceError, StoreError
 from streamveil.release_metadata import ReleaseTime, kept_time, noted
 from streamveil.runtime.job import Job
 from tests.connectors.conftest import NAME
@@ -88,7 +88,7 @@ def test_another_release_under_its_name_is_refused_and_a_last_digit_is_not(place
     near = TABLE.set_column(1, "n", pa.array([4.5, 5.5, np.nextafter(6.5, 7)]))
     sink.write("job", made(near))
     for other in (OTHER, TABLE.slice(0, 2), TABLE.rename_columns(["key", "m"])):
-        with pytest.raises(SourceError, match="holds another release") as caught:
+        with pytest.raises(StoreError, match="holds another release") as caught:
             sink.write("job", made(other))
         assert "7.5" not in str(caught.value)
     assert rows(sink) == before

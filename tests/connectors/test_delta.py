@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.connectors import open_sink
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import MissingExtraError, StoreError
 from tests.released import made
 
 
@@ -40,5 +40,5 @@ def test_another_release_of_the_same_identity_is_refused(tmp_path):
     pytest.importorskip("deltalake")
     sink = open_sink("delta", {"path": str(tmp_path / "table")})
     sink.write("job", made(release(["a"]), 0, 1))
-    with pytest.raises(SourceError, match="another release"):
+    with pytest.raises(StoreError, match="another release"):
         sink.write("job", made(release(["b"]), 0, 1))

@@ -13,7 +13,7 @@ import streamveil as sv
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.iceberg import IcebergSink
 from streamveil.connectors.rejected_rows import traced
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import MissingExtraError, SourceError, StoreError
 from tests.connectors.test_databases import OTHER, TWICE, Killed, send
 from tests.connectors.test_delta_source import read, rows
 from tests.connectors.test_kafka import counts
@@ -205,7 +205,7 @@ def test_every_release_is_there_once(catalog):
         send(sink())
     assert answers(catalog).num_rows == 9
     assert len(catalog.load_table("answers.pages").snapshots()) == 3
-    with pytest.raises(SourceError, match="holds another release") as caught:
+    with pytest.raises(StoreError, match="holds another release") as caught:
         sink().write("job", made(OTHER, 1, 1))
     assert "7.5" not in str(caught.value)
     sink().write("another", made(OTHER))

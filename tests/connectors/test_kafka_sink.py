@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.connectors import open_sink
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import MissingExtraError, SourceError, StoreError
 from streamveil.release_metadata import ReleaseTime, kept_time, noted
 from streamveil.runtime.job import Job
 from tests.connectors.test_databases import OTHER, TABLE, TWICE, Killed, send
@@ -206,7 +206,7 @@ def test_a_job_that_is_killed_after_the_commit_goes_on(broker, topic, tmp_path, 
 def test_another_release_under_its_name_is_refused(broker, topic):
     send(opened(broker, topic), [(0, 1)])
     for sink in (opened(broker, topic),) * 2:
-        with pytest.raises(SourceError, match="holds another release") as caught:
+        with pytest.raises(StoreError, match="holds another release") as caught:
             sink.write("job", made(OTHER))
         assert "7.5" not in str(caught.value)
     sink.write("another", made(OTHER))  # jobs share a topic

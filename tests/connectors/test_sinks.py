@@ -15,7 +15,7 @@ from rich.console import Console
 import streamveil as sv
 from streamveil.connectors import sinks
 from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
-from streamveil.errors import PlanError, SourceError
+from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.sql.sql import parse_script
 from tests.released import made
 
@@ -45,7 +45,7 @@ def test_the_same_release_may_come_again_and_another_one_is_refused(kind, tmp_pa
     first = written(tmp_path)
     sink.write("job", made(TABLE, 0, 1))
     assert written(tmp_path) == first
-    with pytest.raises(SourceError, match="holds another release") as error:
+    with pytest.raises(StoreError, match="holds another release") as error:
         sink.write("job", made(OTHER, 0, 1))
     assert "7.5" not in str(error.value)
     assert written(tmp_path) == first  # and nothing is left beside it
@@ -60,10 +60,10 @@ def test_a_release_written_by_another_version_of_arrow_is_known_by_its_content(t
     pq.write_table(TABLE, file, compression="zstd")
     sink.write("job", made(TABLE, 0, 1))
     pq.write_table(OTHER, file, compression="zstd")
-    with pytest.raises(SourceError, match="another release"):
+    with pytest.raises(StoreError, match="another release"):
         sink.write("job", made(TABLE, 0, 1))
     file.write_bytes(b"no Parquet")
-    with pytest.raises(SourceError, match="another release"):
+    with pytest.raises(StoreError, match="another release"):
         sink.write("job", made(TABLE, 0, 1))
 
 
@@ -76,7 +76,7 @@ def test_what_differs_in_a_last_digit_leaves_a_parquet_file_as_it_is(kind, tmp_p
     if sink.keeps:
         sink.write("job", made(near, 0, 1))
     else:  # nothing to read the numbers from exactly
-        with pytest.raises(SourceError, match="holds another release"):
+        with pytest.raises(StoreError, match="holds another release"):
             sink.write("job", made(near, 0, 1))
     assert written(tmp_path) == first
 
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_refused_in_words(tmp_path):
     whole = file.read_bytes()
     for place in (4, 40, 200):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
-        with pytest.raises(SourceError, match="holds another release"):
+        with pytest.raises(StoreError, match="holds another release"):
             sink.write("job", made(table, 0, 1))
 
 

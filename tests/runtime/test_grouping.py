@@ -15,7 +15,7 @@ from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dataflow.rows import RowProgram, prepare_batch
-from streamveil.errors import SourceError
+from streamveil.errors import StoreError
 from streamveil.plan.plan import Clock
 from streamveil.release_metadata import packed, unpacked
 from streamveil.results.releases import of_folder
@@ -121,12 +121,12 @@ def test_another_release_in_a_file_of_several_is_refused(tmp_path):
     FilesSink(str(tmp_path)).write_together("job", several)
     FilesSink(str(tmp_path)).write_together("job", several)  # the same again
     for other in ([release(3, 9)], [release(3, 3), release(4, 4)], [release(2, 2)]):
-        with pytest.raises(SourceError, match="another release"):
+        with pytest.raises(StoreError, match="another release"):
             FilesSink(str(tmp_path)).write_together("job", other)
-    with pytest.raises(SourceError, match="another release"):
+    with pytest.raises(StoreError, match="another release"):
         FilesSink(str(tmp_path)).write_together("job", [release(t, t + 1) for t in (1, 2, 3)])
     FilesSink(str(tmp_path)).write("job", release(4, 4))
-    with pytest.raises(SourceError, match="another release"):
+    with pytest.raises(StoreError, match="another release"):
         FilesSink(str(tmp_path)).write_together("job", [release(4, 4), release(5, 5)])
 
 

@@ -19,7 +19,7 @@ from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
 from streamveil.connectors.databases import plain
 from streamveil.connectors.marks import ContentMark
-from streamveil.errors import MissingExtraError, SourceError, require_file_name
+from streamveil.errors import MissingExtraError, SourceError, StreamveilError, require_file_name
 from streamveil.release_metadata import sentences
 
 RETRIES = "commit.retry.num-retries"
@@ -125,7 +125,7 @@ def words(name: str) -> Iterator[None]:
     """Errors in words, without what a library says: that may hold values, or a password."""
     try:
         yield
-    except SourceError:
+    except StreamveilError:
         raise
     except Exception as error:
         raise SourceError(

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.connectors.content import computed, exact_columns, is_near, norm
-from streamveil.errors import SourceError
+from streamveil.errors import StoreError
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ContentMark:
     def require(self, kept: ContentMark, where: str) -> None:
         """Refuses another release than the one that a sink has."""
         if self.digest != kept.digest or not is_near(self.norm, kept.norm):
-            raise SourceError(
+            raise StoreError(
                 f"{where} holds another release of this job, window and trigger.\n"
                 "  to fix  give a new state, or changed post-processing, a place of its own, or "
                 "another name to its query; never go on from a copy of a state that has published "

@@ -28,7 +28,7 @@ from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.display import rows_of
-from streamveil.errors import SourceError, require_file_name, require_one_of
+from streamveil.errors import SourceError, StoreError, require_file_name, require_one_of
 from streamveil.release_metadata import (
     PACKED,
     metadata_file,
@@ -166,9 +166,9 @@ class FilesSink:
         """Nothing is pending."""
 
 
-def another(file: Path) -> SourceError:
+def another(file: Path) -> StoreError:
     """What to say of a file that holds another release than the one that comes."""
-    return SourceError(
+    return StoreError(
         f"'{file}' holds another release of this job, window and trigger.\n"
         "  to fix  give a new state, or changed post-processing, a path of its own, or remove "
         "what an older one published; never go on from a copy of a state that has published "
