@@ -19,7 +19,7 @@ from streamveil.compiler.numbered_rows import Columns, UsableRows, first_counted
 from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_index import mixed
 from streamveil.dataflow.raw_memory import reserved
-from streamveil.dataflow.unit_kernels import WORD, home
+from streamveil.dataflow.unit_kernels import HIGH, home
 from streamveil.plan.combine import plain
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.types import Array, Bool, Float64, UInt32, UInt64
@@ -65,7 +65,7 @@ class Numbering:
                 self._pairs += [_Words()] * (place > 0)
             new = self._values[place].numbers(*self._words(column))
             if place:
-                pair = (found.astype(np.uint64) << WORD) | new
+                pair = (found.astype(np.uint64) << HIGH) | new
                 new = self._pairs[place - 1].numbers(pair)
             found = new
         return found
