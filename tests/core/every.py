@@ -142,11 +142,7 @@ def cases() -> dict[str, Case]:
     found["Pmw"] = Case(linear.Pmw.practical(HALF, 100, 6, halts=3), ask_weights)
     found["Pmwg"] = Case(dynamic.Pmwg.practical(HALF, start=100, domain=6, halts=3), ask_weights)
     found["LivePmw"] = Case(dynamic.LivePmw(share=HALF, start=100, domain=6, halts=3), ask_live)
-    for method in (
-        dynamic.NoisyGradientDescent(),
-        dynamic.OutputPerturbation(),
-        dynamic.ObjectivePerturbation(),
-    ):
+    for method in (dynamic.NoisyGradientDescent(), dynamic.OutputPerturbation()):
         found[type(method).__name__] = Case(method, train)
     found["Repaired"] = Case(dynamic.Repaired(static=linear.Mwem(queries=CELLS, rounds=1)), bucket)
     found["Published"] = Case(dynamic.Published(static=static), bucket)

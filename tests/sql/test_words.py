@@ -7,9 +7,8 @@ import pytest
 from sqlglot.dialects.bigquery import BigQuery
 
 import streamveil as sv
-from streamveil.expressions.dialect import VeilParser
+from streamveil.expressions.dialect import KEYWORDS, VeilParser
 from streamveil.expressions.expr import columns_of, compile_expression, normalize_expression
-from streamveil.expressions.names import KEYWORDS
 from streamveil.sql.sql import parse_script
 
 OURS = (

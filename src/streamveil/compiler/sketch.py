@@ -12,7 +12,7 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
-from streamveil.expressions.names import key_name
+from streamveil.expressions.dialect import key_name
 from streamveil.plan.check import check_compiled
 from streamveil.plan.options import MAX_UNITS
 from streamveil.plan.own_rows import omitted

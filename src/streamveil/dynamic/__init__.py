@@ -7,7 +7,6 @@ from streamveil.dynamic.classifier import GrowingClassifier
 from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.erm import (
     NoisyGradientDescent,
-    ObjectivePerturbation,
     OutputPerturbation,
     Trainer,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "LiveTable",
     "MechanismChoice",
     "NoisyGradientDescent",
-    "ObjectivePerturbation",
     "OutputPerturbation",
     "Pmwg",
     "Published",

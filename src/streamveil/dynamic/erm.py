@@ -194,68 +194,14 @@ class OutputPerturbation:
         n, d = x.shape
         unit = float(share.epsilon)
         lam = self.strength or 2 * math.sqrt(d / (n * unit)) / self.radius
-        theta = minimiser(self.loss, x, y, lam, np.zeros(d), lam * self.tolerance / 2)
+        theta = minimiser(self.loss, x, y, lam, lam * self.tolerance / 2)
         moved = 2 / (lam * n) + 2 * self.tolerance
         return perturbed(theta, moved, share, place)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObjectivePerturbation:
-    """Noise inside the objective; a second, small noise covers the solver's distance.
-
-    Algorithm: objective perturbation of Chaudhuri, Monteleoni & Sarwate (2011) for pure budgets,
-        with approximate minima perturbation (Iyengar et al. 2019, doi:10.1109/SP.2019.00001).
-    Protects: data sets of public size n that differ in one replaced record.
-    Guarantee: the share (pure; a zCDP share is spent through epsilon = sqrt(2 rho)).
-    Proof: the exact minimiser is eps_1-DP. The solver's point is within `tolerance` of it, so the
-        noise added at the end makes solver's and exact point eps_2-indistinguishable on each of
-        the two neighbours: eps_1 + 2 eps_2 in all. With eps_2 = eps/20 that is the share.
-    Numerics: the vector b is within about 2^-40 of its size of an exact draw (`gamma_vector`); that
-        moves the exact minimiser by at most |error of b| / (lam n), far inside `tolerance`, which
-        the output noise covers.
-
-    Raises:
-        ValueError: a setting is out of its range.
-        ArithmeticError: the solver did not reach `tolerance`.
-
-    >>> from streamveil.core.noise.keyed import SeededNoise
-    >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
-    >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
-    >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)
-    >>> trainer = ObjectivePerturbation()
-    >>> w = trainer.train(x, y, Share("pure", 1), Place(SeededNoise(1), "doc"))
-    >>> bool(np.mean(np.sign(x @ w) == y) > 0.9)
-    True
-    """
-
-    loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
-    strength: float = 1e-3  # lam, > 0
-    tolerance: float = 1e-6  # most distance of the solver from the minimum, > 0
-
-    def __post_init__(self) -> None:
-        require_positive(strength=self.strength, tolerance=self.tolerance)
-
-    def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
-        """See `Trainer`."""
-        n, d = x.shape
-        pure = Share("pure", share.epsilon)
-        inner, outer = pure.scale(0.9), pure.scale(0.05)
-        epsilon, extra = float(inner.amount), 0.0
-        c, lam = self.loss.curvature, self.strength
-        left = epsilon - math.log(1 + 2 * c / (n * lam) + c * c / (n * lam) ** 2)
-        if left <= 0:
-            extra = c / (n * math.expm1(epsilon / 4)) - lam
-            left = epsilon / 2
-        b = gamma_vector(d, 2 / left, place.inside(0))
-        strength = lam + max(extra, 0.0)
-        theta = minimiser(self.loss, x, y, strength, b / n, strength * self.tolerance / 4)
-        return perturbed(theta, self.tolerance, outer, place.inside(1))
-
-
-TRAINERS: dict[str, type[NoisyGradientDescent | OutputPerturbation | ObjectivePerturbation]] = {
+TRAINERS: dict[str, type[NoisyGradientDescent | OutputPerturbation]] = {
     "gradient": NoisyGradientDescent,
     "output": OutputPerturbation,
-    "objective": ObjectivePerturbation,
 }
 
 
@@ -275,10 +221,8 @@ def perturbed(theta: Coefficients, moved: float, share: Share, place: Place) -> 
     return noisy
 
 
-def minimiser(
-    loss: Link, x: Rows, y: Labels, lam: float, tilt: Coefficients, gradient: float
-) -> Coefficients:
-    """Minimises mean loss + lam/2 |theta|^2 + tilt·theta until the gradient norm is small enough.
+def minimiser(loss: Link, x: Rows, y: Labels, lam: float, gradient: float) -> Coefficients:
+    """Minimises mean loss + lam/2 |theta|^2 until the gradient norm is small enough.
 
     L-BFGS comes close, then damped Newton steps (the risk is smooth and strongly convex, so they
     converge from anywhere) reach the demanded gradient. Should they not, an error is raised: an
@@ -288,8 +232,8 @@ def minimiser(
 
     def objective(theta: Coefficients) -> tuple[float, Coefficients]:
         margins = y * (x @ theta)
-        value = loss.value(margins).mean() + lam / 2 * theta @ theta + tilt @ theta
-        slope = x.T @ (loss.slope(margins) * y) / n + lam * theta + tilt
+        value = loss.value(margins).mean() + lam / 2 * theta @ theta
+        slope = x.T @ (loss.slope(margins) * y) / n + lam * theta
         return float(value), slope
 
     from scipy.optimize import minimize  # slow to load
@@ -311,24 +255,6 @@ def minimiser(
             pace /= 2
         theta = theta - pace * move
     raise ArithmeticError("the solver did not reach its tolerance; use a larger strength")
-
-
-def gamma_vector(d: int, scale: float, place: Place) -> Coefficients:
-    """A vector with density in proportion to exp(-|b| / scale): uniform direction, gamma length.
-
-    A gamma variable of integer shape d is a sum of d exponentials, absolute values of Laplace
-    variables; a direction is a normalised Gaussian vector. All are within 2^-41 of exact ones, also
-    far out, where a logarithm of 53 random bits would end. Silent noise gives the zero vector.
-    """
-    lengths = place.draws(0)
-    if lengths.silent:
-        return np.zeros(d)
-    fine = 2.0**40
-    exponentials = np.abs(values(about(np.zeros(d), fine, lengths, laplace=True))) / fine
-    length = float(exponentials.sum()) * scale
-    direction = values(about(np.zeros(d), fine, place.draws(1))) / fine
-    unit: Coefficients = direction / np.linalg.norm(direction)
-    return unit * length
 
 
 def project(theta: Coefficients, radius: float) -> Coefficients:

@@ -27,9 +27,8 @@ from streamveil.batch import whole
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import nodes
 from streamveil.expressions.convert import KINDS, Node
-from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.expressions.dialect import canonical, is_unit_word, parse_text, plain_names, shown
 from streamveil.expressions.kernels import Column, instants, uint_to_int
-from streamveil.expressions.names import is_unit_word, plain_names
 
 Evaluator = Callable[[pa.Table], Column]
 EXACT_DIGITS = 15  # of decimals, that float64 tells apart

@@ -23,7 +23,7 @@ from streamveil.expressions.convert import (
     seen,
     unify,
 )
-from streamveil.expressions.dialect import canonical, shown
+from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, is_unit_word, shown
 from streamveil.expressions.functions import FUNCTIONS
 from streamveil.expressions.kernels import (
     INT_MAX,
@@ -33,7 +33,6 @@ from streamveil.expressions.kernels import (
     int_negate,
     int_op,
 )
-from streamveil.expressions.names import AGGREGATES, UNITS, is_unit_word
 from streamveil.expressions.rules import Bound, arity, numeric, wrong
 from streamveil.expressions.text_functions import concatenate
 

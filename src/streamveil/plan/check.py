@@ -16,7 +16,7 @@ from typing import Any
 from streamveil.calendars.cells import END_US, Cells
 from streamveil.calendars.zones import DAY
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.names import key_name
+from streamveil.expressions.dialect import key_name
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import cannot_choose_bounds

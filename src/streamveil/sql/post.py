@@ -12,9 +12,16 @@ from typing import Any
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.dialect import canonical, parse_query, parse_text, shown, tokenize
+from streamveil.expressions.dialect import (
+    canonical,
+    is_unit_word,
+    key_name,
+    parse_query,
+    parse_text,
+    shown,
+    tokenize,
+)
 from streamveil.expressions.expr import columns_of, normalize_expression
-from streamveil.expressions.names import is_unit_word, key_name
 from streamveil.plan.check import SKETCHES
 from streamveil.plan.plan import Plan
 from streamveil.plan.post import (
