@@ -14,10 +14,10 @@ from streamveil.dataflow.unit_kernels import (
     DONE,
     GROW_POOL,
     GROW_TABLE,
+    HIGH,
     LOAD,
     MOST_PROBES,
     SOON,
-    WORD,
     home,
 )
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
@@ -51,7 +51,7 @@ def peek_rows(
         while t_slots[slot] != 0:
             word = t_slots[slot]
             row = np.int64(word & LOW_HALF) - 1
-            if (word >> WORD) == (low & LOW_HALF) and (
+            if (word >> HIGH) == (low & LOW_HALF) and (
                 t_names[2 * row] == low and t_names[2 * row + 1] == high
             ):
                 found[i] = row
@@ -93,7 +93,7 @@ def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
         row, word = np.uint64(0), t_slots[slot]
         while word != 0:
             row = word & LOW_HALF
-            if (word >> WORD) == (low & LOW_HALF) and (
+            if (word >> HIGH) == (low & LOW_HALF) and (
                 t_names[TWO * row - TWO] == low and t_names[TWO * row - ONE] == high
             ):
                 break
@@ -107,7 +107,7 @@ def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
         hidden[i] = shown == 0
         weight[i] = shown if shown > 0 else entry
         mixed = high + shift
-        mixed = (mixed ^ (mixed >> WORD)) * MIX
+        mixed = (mixed ^ (mixed >> HIGH)) * MIX
         group[i] = mixed >> np.uint64(48)
         if lists:
             missing[none] = i
@@ -169,7 +169,7 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
         slot, probes, row = home(low, wide), 0, np.int64(-1)
         while t_slots[slot] != 0:
             word = t_slots[slot]
-            if (word >> WORD) == (low & LOW_HALF):
+            if (word >> HIGH) == (low & LOW_HALF):
                 row = np.int64(word & LOW_HALF) - 1
                 if t_names[2 * row] == low and t_names[2 * row + 1] == high:
                     break
@@ -186,7 +186,7 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
                 return j, GROW_POOL
             t_names[2 * row] = low
             t_names[2 * row + 1] = high
-            t_slots[slot] = (low << WORD) | np.uint64(row + 1)
+            t_slots[slot] = (low << HIGH) | np.uint64(row + 1)
             source[meta[1]] = source[j]
             meta[0] += 1
             meta[1] += 1
@@ -221,7 +221,7 @@ def settle_rows(
                 slot = 0
         if patience < ENDLESS and (row >= most or probes > patience):
             return row
-        t_slots[slot] = (names[row, 0] << WORD) | np.uint64(row + 1)
+        t_slots[slot] = (names[row, 0] << HIGH) | np.uint64(row + 1)
     return len(names)
 
 
