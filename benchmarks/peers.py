@@ -6,13 +6,16 @@ every week). Bounds are the same for all. Errors are against all rows, so what b
 them; a group that is not shown counts as 0.
 Expected: about the same error for one answer, where all have the same noise; for running totals an
 error that grows with the square root of the number of releases for libraries that answer each
-release by itself, and with its logarithm here.
+release by itself, and with its logarithm here. A third question has no bounds: how often each of
+the 100 most frequent planes flew, by sketches of 24 KB, private (one flight is protected) and not.
+Expected: the error of a sketch without privacy, and some noise besides.
 
 Each library runs in a Python of its own, which is named on the command line; one that is not named
 keeps its last result:
 
     python benchmarks/peers.py --opendp OTHER/bin/python --pipelinedp OTHER/bin/python
-    (pip install 'opendp[polars]' pipeline-dp dp-accounting pyarrow; tmlt.analytics for --tumult)
+    (pip install 'opendp[polars]' pipeline-dp dp-accounting pyarrow; tmlt.analytics for --tumult;
+    datasketches and pyarrow for --datasketches)
 """
 
 from __future__ import annotations
@@ -37,12 +40,15 @@ from streamveil.demo import departures
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "peers.json"
-LIBRARIES = ("streamveil", "opendp", "pipelinedp", "tumult")
+LIBRARIES = ("streamveil", "opendp", "pipelinedp", "tumult", "datasketches")
+QUESTIONS = ("once", "weekly", "sketch")
 PACKAGES = {"pipelinedp": "pipeline-dp", "tumult": "tmlt.analytics"}
 UNSEEN = {"tumult"}  # whose work is in a JVM, not in the process that asks
 DELTA = 1e-6
 ONCE = (1.0, DELTA, 3, 1)  # epsilon, delta; groups and rows in each that one plane-day may count in
 WEEKLY = (4.0, DELTA, 10, 4)  # the same of a plane in a quarter
+SKETCH = (1.0, DELTA, 0, 0)  # of one flight
+FREQUENT = 100
 QUARTERS, WEEKS = 4, 13
 FIRST = date(2013, 1, 1)
 
@@ -69,6 +75,12 @@ def weekly(folder: Path, quarter: int) -> dict[str, Any]:
     written(path, **columns)
     truth = [counted(flights["destination"].filter(pc.less(day, name))) for name in names[1:]]
     return {"truth": truth, "weeks": names}
+
+
+def sketched(folder: Path) -> dict[str, int]:
+    """All flights by their plane; how often the most frequent planes flew."""
+    truth = written(folder / "sketch.parquet", key=departures().drop_null()["plane"])
+    return dict(sorted(truth.items(), key=lambda one: -one[1])[:FREQUENT])
 
 
 def written(path: Path, **columns: pa.ChunkedArray) -> dict[str, int]:
@@ -133,18 +145,36 @@ def summary(answers: list[list[dict[str, float]]], truth: list[dict[str, int]]) 
 def measure(
     library: str, python: str, runs: int, folder: Path, only: str | None
 ) -> list[dict[str, Any]]:
-    """Both questions to one library, or one of them."""
+    """All questions to one library that it has a client for, or one of them."""
     about = {"library": library, "version": version(python, PACKAGES.get(library, library))}
     rows = []
-    if only != "weekly":
+    if only in (None, "once") and (HERE / "peers" / f"ask_{library}.py").exists():
         setting = once(folder)
         told = asked(python, f"ask_{library}.py", folder / "once.parquet", *ONCE, runs)
-        rows = [{**about, "question": "once", "runs": runs, "lines": told["lines"],
-                 "seconds": float(np.median(told["seconds"])),
-                 "cpu": None if library in UNSEEN else float(np.median(told["cpu"])),
-                 **summary(told["answers"], setting["truth"])}]  # fmt: skip
-    if only == "once" or not (HERE / "peers" / f"weekly_{library}.py").exists():
-        return rows
+        rows.append({**about, "question": "once", **one_table(library, told, setting["truth"])})
+    if only in (None, "sketch") and (HERE / "peers" / f"sketch_{library}.py").exists():
+        truth = sketched(folder)
+        told = asked(
+            python, f"sketch_{library}.py", folder / "sketch.parquet", *SKETCH, runs, *truth
+        )
+        rows.append({**about, "question": "sketch", **one_table(library, told, [truth])})
+    if only in (None, "weekly") and (HERE / "peers" / f"weekly_{library}.py").exists():
+        rows.append({**about, "question": "weekly", **each_week(library, python, runs, folder)})
+    return rows
+
+
+def one_table(library: str, told: dict[str, Any], truth: list[dict[str, int]]) -> dict[str, Any]:
+    """What is kept of a question with one answer."""
+    return {
+        "runs": len(told["seconds"]), "lines": told["lines"],
+        "seconds": float(np.median(told["seconds"])),
+        "cpu": None if library in UNSEEN else float(np.median(told["cpu"])),
+        **summary(told["answers"], truth),
+    }  # fmt: skip
+
+
+def each_week(library: str, python: str, runs: int, folder: Path) -> dict[str, Any]:
+    """What is kept of running totals, in the mean over four quarters."""
     found = []
     for quarter in range(QUARTERS):
         setting = weekly(folder, quarter)
@@ -153,7 +183,7 @@ def measure(
         found.append({"lines": told["lines"], "seconds": float(np.median(told["seconds"])),
                       **summary(told["answers"], setting["truth"])})  # fmt: skip
     mean = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    return [*rows, {**about, "question": "weekly", "runs": runs * QUARTERS, **mean}]
+    return {"runs": runs * QUARTERS, **mean}
 
 
 def cuts(folder: Path) -> dict[str, float]:
@@ -172,14 +202,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", choices=["once", "weekly"], help="leave the other as it is")
+    parser.add_argument("--only", choices=QUESTIONS, help="leave the others as they are")
     for library in LIBRARIES[1:]:
         parser.add_argument(f"--{library}", help="a Python that has it")
     given = vars(parser.parse_args())
     pythons = {one: given.get(one) for one in LIBRARIES[1:] if given.get(one)}
     pythons["streamveil"] = sys.executable
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    asks = (given["only"],) if given["only"] else ("once", "weekly")
+    asks = (given["only"],) if given["only"] else QUESTIONS
     rows = [row for row in kept if row["library"] not in pythons or row["question"] not in asks]
     with tempfile.TemporaryDirectory() as folder:
         left_out = cuts(Path(folder))
@@ -189,7 +219,8 @@ def main() -> None:
                 print(row, flush=True)
     rows.sort(key=lambda row: (row["question"], LIBRARIES.index(row["library"])))
     about = {"machine": platform.machine(), "python": platform.python_version(),
-             "once": ONCE, "weekly": WEEKLY, "releases": WEEKS, "cut": left_out}  # fmt: skip
+             "once": ONCE, "weekly": WEEKLY, "sketch": SKETCH,
+             "releases": WEEKS, "cut": left_out}  # fmt: skip
     RESULTS.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

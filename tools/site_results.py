@@ -83,7 +83,7 @@ def dynamic() -> str:
 
 
 PEERS = {"streamveil": "streamveil", "opendp": "OpenDP", "pipelinedp": "PipelineDP",
-         "tumult": "Tumult Analytics"}  # fmt: skip
+         "tumult": "Tumult Analytics", "datasketches": "DataSketches"}  # fmt: skip
 
 
 def peers(question: str) -> str:
@@ -99,6 +99,19 @@ def peers(question: str) -> str:
     ]  # fmt: skip
     made = table([*head, *(["CPU seconds"] if timed else [])], rows)
     return f"{made}\n\n*Of all rows, bounds on groups leave out {found['cut'][question]:.1%}.*"
+
+
+def peer_sketches() -> str:
+    """Count-Min in 24 KB, private and not."""
+    found = [row for row in kept("peers")["rows"] if row["question"] == "sketch"]
+    told = " (not private)", ""
+    rows = [
+        [f"{PEERS[row['library']]} {row['version']}{told[row['library'] == 'streamveil']}",
+         f"{row['median']:,.0f}", f"{row['l1_share']:.0%}", f"{row['lines']:.0f}",
+         f"{row['cpu']:.3f}"] for row in found
+    ]  # fmt: skip
+    head = ("", "median error, in flights", "sum of errors / flights", "lines", "CPU seconds")
+    return table(head, rows)
 
 
 def growing() -> str:
