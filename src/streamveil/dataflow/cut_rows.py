@@ -72,7 +72,9 @@ def cut_in(
     Rows are in canonical order.
     """
     order = np.argsort(unit, kind="stable")
-    units, first, rows = np.unique(unit[order], return_index=True, return_counts=True)
+    ordered = unit[order]
+    first = np.flatnonzero(np.append(len(unit) > 0, ordered[1:] != ordered[:-1]))
+    units, rows = ordered[first], np.diff(np.append(first, len(unit)))
     before = known.add(units, rows)
     places = np.arange(1, len(unit) + 1) - np.repeat(first, rows) + np.repeat(before, rows)
     band, window = bands_of(places), window[order]

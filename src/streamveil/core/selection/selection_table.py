@@ -132,11 +132,15 @@ class SelectionTable:
         count = len(ids)
         if draws.silent:
             return np.zeros(count, np.int64)
-        which = np.zeros(count, np.int64)
-        rate = np.array([float(self.shift_epsilon)])
+        which, most = np.zeros(count, np.int64), int(NEVER) - 2
+        return waits(draws.words_for(ids, WORDS), *self._shift_rate, which, most)
+
+    @cached_property
+    def _shift_rate(self) -> tuple[Float64[Array, " 1"], list[Any]]:
+        """Of the geometric law of Z, as a float and exactly."""
         with mpmath.workprec(PRECISION):
-            exact_rate = [mpmath.mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator]
-        return waits(draws.words_for(ids, WORDS), rate, exact_rate, which, int(NEVER) - 2)
+            rate = mpmath.mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator
+        return np.array([float(self.shift_epsilon)]), [rate]
 
     def next_opening(
         self, draws: Draws, ids: Names, units: PerKey, shift: PerKey, step: int
