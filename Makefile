@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest wheel release site figures clean docs/sql.md
+.PHONY: demo dev check test all bench lint doctest wheel release site site-version figures clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -61,6 +61,11 @@ release: wheel
 site: .venv/site.ok
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build -q
 	@echo "read it: python3 -m http.server -d site"
+
+# the pages of this version beside those of others, with a selector
+site-version: .venv/site.ok
+	NO_MKDOCS_2_WARNING=1 SITE_VERSIONS=mike .venv/bin/mkdocs build -q -d site/$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+	$(PY) tools/site_versions.py site
 
 .venv/site.ok: .venv/base.ok pyproject.toml constraints.txt
 	$(PIP) -e ".[site]"

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from streamveil.api.query import RUN_OPTIONS, Query
 from streamveil.api.table_builder import Table
 from streamveil.results.answers import Answers
 from streamveil.runtime.run import run
+from tools import site_versions
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("counters", "sketches", "linear", "dynamic")
@@ -257,3 +259,13 @@ def test_mechanisms_are_told_with_every_parameter_error_and_an_example():
 def test_a_query_runs_with_every_option_of_a_job():
     named = inspect.signature(run).parameters.keys() - {"plan", "state"}
     assert set(RUN_OPTIONS) == named
+
+
+def test_versions_stand_side_by_side_the_newest_first(tmp_path):
+    for name in ("0.9.1", "0.10.0", "assets"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    site_versions.main(tmp_path)
+    told = json.loads((tmp_path / "versions.json").read_text())
+    assert [one["version"] for one in told] == ["0.10.0", "0.9.1"]
+    assert "url=0.10.0/index.html" in (tmp_path / "index.html").read_text()
