@@ -174,7 +174,7 @@ class ServerJournal:
             detail, kind = self._server.detail(error), type(error).__name__
             self.close()
             raise SourceError(
-                f"the database of the ledger '{self.name}' does not answer: {kind}{detail}.\n"
+                f"the database of the ledger '{self.name}' cannot be used: {kind}{detail}.\n"
                 "  A charge that was being made may be recorded or not; nothing was drawn.\n"
                 "  to fix  check that the server is there and lets this user select from and insert"
                 f" into {TABLE}, then start again: what is recorded is not charged twice"
