@@ -12,7 +12,7 @@ from streamveil.audit.laid_open_measures import lost_by
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.combine import combined_plan
-from streamveil.plan.look import divided, look_share, with_look
+from streamveil.plan.look import HISTOGRAM, LAWS, VALUES, divided, look_share, with_look
 from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, rows_of
 from streamveil.runtime.survey import survey
@@ -22,7 +22,13 @@ SAID = (
     {},
     {"expected_rows": 1.0, "expected_units": 1e5},
     {"expected_rows": 3.0, "expected_units": 1e5, "expected_repeats": 0.5},
-)
+    {
+        "expected_rows": 20.0, "expected_units": 3e3, "expected_most_rows": 300.0,
+        HISTOGRAM: [(1, 1, 0.6), (8, 15, 0.3), (256, 511, 0.1)],
+        LAWS: [(40.0, 1.2, 0.1, 0.5), (900.0, 0.5, 0.0, 2.0)],
+        VALUES: {text: 0.01 for text in ("ms", "ms * kind", "kind", "ms - 4")},
+    },
+)  # fmt: skip
 BARE = re.compile(r",? contribution_bounds_per_row => \([^)]*\)")
 
 

@@ -44,7 +44,7 @@ def test_looks_lose_no_more_than_is_claimed():
 
 def test_what_a_look_chose_loses_with_it_no_more_than_is_claimed():
     most = 0.0
-    for seed in (0, 2):
+    for seed in (504, 510):
         for text, accounts, (epsilon, delta), claims in looks.sequels(seed, 1):
             assert all(one.stands for one in accounts), (seed, text)
             if delta is not None:

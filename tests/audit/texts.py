@@ -30,7 +30,8 @@ BOUNDS = ("max_rows_contributed = 1", "max_rows_contributed = 4, max_rows_per_gr
           "max_rows_contributed = 5, max_rows_per_group = 2", "max_squared_rows = 6",
           "max_rows_contributed = 5, max_squared_rows = 9", "max_groups_contributed = 3",
           "max_groups_contributed = 2, max_rows_per_group = 3", "max_rows_contributed = 3",
-          "max_squared_rows = 20, max_rows_per_group = 3", "")  # fmt: skip
+          "max_squared_rows = 20, max_rows_per_group = 3", "max_rows_per_group = 1", "max_rows_per_group = 2",
+          "", "")  # fmt: skip
 CHOICES = ("", "", "", "selection = 'gaussian'", "selection = 'table'", "cut_share = 0.1",
            "cut_share = 0", "total_tests = 0", "hidden_groups = 2", "weights = 'flat'",
            "entry_weight = 0.5", "monotone = TRUE, non_negative = TRUE", "integer = TRUE",
@@ -133,6 +134,7 @@ JOINED = (  # with a second relation of people's rows, and with a public table
     " kind, p.w AS ms, v.ts AS ts, v.at AS at FROM clicks AS v JOIN visits AS p ON v.{unit} ="
     " p.{unit}), UNNEST(SPLIT(tags, ',')) AS part",
 )  # fmt: skip
+PEOPLE_ALONE = 0.1  # of queries: they bound rows, and size noise, by ways of their own
 SETS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())", "GROUPING SETS (({}))")
 
 
@@ -162,6 +164,8 @@ def text_of(rng):
     source, windowed = ("own", False) if once else window_of(rng, span)
     some = COMBINED if combined else AGGREGATES
     measures = [some[int(place)] for place in rng.permutation(len(some))[: rng.integers(1, 4)]]
+    if rng.random() < PEOPLE_ALONE:
+        measures = ["COUNT(DISTINCT {unit})"]
     shown = ", ".join(
         f"{measure.format(unit=unit)} AS m{place}" for place, measure in enumerate(measures)
     )
