@@ -44,7 +44,7 @@ _HOMES = {
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
     "compare": f"{_HERE}.choice",
-    "fit": f"{_HERE}.fitting",
+    "fit": "streamveil.calibrate",
     "moved_by": f"{_HERE}.participation",
     "skip": f"{_CORE}.protocol",
 }

@@ -37,49 +37,9 @@ from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 
-def renewed(
-    sigma: Exact | float,
-    state: CounterState,
-    t: int,
-    nodes: tuple[list[int], list[int]],
-    source: tuple[Draws, Ids | None],
-) -> CounterState:
-    """Totals and kept nodes stay; fresh nodes are drawn; the others close."""
-    kept, fresh = nodes
-    whole = np.zeros_like(state.whole)
-    whole[0] = state.whole[0]
-    rows = [1 + i for i in kept]
-    whole[rows] = state.whole[rows]
-    if fresh:
-        noise = gaussian_rows(*source, state.keys, len(fresh), sigma)
-        whole[[1 + i for i in fresh]] = noise
-    return CounterState(t, whole, state.real)
-
-
 @dataclass(frozen=True, kw_only=True)
-class BinaryTreeCounter(Stepping):
-    """Running totals from noisy sums of dyadic blocks.
-
-    Algorithm: the binary mechanism (Dwork, Naor, Pitassi & Rothblum 2010,
-        doi:10.1145/1806689.1806787; Chan, Shi & Song 2011, doi:10.1145/2043621.2043626).
-    Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
-    Guarantee: mu-GDP, mu = moved * sqrt(levels) / sigma.
-    Proof: a step lies in one block per level; blocks are integers, so noise rounded about zero is
-        noise rounded about them. Only nodes completed at a step are used at it, and each has its
-        own draw, so later increments may depend on earlier releases.
-    Error: variance popcount(t) (sigma^2 + 1/12).
-    Memory: 8 (levels + 1) bytes per key: the exact total and the noise of the open path.
-    Numerics: exact integers.
-
-    Raises:
-        ValueError: a setting is out of its range, or increments are not one whole number per key.
-        HorizonError: a step after the last of `horizon`.
-        StoreError: `resume` is given arrays that are no state of such a counter.
-
-    >>> counter = BinaryTreeCounter(horizon=1000, sigma=10)
-    >>> counter.levels, round(float(counter.std(np.array([7]))[0]), 3)
-    (10, 17.328)
-    """
+class Dyadic(Stepping):
+    """What both trees are made from: a step lies in one block of each level."""
 
     keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers, >= 1
@@ -103,6 +63,32 @@ class BinaryTreeCounter(Stepping):
     def sensitivity(self) -> float:
         """See `Counter`."""
         return sqrt(self.levels) * correlated_noise.UP
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinaryTreeCounter(Dyadic):
+    """Running totals from noisy sums of dyadic blocks.
+
+    Algorithm: the binary mechanism (Dwork, Naor, Pitassi & Rothblum 2010,
+        doi:10.1145/1806689.1806787; Chan, Shi & Song 2011, doi:10.1145/2043621.2043626).
+    Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
+    Guarantee: mu-GDP, mu = moved * sqrt(levels) / sigma.
+    Proof: a step lies in one block per level; blocks are integers, so noise rounded about zero is
+        noise rounded about them. Only nodes completed at a step are used at it, and each has its
+        own draw, so later increments may depend on earlier releases.
+    Error: variance popcount(t) (sigma^2 + 1/12).
+    Memory: 8 (levels + 1) bytes per key: the exact total and the noise of the open path.
+    Numerics: exact integers.
+
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
+
+    >>> counter = BinaryTreeCounter(horizon=1000, sigma=10)
+    >>> counter.levels, round(float(counter.std(np.array([7]))[0]), 3)
+    (10, 17.328)
+    """
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
@@ -129,7 +115,13 @@ class BinaryTreeCounter(Stepping):
         t = state.t + steps
         kept = [level for level in range(self.levels) if state.t >> level == t >> level]
         fresh = [level for level in range(self.levels) if t >> level & 1 and level not in kept]
-        return renewed(self.sigma, state, t, (kept, fresh), (draws, ids))
+        whole = np.zeros_like(state.whole)
+        rows = [0, *(1 + level for level in kept)]  # the total, and what is still open
+        whole[rows] = state.whole[rows]
+        if fresh:
+            noise = gaussian_rows(draws, ids, state.keys, len(fresh), self.sigma)
+            whole[[1 + level for level in fresh]] = noise
+        return CounterState(t, whole, state.real)
 
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
@@ -145,7 +137,7 @@ class BinaryTreeCounter(Stepping):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonakerCounter(Stepping):
+class HonakerCounter(Dyadic):
     """Running totals from dyadic blocks, each block's sum refined by the blocks inside it.
 
     Algorithm: the bottom-up estimator of Honaker (2015), used by DP-SQLP; the best linear unbiased
@@ -169,28 +161,10 @@ class HonakerCounter(Stepping):
     3.33
     """
 
-    keyed: ClassVar[bool] = False
-    horizon: int  # steps the guarantee covers, >= 1
-    sigma: Exact | float  # scale of one node's noise, quanta, > 0
-
-    def __post_init__(self) -> None:
-        check_horizon(self.horizon)
-        require_positive(sigma=self.sigma)
-
     @property
     def levels(self) -> int:
         """Blocks that one step can lie in."""
         return levels_over(self.horizon)
-
-    @property
-    def needs_horizon(self) -> bool:
-        """The number of levels is fixed in advance."""
-        return True
-
-    @property
-    def sensitivity(self) -> float:
-        """See `Counter`."""
-        return sqrt(self.levels) * correlated_noise.UP
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""

@@ -52,8 +52,24 @@ class RunSchedule(Protocol):
         """What all runs together cost, for ever."""
 
 
+class Budgeted:
+    """A schedule that spends one budget, for ever."""
+
+    budget: Budget
+
+    @cached_property
+    def whole(self) -> Share:
+        """The budget in the currency of the runs."""
+        return Share.of(self.budget)
+
+    @property
+    def loss(self) -> Loss:
+        """See `RunSchedule`."""
+        return self.whole.loss
+
+
 @dataclass(frozen=True, kw_only=True)
-class BBScheduler:
+class BBScheduler(Budgeted):
     """Runs on the whole database each time it has grown by a factor 1 + gamma.
 
     Algorithm: 'paper': BBScheduler of Cummings, Krehbiel, Lai & Tantipongpipat (2018,
@@ -114,16 +130,6 @@ class BBScheduler:
             a, b = high - 0.618 * (high - low), low + 0.618 * (high - low)
             low, high = (low, b) if error(a) < error(b) else (a, high)
         return cls(start=start, budget=budget, gamma=(low + high) / 2, beta=beta, mode=mode)
-
-    @cached_property
-    def whole(self) -> Share:
-        """The budget in the currency of the runs."""
-        return Share.of(self.budget)
-
-    @property
-    def loss(self) -> Loss:
-        """See `RunSchedule`."""
-        return self.whole.loss
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
@@ -187,7 +193,7 @@ class BBScheduler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BBImprover:
+class BBImprover(Budgeted):
     """Runs at every size t >= start, with errors that fall as the database grows.
 
     Algorithm: BBImprover of Cummings et al. (2018), constants our own: weights
@@ -217,16 +223,6 @@ class BBImprover:
             raise ValueError(f"start must be at least 2, not {self.start}")
         require_positive(beta=self.beta)
 
-    @cached_property
-    def whole(self) -> Share:
-        """The budget in the currency of the runs."""
-        return Share.of(self.budget)
-
-    @property
-    def loss(self) -> Loss:
-        """See `RunSchedule`."""
-        return self.whole.loss
-
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
         n, t = self.start, self.start + index
@@ -237,7 +233,7 @@ class BBImprover:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisjointDoubling:
+class DisjointDoubling(Budgeted):
     """Runs on the last complete doubling batch alone, each time with the whole budget.
 
     Protects: streams that differ in one record; sizes and arrival times are public.
@@ -265,16 +261,6 @@ class DisjointDoubling:
 
     def __post_init__(self) -> None:
         require_positive(start=self.start, beta=self.beta)
-
-    @cached_property
-    def whole(self) -> Share:
-        """The budget in the currency of the runs."""
-        return Share.of(self.budget)
-
-    @property
-    def loss(self) -> Loss:
-        """See `RunSchedule`."""
-        return self.whole.loss
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
