@@ -143,3 +143,41 @@ def growing_sizes() -> str:
         part(row[at]["mean"]) for at in ("at n", "at 4n", "at 16n")) for row in rows}  # fmt: skip
     head = ("largest error / size, near n / 4 n / 16 n", *(f"n = {size:,}" for size in sizes))
     return table(head, ([name, *(cells[name, size] for size in sizes)] for name in names))
+
+
+def growing_powers() -> str:
+    """Worst errors of re-runs by the size at the start, beside what is proved."""
+    rows = kept("growing_E8")["rows"]
+    cells = {(row["what"], row["n"]): row for row in rows if "n" in row}
+    slopes = {row["what"].removesuffix(": slope"): row for row in rows if "slope" in row}
+    names = ("paper", "plus")
+    lines = [
+        [
+            f"{size:,}",
+            *(part(cells[name, size][what]) for name in names for what in ("mean", "bound")),
+        ]
+        for size in sorted({size for name, size in cells if name == "paper"})
+    ]
+    ends = [f"{slopes[name][what]:.2f}" for name in names for what in ("slope", "predicted")]
+    return table(("n", "`paper`", "proved", "`plus`", "proved"), [*lines, ["slope", *ends]])
+
+
+def growing_worst(mechanism: str, sizes: str) -> str:
+    """Errors of one mechanism by the size of the table."""
+    rows = [row for row in kept("growing_E8")["rows"] if row["what"] == mechanism and "n" in row]
+    lines = [["largest error / size", *(part(row["mean"]) for row in rows)]]
+    if "rounds" in rows[0]:
+        lines += [["best number of rounds", *(str(row["rounds"]) for row in rows)],
+                  ["proved", *(part(row["bound"]) for row in rows)]]  # fmt: skip
+    return table((sizes, *(f"{row['n']:,}" for row in rows)), lines)
+
+
+def dp_workers() -> str:
+    """Median seconds of a step on Spark, by rows and workers."""
+    rows = [row for row in kept("dp_sqlp")["rows"] if row["experiment"] == "workers"]
+    cells = {(row["workers"], row["rows"]): row["median_s"] for row in rows}
+    lines = [
+        [f"{size:,}", *(f"{cells[workers, size]:.2f}" for workers in (1, 2))]
+        for size in sorted({size for _, size in cells})
+    ]
+    return table(("records in a step", "1 worker: s", "2 workers: s"), lines)

@@ -169,9 +169,20 @@ def of_regret() -> Iterator[tuple[str, str]]:
     yield "comments most", f"{100 * max(held):.0f}"
 
 
+def of_growing() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/papers/growing.py`: hard questions of PMWG."""
+    hard = kept("growing_E9")["rows"]
+    yield "hard least", str(min(row["hard"] for row in hard))
+    yield "hard most", str(max(row["hard"] for row in hard))
+    yield "hard bound", f"{hard[0]['bound']:,.0f}"
+    yield "hard bound of paper", f"{hard[0]['paper']:,.0f}"
+    yield "hard sum", f"{max(row['sum_over_bound'] for row in hard):.2f}"
+
+
 ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
     "jobs": of_jobs, "steps": of_steps, "memory": of_memory, "spark": of_spark, "regret": of_regret,
+    "growing": of_growing,
 }  # fmt: skip
 
 
