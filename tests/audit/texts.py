@@ -30,8 +30,8 @@ BOUNDS = ("max_rows_contributed = 1", "max_rows_contributed = 4, max_rows_per_gr
           "max_rows_contributed = 5, max_rows_per_group = 2", "max_squared_rows = 6",
           "max_rows_contributed = 5, max_squared_rows = 9", "max_groups_contributed = 3",
           "max_groups_contributed = 2, max_rows_per_group = 3", "max_rows_contributed = 3",
-          "max_squared_rows = 20, max_rows_per_group = 3", "max_rows_per_group = 1", "max_rows_per_group = 2",
-          "", "")  # fmt: skip
+          "max_squared_rows = 20, max_rows_per_group = 3", "max_rows_per_group = 1",
+          "max_rows_per_group = 2", "", "")  # fmt: skip
 CHOICES = ("", "", "", "selection = 'gaussian'", "selection = 'table'", "cut_share = 0.1",
            "cut_share = 0", "total_tests = 0", "hidden_groups = 2", "weights = 'flat'",
            "entry_weight = 0.5", "monotone = TRUE, non_negative = TRUE", "integer = TRUE",
