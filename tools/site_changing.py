@@ -113,7 +113,43 @@ def costs() -> str:
                  named("n", "{n:,} updates"))  # fmt: skip
 
 
+SPARSE = {
+    "dense hybrid": "every step, unknown end", "dense 16-ary": "every step, known end, 16-ary tree",
+    "published": "published partition and hybrid", "ours": "`TimeVarying` and an 8-ary tree",
+    "trivial (0)": "trivial (answer 0)", "static reference": "static reference",
+}  # fmt: skip
+
+
+SHORTER = (("2^20", 3_000), ("2^30", 3_000))  # streams that are shown, beside the longest
+
+
+def sparse() -> str:
+    """Errors of counts of few events in many steps."""
+    rows = [{**row, "mechanism": SPARSE[row["mechanism"]], "stream": (row["steps"], row["n"])}
+            for row in kept("dynamic_E4")["rows"]
+            if row["steps"] == "2^40" or (row["steps"], row["n"]) in SHORTER]  # fmt: skip
+    return pivot(
+        rows, "mechanism", "stream", missed, lambda one: f"{one[0]} steps, {one[1]:,} events"
+    )
+
+
+def missed(row: Row) -> str:
+    """A root mean square error, and what is not counted yet on average."""
+    waits = row["mechanism"] in (SPARSE["published"], SPARSE["ours"])
+    return f"{row['rmse']:,.0f}" + (f" ({row['undercount']:,.0f})" if waits else "")
+
+
+def large_classes() -> str:
+    """Errors and costs of static mechanisms on classes of many queries."""
+    lines = [
+        [f"{row['k']:,} {row['queries']}", row["mechanism"], part(row["mean"]),
+         f"{row['seconds']:.1f}" if "seconds" in row else ""]
+        for row in kept("dynamic_large")["rows"]
+    ]  # fmt: skip
+    return table(("queries", "mechanism", "error / records", "CPU seconds"), lines)
+
+
 ALL = (
     turnover, sizes, phases, restarts, segments, counters, steps_of_mwem, smallest,
-    count_errors, costs,
+    count_errors, costs, sparse, large_classes,
 )  # fmt: skip
