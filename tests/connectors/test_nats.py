@@ -149,7 +149,7 @@ def test_options_that_cannot_be_are_refused(monkeypatch, tmp_path):
         assert "hidden" not in str(caught.value)
     odd = tmp_path / "odd.json"
     odd.write_text('{"secret": "hidden"}')
-    with pytest.raises(SourceError, match="no readable JSON object of user") as caught:
+    with pytest.raises(SourceError, match="other settings than user") as caught:
         list(open_source("nats", {**plain, "config": str(odd)}).read(None, 9))
     assert "hidden" not in str(caught.value)
     monkeypatch.setattr(source_of_nats, "WAIT", 1.0)

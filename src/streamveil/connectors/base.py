@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -97,6 +99,35 @@ def declared_schema(columns: dict[str, str]) -> pa.Schema:
         if word.upper() not in TYPES:
             raise SourceError(f"column '{name}' has unknown type '{word}'{nearest(word, TYPES)}")
     return pa.schema([(name, TYPES[word.upper()]) for name, word in columns.items()])
+
+
+def declared_beside(columns: dict[str, str], own: Collection[str]) -> pa.Schema:
+    """Declared columns, beside those that every row of a source has; SourceError for one of these.
+
+    >>> declared_beside({"n": "INT64"}, ["kafka_key"])
+    n: int64
+    """
+    for name in columns:
+        if name in own:
+            raise SourceError(
+                f"every row has the column '{name}'.\n  to fix  leave it out of the declared"
+                " columns"
+            )
+    return declared_schema(columns)
+
+
+def settings_in(config: str | None, kind: str, what: str = "settings") -> dict[str, Any]:
+    """What a file of settings says, a JSON object. Its content appears in no message."""
+    try:
+        found = {} if config is None else json.loads(Path(config).read_text())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise SourceError(
+            f"config='{config}' of '{kind}' is no readable JSON object of {what}.\n"
+            "  to fix  write it so, in a file that every process of the job can read"
+        )
+    return found
 
 
 def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schema:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from streamveil.batch import whole
 from streamveil.connectors import avro, protobuf
-from streamveil.connectors.base import Chunk, declared_schema
+from streamveil.connectors.base import Chunk, declared_beside
 from streamveil.connectors.fit import cast_or_null, fit
 from streamveil.connectors.kafka_topic import Format, Topic
 from streamveil.connectors.messages import Part, chunk_of, kept, of_json
@@ -72,13 +72,7 @@ class TopicRows:
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.schemas = topic, schemas_of(topic)
-        self.declared = declared_schema(topic.columns)
-        for name in self.declared.names:
-            if name in OF_MESSAGES.names:
-                raise SourceError(
-                    f"every topic has the column '{name}'.\n  to fix  leave it out of the declared"
-                    " columns"
-                )
+        self.declared = declared_beside(topic.columns, OF_MESSAGES.names)
 
     @property
     def schema(self) -> pa.Schema:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
+from streamveil.connectors.base import settings_in
 from streamveil.connectors.schema_registry import PREFIX, Registry
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 
@@ -99,17 +98,7 @@ class Topic:
         return Registry(self.registry or "", own)
 
     def _configured(self) -> dict[str, Any]:
-        try:
-            more = {} if self.config is None else json.loads(Path(self.config).read_text())
-        except (OSError, ValueError):
-            more = None
-        if not isinstance(more, dict):
-            raise SourceError(
-                f"config='{self.config}' of 'kafka' is no readable JSON object of librdkafka"
-                " settings.\n"
-                "  to fix  put that file where the driver and every executor can read it"
-            )
-        return more
+        return settings_in(self.config, "kafka", "librdkafka settings")
 
     def ends(self, consumer: Any) -> dict[int, tuple[int, int]]:
         """The first offset that is kept and the end of each partition, up to open transactions.

@@ -13,14 +13,13 @@ import json
 import ssl
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, declared_schema, select
+from streamveil.connectors.base import Chunk, declared_beside, select, settings_in
 from streamveil.connectors.messages import Part, chunk_of, kept, of_json
 from streamveil.errors import MissingExtraError, SourceError
 
@@ -59,13 +58,7 @@ class NatsSource:
                 "  to fix  put them into the JSON file that config names"
             )
         self.servers, self.stream, self.config = servers, stream, config
-        self.declared = declared_schema(columns)
-        for name in self.declared.names:
-            if name in OF_MESSAGES.names:
-                raise SourceError(
-                    f"every stream has the column '{name}'.\n  to fix  leave it out of the declared"
-                    " columns"
-                )
+        self.declared = declared_beside(columns, OF_MESSAGES.names)
         self.follow, self.traced = follow, False
         self.names = [stream]  # for whoever looks at rejected rows
 
@@ -246,14 +239,11 @@ def connected(servers: str, settings: dict[str, Any]) -> Iterator[Server]:
 
 def settings_of(config: str | None) -> dict[str, Any]:
     """What the file of settings says. Its content appears in no message."""
-    try:
-        more = {} if config is None else json.loads(Path(config).read_text())
-    except (OSError, ValueError):
-        more = None
-    if not isinstance(more, dict) or more.keys() - set(SETTINGS):
+    more = settings_in(config, "nats", what := ", ".join(SETTINGS))
+    if more.keys() - set(SETTINGS):
         raise SourceError(
-            f"config='{config}' of 'nats' is no readable JSON object of {', '.join(SETTINGS)}.\n"
-            "  to fix  write it so, where the job runs"
+            f"config='{config}' of 'nats' holds other settings than {what}.\n"
+            "  to fix  leave them out"
         )
     authority = more.pop("ca", None)
     if authority is not None:

@@ -20,16 +20,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from itertools import pairwise
-from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, declared_schema, select
+from streamveil.connectors.base import Chunk, declared_beside, select, settings_in
 from streamveil.connectors.http_files import WAIT, credentials
 from streamveil.connectors.lines import MOST_LINE
 from streamveil.connectors.messages import Part, chunk_of, kept, of_json
@@ -87,13 +86,8 @@ class SseSource:
                 " password.\n  to fix  put those into ~/.netrc, or a header into the JSON file that"
                 " config names"
             )
-        self.url, self.config, self.declared = url, config, declared_schema(columns)
-        for name in self.declared.names:
-            if name in OF_EVENTS.names:
-                raise SourceError(
-                    f"every stream has the column '{name}'.\n  to fix  leave it out of the declared"
-                    " columns"
-                )
+        self.url, self.config = url, config
+        self.declared = declared_beside(columns, OF_EVENTS.names)
         self.traced, self.names = False, [shown(url)]
         self._stream: EventStream | None = None
         self._reached = EventPlace()
@@ -314,14 +308,11 @@ def connected(
 
 def settings_of(config: str | None) -> dict[str, str]:
     """The headers in a file. Its content appears in no message."""
-    try:
-        found: Any = {} if config is None else json.loads(Path(config).read_text())
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+    found = settings_in(config, "sse", "headers")
+    if not all(isinstance(one, str) for one in found.values()):
         raise SourceError(
-            f"config='{config}' of 'sse' is no readable JSON object of headers.\n"
-            '  to fix  write it so, where the job runs: {"Authorization": "Bearer ..."}'
+            f"config='{config}' of 'sse' holds a header that is no text.\n"
+            '  to fix  write {"Authorization": "Bearer ..."}'
         )
     return found
 
