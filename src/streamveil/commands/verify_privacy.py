@@ -98,7 +98,7 @@ def is_ledger(path: Path) -> bool:
 
 
 def account_of_ledger(path: Path) -> None:
-    """Tells whether the charges of a ledger keep its limit, and what it converts to."""
+    """Says whether the charges of a ledger keep its limit, and what it converts to."""
     from streamveil.audit.ledger_account import SLACK, judged, unjudged
 
     with open_ledger(str(path)) as ledger:

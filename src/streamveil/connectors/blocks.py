@@ -1,8 +1,8 @@
 """Writing to disks: whole blocks of large files go past the page cache, which they would flood.
 
 Nothing here is durable before the caller syncs. A page of the cache costs a page of memory, its
-copy and its removal: up to ten times what the device itself asks of the CPU. What is written here
-is read again after a crash at most, or by another process later.
+copy and its removal: up to ten times what the device itself asks of the CPU. And what is written
+here is read again only after a crash, or later by another process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
 
 
 def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]:
-    """Writes `size` bytes past the page cache, as far as the file system does; what is left.
+    """Writes `size` bytes past the page cache if the file system can; returns what is left.
 
     The file's position must be a multiple of `BLOCK`, and so must `size`.
     """
@@ -113,7 +113,7 @@ def room(size: int) -> Iterator[memoryview]:
 
 
 def kept(size: int) -> mmap.mmap | None:
-    """The smallest room of that size that nobody uses; where there is none, one makes way."""
+    """The smallest unused room of at least that size; if there is none, one is dropped for it."""
     with _taking:
         rooms = sorted(_kept, key=len)
         held = next((room for room in rooms if len(room) >= size), None)

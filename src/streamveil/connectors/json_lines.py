@@ -1,9 +1,8 @@
-"""JSON lines as rows of fields; and which lines are no rows.
+"""JSON lines as rows of fields; and which lines are not rows.
 
-Arrow reads a block at once, eight times as fast as Python reads its lines. It is asked first, and
-its word counts only where both must say the same: every line a row of its own, of values that are
-of the column's type as they stand. Any other block is divided, and at the end its lines are read
-one by one, which decides what they mean.
+What a line means is decided by reading it alone, in Python. Arrow reads whole blocks eight times as
+fast, but its result is used only where it must be the same: every line is one object, and every
+value has the type of its column. Any other block is divided until its odd lines are read alone.
 """
 
 from __future__ import annotations

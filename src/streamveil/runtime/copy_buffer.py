@@ -1,8 +1,8 @@
 """Memory that copies of a state pass through on their way to a checkpoint.
 
 Memory that a process has never touched costs the kernel a fault and a cleared page: many times the
-copy itself. So all copies pass through the same few pages, one after the other; who is too early
-waits until what was copied first is written.
+copy itself. So all copies pass through the same few pages, one after the other. If there is no
+room, a copy waits until the oldest one has been written.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Unnamed:
             sync_directory(self.path.parent)
 
     def close(self) -> None:
-        """Lets go of it; what has no name by now, the next life removes."""
+        """Closes the file. If it has no name yet, the next start of the job removes it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -132,7 +132,7 @@ class Lock:
             )
 
     def close(self) -> None:
-        """Lets another process in."""
+        """Releases the lock."""
         if self._fd >= 0:
             if os.getpid() == self._process:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -140,6 +140,6 @@ class Lock:
             self._fd = -1
 
     def __del__(self) -> None:
-        """A job that was opened and dropped lets go too."""
+        """Releases the lock of a job that was dropped without `close`."""
         if hasattr(self, "_fd"):
             self.close()

@@ -503,7 +503,7 @@ def require(work: Work, directory: Path) -> None:
 
 
 def begin(directory: Path, work: Work, keys: Randomness) -> tuple[str, Noise]:
-    """Makes a state whose charge is still to come, where there is none; its epoch and noise."""
+    """The epoch and noise of a state; a new one is made, without its charge, if there is none."""
     store = stores.Store(directory)
     try:
         noise = keys.noise_of(store, work.identity)

@@ -1,4 +1,4 @@
-"""What was published, to be read again: the same bytes, no noise drawn, nothing charged.
+"""Reads published releases again: the same bytes, no noise is drawn, nothing is charged.
 
 Releases come from the archive of a state directory (see `archive`), or from a sink that keeps them
 itself and gives them back (Parquet files), which is noted in `sink.json`. A read gives every

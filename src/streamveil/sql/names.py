@@ -1,4 +1,4 @@
-"""What names mean: the columns that FROM brought into scope, and clauses that are not there."""
+"""Resolves names to the columns that FROM brings into scope; refuses unsupported clauses."""
 
 from __future__ import annotations
 

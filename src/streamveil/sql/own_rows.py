@@ -1,7 +1,7 @@
 """Subqueries that combine one person's own rows: GROUP BY, DISTINCT and OVER by the privacy unit.
 
-What would let rows of two people meet is refused here by its reason; what is read becomes steps
-(`plan.own_rows`), which cannot name the unit and so cannot leave it out.
+A subquery that could combine rows of two people is refused here, with the reason. Every other one
+becomes steps (`plan.own_rows`), which cannot name the unit and so cannot leave it out.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ WITHOUT_ORDER = (
 
 
 def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: PostScope) -> None:
-    """Refuses rows that are put in order by noise, or not at all."""
+    """Refuses an order of rows that only noise would decide, or nothing."""
     read = {name for text in (*by, *(one.expression for one in order)) for name in columns_of(text)}
     noisy = {name for name in released.columns if name + SUFFIXES[0] in released.columns}
     noisy |= {name + end for name in noisy for end in SUFFIXES}

@@ -228,7 +228,7 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
 
 
 def is_new(name: str, value: exp.Expr) -> bool:
-    """Whether a column of SELECT is none of the release, under its name there."""
+    """Whether a column of SELECT is not simply a column of the release with the same name."""
     return not (isinstance(value, exp.Column) and value.name.lower() == name.lower())
 
 

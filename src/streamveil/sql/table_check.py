@@ -1,4 +1,4 @@
-"""The validator of queries over changing tables: what they can say, and what they must."""
+"""Validates queries over changing tables: what they may say, and what they must say."""
 
 from __future__ import annotations
 
