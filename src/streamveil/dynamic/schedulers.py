@@ -282,6 +282,7 @@ class Reruns(Generic[Data]):
 
     Raises:
         BudgetError: a run would pass the schedule's budget.
+        ValueError: fewer than 0 or more than 2**62 records arrive at once.
 
     >>> from streamveil.core.noise.keyed import SeededNoise
     >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
