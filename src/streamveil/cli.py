@@ -33,7 +33,6 @@ from streamveil.batch import Release
 from streamveil.commands import (
     answers,
     audit,
-    dashboard,
     ledger,
     tuning,
     verify_privacy,
@@ -652,7 +651,7 @@ app.command("verify-privacy", epilog="Example: streamveil verify-privacy pages.s
     verify_privacy.verify_privacy
 )
 app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
-    dashboard.dashboard
+    answers.dashboard
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.table import Table
 
 from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, StoreError
 from streamveil.terminal import say
 
 if TYPE_CHECKING:
@@ -67,9 +68,20 @@ def audit_state(plan: Plan, state: Path, alpha: float) -> None:
     """The noise that a job at rest holds."""
     from streamveil.audit.residuals import running_tests
     from streamveil.dataflow.group_by import GroupBy
-    from streamveil.runtime.at_rest import at_rest
+    from streamveil.runtime.job import Job
+    from streamveil.runtime.look import remembered
+    from streamveil.runtime.run import engine_for, work_of
+    from streamveil.runtime.store import read_header
 
-    operator, held = at_rest(plan, state)
+    if not state.is_dir() or read_header(state) is None:
+        raise StoreError(
+            f"'{state.name}' is not a state directory of the embedded engine.\n"
+            "  to fix  run the query first, or name its state"
+        )
+    plan = remembered(plan, state)
+    work = replace(work_of(plan, engine_for(None, state)), feed=lambda _: iter(()))
+    with Job(state, work) as job:  # nothing is read or released
+        operator, held = work.operator, job.held
     if not isinstance(operator, GroupBy) or operator.aggregation.restarts:
         raise PlanError("only jobs with groups, of the default preset, hold noise that is tested")
     tests = list(running_tests(operator, held, alpha))
