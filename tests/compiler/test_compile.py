@@ -126,3 +126,16 @@ def test_only_the_rows_of_a_group_may_be_bounded(selection, most):
     for aggregate in (count, people, total):
         made = compile_plan(replace(plan, aggregates=(aggregate,)))
         assert made.bounds.most_in_group() <= most
+
+
+@pytest.mark.parametrize(
+    ("bound", "limits"),
+    [
+        ({"max_rows": 3, "max_rows_per_group": 2}, "max_rows = 3, max_rows_per_group = 2"),
+        ({"max_rows_per_group": 2}, "max_rows_per_group = 2, the bound chosen by forecast"),
+        ({}, "the bound chosen by forecast"),
+    ],
+)
+def test_releases_say_every_bound_that_cuts_rows(bound, limits):
+    (output,) = compile_plan(counts(bound)).outputs
+    assert output.cut == f"rows of one unit beyond {limits} are not counted"

@@ -47,6 +47,7 @@ PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
 SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
 MOST_LEVELS = 12
 MOST_LOOKED = Fraction(1, 2)
+BY_FORECAST = "the bound chosen by forecast"
 
 
 def check_public(operator: Operator, schema: pa.Schema) -> None:
@@ -264,7 +265,7 @@ class Compiler:
         return replace(
             output,
             bias=self._bias(aggregate),
-            cut=self._cut(),
+            cut=beyond([*self._limits(), *[BY_FORECAST] * is_open(self.plan)]),
             clamped=self._clamped(aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
             integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
@@ -398,16 +399,16 @@ class Compiler:
         return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
 
     def _bias(self, aggregate: Aggregate) -> str:
-        note = self._cut()
+        note = beyond(self._limits() or [BY_FORECAST])  # as kept states were charged for it
         if aggregate.low is not None:
             note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
         if options.INTERVALS.of(self.plan.options) == "true":
             note += f"; {OF_ONE_UNIT}"
         return note
 
-    def _cut(self) -> str:
+    def _limits(self) -> list[str]:
         bounding = self.plan.bounding
-        limits = [
+        return [
             f"{name} = {bound}"
             for name, bound in (
                 ("max_rows", bounding.max_rows),
@@ -415,8 +416,7 @@ class Compiler:
                 ("quadratic", bounding.quadratic),
             )
             if bound is not None
-        ] or ["the bound chosen by forecast"]
-        return f"rows of one unit beyond {', '.join(limits)} are not counted"
+        ]
 
     def _clamped(self, aggregate: Aggregate) -> str:
         if aggregate.low is None:
@@ -449,6 +449,11 @@ class Compiler:
     def _note(self, name: str, value: Any, reason: str) -> None:
         if all(known.name != name for known in self.defaults):
             self.defaults.append(Default(name, value, reason))
+
+
+def beyond(limits: list[str]) -> str:
+    """Which rows are cut, in words."""
+    return f"rows of one unit beyond {', '.join(limits)} are not counted"
 
 
 def power_of_two(largest: float) -> Fraction:
