@@ -92,6 +92,8 @@ def read_note(schema: pa.Schema) -> str | None:
 def cut_sentence(facts: Facts, names: Names = None) -> str | None:
     """What contribution bounding cut: how many rows, if the release tells it, or which."""
     cut = facts.get("cut")
+    if facts.get("uncut"):  # every unit has one row, and every bound lets it in
+        return None
     if cut is None:
         return "; ".join(said_of_outputs(facts, "bias", names)) or None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}

@@ -20,6 +20,7 @@ from streamveil.connectors.memory import MemorySource
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value
 from streamveil.plan import own_rows as module
+from streamveil.plan.combine import combined_plan
 from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
 from streamveil.plan.plan import KeyColumn
 from streamveil.plan.post import SortKey
@@ -388,3 +389,29 @@ def test_the_time_of_grouped_rows_stays_through_later_windows():
     )  # fmt: skip
     assert stream.source.event_time == "ts"
     assert stream.per_unit(n="COUNT(*)").source.event_time is None
+
+
+@pytest.mark.parametrize(("subquery", "one"), [
+    ("(SELECT u, COUNT(*) AS c FROM t GROUP BY u) GROUP BY c", True),
+    ("(SELECT u, c + 1 AS c FROM (SELECT u, COUNT(*) AS c FROM t GROUP BY u)) GROUP BY c", True),
+    ("(SELECT u, c, COUNT(*) AS k FROM t GROUP BY u, c) GROUP BY c", False),
+    ("(SELECT c, u FROM (SELECT u, c FROM t GROUP BY u, c)) GROUP BY c", False),
+    ("(SELECT u, p FROM (SELECT u, MAX(c) AS c FROM t GROUP BY u), UNNEST(SPLIT(c, '/')) AS p)"
+     " GROUP BY p", False),
+])  # fmt: skip
+def test_nothing_is_said_to_be_cut_where_everybody_has_one_row(subquery, one, tmp_path):
+    """Nor is anything of the budget spent on what cannot be cut."""
+    rows = pa.table({"u": [row // 3 for row in range(1200)], "c": ["a", "b"] * 600})
+    text = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, delta = 1e-6, privacy_unit_column"
+        f" = u{{}}) {subquery.rsplit(' ', 1)[1]}, COUNT(*) AS n FROM {subquery}"
+    )
+    for place, bound in enumerate(("", ", max_rows_contributed = 1", ", max_rows_contributed = 2")):
+        query = sv.sql(text.format(bound), {"t": rows})
+        *_, release = query.run(str(tmp_path / str(place)))
+        said = " ".join(release.notes)
+        assert ("contribution bound" in said or "are not counted" in said) is not one
+        assert ("which every bound lets in" in str(query.explain())) is one
+        if one and not bound:
+            assert compile_plan(combined_plan(query.plan)).bounds.max_rows == 1
+            assert compile_plan(combined_plan(query.plan)).aggregation.cut is None

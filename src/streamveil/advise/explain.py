@@ -512,13 +512,17 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     return Section(title, tuple(rows), heading)
 
 
+ONE_ROW = "each unit has one row, which every bound lets in"
+
+
 def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     """What the noise interval does not cover."""
     notes: dict[str, list[str]] = {}
     for output in operator.outputs:
-        notes.setdefault(output.bias, []).append(output.name)
+        note = output.clamped or ONE_ROW if operator.uncut else output.bias
+        notes.setdefault(note, []).append(output.name)
     rows = [(", ".join(names), note) for note, names in notes.items()]
-    if operator.aggregation.cut is not None:
+    if operator.aggregation.cut is not None and not operator.uncut:
         rows.append(("told with each release", "a private count of the rows over the bound"))
     return tuple(rows)
 

@@ -144,6 +144,7 @@ class Compiler:
             true_intervals=self._true_intervals(outputs, design),
             defaults=tuple(self.defaults),
             omitted=omitted(plan.source),
+            uncut=plan.has_one_row_each and plan.bounding.quadratic is None,
         )
 
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:
@@ -153,7 +154,7 @@ class Compiler:
         """
         open_bound = is_open(plan) and plan.preset == "default"
         windows = most_windows(schedule, plan.periods)
-        if open_bound and plan.counts_units and plan.keys:
+        if open_bound and plan.counts_units and plan.keys and not plan.counts_once:
             if plan.bounding.max_rows_per_group is not None:
                 return plan
             self._note(options.MAX_PER_GROUP.name, 1, "a unit counts once in a group")
@@ -161,6 +162,8 @@ class Compiler:
         if not (open_bound and plan.counts_once and windows):
             return plan
         why = "a unit counts once in each window that its rows can fall into: nothing is cut"
+        if plan.has_one_row_each:
+            why = "each unit has one row: nothing is cut"
         self._note(options.MAX_ROWS.name, windows, why)
         once = replace(
             plan.bounding, max_rows=windows, max_rows_per_group=None if windows == 1 else 1

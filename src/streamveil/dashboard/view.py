@@ -154,7 +154,8 @@ def cut_share(releases: Releases, moments: list[Moment]) -> Chart | None:
 
     There is no lower end.
     """
-    cuts = [(read_facts(releases.table(one).schema) or {}).get("cut") or {} for one in moments]
+    facts = [read_facts(releases.table(one).schema) or {} for one in moments]
+    cuts = [{} if one.get("uncut") else one.get("cut") or {} for one in facts]
     if not any("share" in cut for cut in cuts):
         return None
     share, high = (

@@ -125,6 +125,7 @@ class GroupBy:
     true_intervals: bool = False  # intervals cover the rows over the bound as well
     defaults: tuple[Default, ...] = ()
     omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
+    uncut: bool = field(default=False, compare=False)  # no bound can cut a row; for releases
 
     def __post_init__(self) -> None:
         if (self.public is None) == (self.design.selection is None):

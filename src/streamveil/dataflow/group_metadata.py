@@ -83,6 +83,8 @@ class Grouping(Protocol):
     @property
     def true_intervals(self) -> bool: ...
     @property
+    def uncut(self) -> bool: ...
+    @property
     def plain_lanes(self) -> tuple[Lane, ...]: ...
     @property
     def placed_trees(self) -> tuple[Tree, ...]: ...
@@ -177,6 +179,7 @@ def facts_of(operator: Grouping) -> Facts:
         "version": VERSION,
         **({"look": list(operator.look.said)} if operator.look is not None else {}),
         **({"omitted": list(operator.omitted)} if operator.omitted else {}),
+        **({"uncut": True} if operator.uncut else {}),
         **({"true_intervals": True} if operator.true_intervals else {}),
         "job": operator.job,
         "keys": list(operator.key_names),

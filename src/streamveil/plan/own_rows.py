@@ -191,6 +191,15 @@ class OwnRows(SourceSpec):
         return all(isinstance(step, ALONE) for step in self.steps)
 
     @property
+    def has_one_row_each(self) -> bool:
+        """Whether the first step leaves one row of each unit, and no later one adds any."""
+        first, *later = self.steps
+        grouped = isinstance(first, OwnGroup) and {key.expression for key in first.keys} <= {
+            self.unit
+        }
+        return grouped and all(isinstance(step, OwnSelect | OwnWindows) for step in later)
+
+    @property
     def words(self) -> str:
         """What combines the rows, in words."""
         if any(isinstance(step, OwnJoin) for step in self.steps):

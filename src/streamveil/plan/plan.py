@@ -61,6 +61,11 @@ class SourceSpec:
         """Whether more rows may always come."""
         return self.options.get("follow", self.known.follows) is True
 
+    @property
+    def has_one_row_each(self) -> bool:
+        """Whether every unit has one row at most, by what makes the rows."""
+        return False
+
 
 Changelog = Literal["insert", "insert-delete"]
 
@@ -250,7 +255,12 @@ class Plan:
     @property
     def counts_once(self) -> bool:
         """Whether only a unit's first row in each window can change an answer."""
-        return self.counts_units and not self.keys
+        return self.has_one_row_each or (self.counts_units and not self.keys)
+
+    @property
+    def has_one_row_each(self) -> bool:
+        """Whether every unit has one row at most, in the only window that there is."""
+        return self.source.has_one_row_each and self.window.kind == "whole"
 
     @property
     def counts_units(self) -> bool:
