@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamveil.core.noisy import Noisy, post_process, require_noisy, values
 from streamveil.display import AnswerTable
-from streamveil.release_metadata import sentences
+from streamveil.release_metadata import read_time, sentences
 
 
 @dataclass(repr=False)  # secret
@@ -118,6 +118,14 @@ class Release(AnswerTable):
     def identity(self) -> tuple[int, int, pa.Table]:
         """Window, trigger and rows: what a sink writes."""
         return self.window, self.trigger, self.table
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words: its window, by its time, and its trigger."""
+        time = read_time(self.table.schema)
+        window = str(self.window) if time is None else time.name
+        whole = "window_start" not in self.table.column_names and not self.window
+        return f"release {self.trigger}" if whole else f"window {window}, release {self.trigger}"
 
     @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only

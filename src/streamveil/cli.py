@@ -322,13 +322,11 @@ class Told(NamedTuple):
 
 def run_several(plan: JointPlan, told: Told, engine: str, *, state: Path, **options: Any) -> None:
     """Runs several private answers, and shows the last of what is made of their releases."""
-    if engine != ENGINES[0]:
-        raise PlanError(
-            "--engine spark is for one private answer, and this statement is made of several.\n"
-            "  to fix  leave it out, or run each answer as a statement of its own"
-        )
-    from streamveil.runtime.joint import run_joint
+    from streamveil.runtime.joint import NOT_ON_SPARK, run_joint
     from streamveil.runtime.watch import Watch
+
+    if engine != ENGINES[0]:
+        raise PlanError(NOT_ON_SPARK)
 
     watches = [Watch(part, state / part.name, now=time.time) for part in plan.parts]  # noqa: TID251
     last, seen = None, list[Any]()
@@ -340,9 +338,10 @@ def run_several(plan: JointPlan, told: Told, engine: str, *, state: Path, **opti
         for release in run_joint(plan, state=state, watches=watches, progress=hear, **options):
             last = release
     if last is not None and not plan.sinks:
-        print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
-    for note in last.notes if last is not None else ():
-        say(note, err=True)
+        print_rows(last.table, f"{last.place} (CREATE SINK keeps them all)")
+    if last is not None:
+        for note in last.notes:
+            say(f"{last.place}: {note}", err=True)
 
 
 def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
@@ -489,14 +488,14 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
     if last is None:
         return
     if not plan.sinks:
-        print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
+        print_rows(last.table, f"{last.place} (CREATE SINK keeps them all)")
     if not lines:
         return
     look = look_sentence(last.table.schema)
     if look is not None:
         say(look, err=True)
     for sentence in missing(last.table.schema):
-        say(f"release {last.trigger}: {sentence}", err=True)
+        say(f"{last.place}: {sentence}", err=True)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil.accounts.journal import Journal
 from streamveil.accounts.ledger import Ledger
+from streamveil.api.builder import query_of
 from streamveil.api.joint import JointQuery
 from streamveil.batch import Release
 from streamveil.cli import app
@@ -280,9 +281,52 @@ def test_the_command_line_runs_and_explains(tmp_path, monkeypatch):
     assert (tmp_path / "s" / "bought").is_dir()
     said = CliRunner().invoke(app, ["explain", "q.sql"])
     assert "all together" in said.output
-    with pytest.raises(PlanError, match="--engine spark is for one private answer"):
+    with pytest.raises(PlanError, match="runs on the embedded engine only"):
         CliRunner().invoke(app, ["run", "q.sql", "--state", "s", "--engine", "spark"],
                            catch_exceptions=False)  # fmt: skip
+
+
+def test_what_was_put_together_is_read_drawn_and_verified(tmp_path, monkeypatch):
+    """From the states of all answers, by the statement that puts them together."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{1 + i % 3},{i % 2},2026-01-0{1 + i % 2}T05:00:00Z\n" for i in range(3000))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "t.csv").write_text("user,day,bought,at\n" + rows)
+    timed = OPTIONS + ", start = '2026-01-01', end = '2026-01-03'"
+    parts = [
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, {timed}) window_start, day,"
+        f" COUNT(*) AS n FROM TUMBLE(TABLE t, DESCRIPTOR(at), size => INTERVAL 1 DAY) {where}"
+        " GROUP BY window_start, day EMIT EVERY INTERVAL 1 DAY"
+        for where in ("", "WHERE bought = 1")
+    ]
+    text = LIVE.format(seen=parts[0], bought=parts[1]).replace("INSERT INTO out ", "")
+    (tmp_path / "q.sql").write_text(text)
+    query = query_of(parse_script(text).named(None).plan)
+    made = list(query.run("s"))
+    assert len(made) == 2
+    found = sv.answers("s", query=query)
+    assert [found.releases.table(one) for one in found.moments] == [one.table for one in made]
+    with pytest.raises(SourceError, match=r"several private answers: .*\n  to fix .*--sql FILE"):
+        sv.read("s")
+    (tmp_path / "s2" / "seen").mkdir(parents=True)
+    shutil.copytree("s/s", "s2/s")
+    with pytest.raises(StoreError, match="not all private answers of this statement"):
+        sv.answers("s2", query=query)
+    with pytest.raises(PlanError, match="runs on the embedded engine only"):
+        query.run("t", engine="spark")
+
+    def told(*command):
+        done = CliRunner().invoke(app, [*command, "s", "--sql", "q.sql"])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "window 2026-01-02, release 1" in told("read")
+    assert "2026-01-01/1" in told("read", "--list")
+    told("dashboard", "--out", "d.html")
+    assert "share" in (tmp_path / "d.html").read_text()
+    done = CliRunner().invoke(app, ["verify-privacy", "q.sql", "--seconds", "1"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("the claim stands") == 2
 
 
 LIVE = """CREATE STREAM t (user INT64, day INT64, bought INT64, at TIMESTAMP)

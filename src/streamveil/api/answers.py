@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError, fitting
 from streamveil.plan.combine import combined_plan
 from streamveil.results.answers import Answers
-from streamveil.results.releases import of_folder, of_releases
-from streamveil.runtime.published import is_state, of_state
+from streamveil.results.releases import of_releases
+from streamveil.runtime.joint import releases_of
+from streamveil.runtime.published import opened, states_in
 
 
 @fitting('answers("clicks.veil"), or answers(releases)')
-def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
+def answers(
+    source: Iterable[Release] | str | Path, *, query: Query | JointQuery | None = None
+) -> Answers:
     """Questions across releases of one job: those in memory, a sink's folder, a state directory.
 
     Args:
         source: the releases, or the path of the folder.
         query: what released them. Releases carry what is needed in the metadata of their schema, or
-            in a file beside; without either, give it.
+            in a file beside; without either, give it. The states of several private answers are
+            put together by the statement that released them.
 
     Raises:
         PlanError: the source is none of these, or lacks what combining releases needs.
@@ -41,6 +46,10 @@ def answers(source: Iterable[Release] | str | Path, *, query: Query | None = Non
     2
     """
     operator = None
+    if isinstance(query, JointQuery):
+        if not isinstance(source, str | Path):
+            return Answers(of_releases(source))
+        return Answers(releases_of(query.plan, source) if states_in(source) else opened(source))
     if query is not None:
         operator = compile_plan(combined_plan(query.plan))
     if not isinstance(source, str | Path | Iterable):
@@ -50,4 +59,4 @@ def answers(source: Iterable[Release] | str | Path, *, query: Query | None = Non
         )
     if not isinstance(source, str | Path):
         return Answers(of_releases(source, operator))
-    return Answers(of_state(source) if is_state(source) else of_folder(source, operator))
+    return Answers(opened(source, operator))

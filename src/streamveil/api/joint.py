@@ -68,10 +68,12 @@ class JointQuery:
             BudgetError: the ledger refused, before anything was drawn.
             StoreError: a state is of another query, damaged, or in use by another process.
         """
-        from streamveil.runtime.joint import run_joint
+        from streamveil.runtime.joint import NOT_ON_SPARK, run_joint
 
+        if options.pop("engine", "embedded") != "embedded":
+            raise PlanError(NOT_ON_SPARK)
         for name in options:
-            if name not in RUN_OPTIONS or name == "engine":
+            if name not in RUN_OPTIONS:
                 raise PlanError(f"run() has no option '{name}' here{nearest(name, RUN_OPTIONS)}")
         return run_joint(self.plan, state=state, **options)
 

@@ -16,8 +16,7 @@ from streamveil.commands.common import (
     Tables,
     Wanted,
     query_of,
-    read_query,
-    require_one,
+    read_script,
     show_or_write,
     writing,
 )
@@ -69,10 +68,15 @@ def read(
     out: Out = None,
 ) -> None:
     """A release that was made before: the same bytes, nothing drawn, nothing charged."""
+    from streamveil.plan.joint import JointPlan
+    from streamveil.plan.plan import Plan
     from streamveil.results.post import post_processed
     from streamveil.runtime import published
+    from streamveil.runtime.joint import releases_of
 
-    releases = published.opened(require_one(source))
+    plan = None if sql is None else read_script(sql, table).named(name).plan
+    together = plan if isinstance(plan, JointPlan) else None
+    releases = published.opened(source) if together is None else releases_of(together, source)
     if listing:
         for place in releases.moments:
             known = releases.time(place)
@@ -80,9 +84,9 @@ def read(
         return
     wanted = dict(pair(item) for item in key or [])
     release = published.pick(releases, window, trigger, wanted)
-    if sql is not None:
-        release = post_processed(release, read_query(sql, table, name).plan.post)
-    show_or_write(release.table, f"window {release.window}, trigger {release.trigger}", out, MOST)
+    if isinstance(plan, Plan):
+        release = post_processed(release, plan.post)
+    show_or_write(release.table, release.place, out, MOST)
 
 
 def pair(text: str) -> tuple[str, str | None]:
@@ -177,7 +181,7 @@ def opened(source: Path, sql: Path | None) -> Answers:
     """Everything that was released."""
     from streamveil.api.answers import answers
 
-    return answers(require_one(source), query=query_of(sql))
+    return answers(source, query=query_of(sql))
 
 
 def place(text: str | None) -> Any:
@@ -221,10 +225,13 @@ def dashboard(
     may be shown to whoever may see the releases. Run it again to bring it up to date, or serve it.
     """
     from streamveil.dashboard import server_of, write
+    from streamveil.runtime.published import require_one
 
-    require_one(source)
+    query = query_of(sql)
     if serve:
-        with server_of(source, ledger, query_of(sql), host=host, port=port) as server:
+        if sql is None:
+            require_one(source)  # a server waits for what is not there yet
+        with server_of(source, ledger, query, host=host, port=port) as server:
             say(f"page: {server.url} (interrupt to stop)")
             if show:
                 webbrowser.open(server.url)
@@ -232,7 +239,7 @@ def dashboard(
                 server.serve_forever()
         return
     with writing(out):
-        path = write(source, out, ledger, query_of(sql)).absolute()
+        path = write(source, out, ledger, query).absolute()
     say(f"page: {path}")
     if show:
         webbrowser.open(path.as_uri())

@@ -17,10 +17,11 @@ import typer
 from rich.measure import Measurement
 from rich.table import Table
 
+from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.connectors.sinks import to_csv
 from streamveil.display import rows_of
-from streamveil.errors import PlanError, SourceError
+from streamveil.errors import PlanError
 from streamveil.plan.plan import SourceSpec
 from streamveil.sql.sql import Planned, Script, parse_script
 from streamveil.terminal import Terminal, label, say
@@ -83,31 +84,11 @@ def read_script(path: Path, tables: list[str] | None = None) -> Script:
     return parse_script(text, dict(_table(item) for item in tables or []))
 
 
-def states_in(home: Path) -> list[Path]:
-    """The states of several private answers, where a folder holds those and is none itself."""
-    from streamveil.runtime.published import is_state
-
-    if is_state(home) or not home.is_dir():
-        return []
-    return sorted(place for place in home.iterdir() if is_state(place))
-
-
-def require_one(source: Path) -> Path:
-    """Refuses the folder of several private answers, where one is meant."""
-    states = states_in(source)
-    if states:
-        raise SourceError(
-            f"'{source.name}' holds the states of several private answers:"
-            f" {', '.join(place.name for place in states)}.\n"
-            f"  to fix  name one, as in {source.name}/{states[0].name}; what was made of them is in"
-            " the folder of the sink"
-        )
-    return source
-
-
-def query_of(path: Path | None) -> Query | None:
+def query_of(path: Path | None) -> Query | JointQuery | None:
     """The query of a file, if one was named."""
-    return None if path is None else Query(read_query(path).plan)
+    from streamveil.api.builder import query_of as made_of
+
+    return None if path is None else made_of(read_script(path).named(None).plan)
 
 
 def _table(item: str) -> tuple[str, SourceSpec]:

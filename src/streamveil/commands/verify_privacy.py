@@ -20,8 +20,7 @@ from streamveil.commands.common import (
     Wanted,
     open_ledger,
     print_whole,
-    read_query,
-    states_in,
+    read_script,
 )
 from streamveil.terminal import Terminal, say
 
@@ -58,13 +57,29 @@ def verify_privacy(
     whose coins the unit moves; delta is the chance that something is published which only the unit
     has. 100 % of a claim means that it is as small as it can be. Exit code 6: a claim was passed.
     """
-    from streamveil.audit.worst import WorstFound, watched
-    from streamveil.plan.look import with_look
+    from streamveil.plan.joint import JointPlan
 
     if is_ledger(query):
         account_of_ledger(query)
         return
-    plan = with_look(read_query(query, table, name).plan)
+    plan = read_script(query, table).named(name).plan
+    parts = plan.parts if isinstance(plan, JointPlan) else (plan,)
+    titles = [f"{part.name}: " if len(parts) > 1 else "" for part in parts]
+    found = [
+        verified(part, seconds / len(parts), seed, title)
+        for part, title in zip(parts, titles, strict=True)
+    ]
+    if not all(found):
+        say("the claim is refuted; please report this query")
+        sys.exit(REFUTED)
+
+
+def verified(plan: Plan, seconds: float, seed: int, title: str) -> bool:
+    """Searches for the worst inputs of one private answer, and tells whether its claim stands."""
+    from streamveil.audit.worst import WorstFound, watched
+    from streamveil.plan.look import with_look
+
+    plan = with_look(plan)
     rooms, worst = [*rooms_of(plan, seed)], WorstFound()
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
@@ -75,18 +90,16 @@ def verify_privacy(
         for tries in rooms:
             for _ in watched(tries, worst, seconds / len(rooms)):
                 bar.update(task, description=so_far(worst), completed=min(worst.seconds, seconds))
-    print_whole(shown(worst))
+    print_whole(shown(worst, title))
     whose = "" if worst.pair is None else f"; the worst: {worst.words}"
-    say(f"{worst.pairs:,} pairs of inputs tried{whose}")
+    say(f"{title}{worst.pairs:,} pairs of inputs tried{whose}")
     for words in uncovered(plan):
         say(f"not in this search: {words}")
     if worst.stands:
-        say(f"the claim stands: {in_all(worst)}")
-        return
+        say(f"{title}the claim stands: {in_all(worst)}")
     for fault in worst.broken:
         say(f"NOT COVERED: {fault}")
-    say("the claim is refuted; please report this query")
-    sys.exit(REFUTED)
+    return worst.stands
 
 
 def is_ledger(path: Path) -> bool:
@@ -182,9 +195,9 @@ def uncovered(plan: Plan) -> Iterator[str]:
     yield "noise whose law is not what its scale says: `streamveil audit` tests it"
 
 
-def shown(worst: WorstFound) -> Table:
+def shown(worst: WorstFound, title: str) -> Table:
     """One line for each mechanism."""
-    made = Table(title="the most that one unit was seen to lose")
+    made = Table(title=f"{title}the most that one unit was seen to lose")
     for place, column in enumerate(("mechanism", "in", "found", "claimed", "of the claim")):
         made.add_column(column, justify="left" if place < 2 else "right")
     for part in worst.parts.values():
@@ -210,6 +223,7 @@ def verify(
     its checksum and against what must agree with it. Changes nothing. Exit code 4: something is
     damaged, and a backup of one moment is needed.
     """
+    from streamveil.runtime.published import states_in
     from streamveil.runtime.verify import verify as examine
 
     several = states_in(state)  # of the private answers of one statement

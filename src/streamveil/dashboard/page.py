@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.api.answers import answers
+from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard.view import NO_ANSWER, changes, last_release, ledger_record, view_of
@@ -63,7 +64,7 @@ def write(
     source: str | Path,
     out: str | Path,
     ledger: str | Path | None = None,
-    query: Query | None = None,
+    query: Query | JointQuery | None = None,
 ) -> Path:
     """Writes the page of a state directory or a sink's folder; returns where it is.
 

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from streamveil.api.answers import answers
+from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.dashboard import page, view
 from streamveil.errors import PlanError, StreamveilError
@@ -131,7 +132,7 @@ def waiting() -> bytes:
 def server_of(
     source: str | Path,
     ledger: str | Path | None = None,
-    query: Query | None = None,
+    query: Query | JointQuery | None = None,
     *,
     host: str = LOCAL[0],
     port: int = 0,

@@ -123,7 +123,7 @@ class Releases:
     def step(self, moment: Moment) -> int | None:
         """The step of the job that made a release."""
         facts = read_facts(self.table(moment).schema)
-        if facts is not None:
+        if facts is not None and "step" in facts:  # what is put together of several has none
             return int(facts["step"])
         if self.operator is None:
             return None

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Release
 from streamveil.core.noisy import Noisy, restored, values
-from streamveil.errors import PlanError, StoreError, nearest, require_file_name
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.errors import PlanError, SourceError, StoreError, nearest, require_file_name
 from streamveil.expressions.kernels import INT_MAX
 from streamveil.results.releases import Load, Moment, Releases, of_folder
 from streamveil.runtime import checkpoint, notes, wal
@@ -33,6 +34,13 @@ ATTEMPTS, PAUSE = 6, 0.1  # a job that runs commits, then publishes; seconds
 def is_state(path: str | Path) -> bool:
     """Whether a folder is the state directory of a job."""
     return (Path(path) / HEADER).is_file() or (Path(path) / SPARK_HEADER).is_file()
+
+
+def states_in(home: str | Path) -> list[Path]:
+    """The states of several private answers, where a folder holds those and is none itself."""
+    if is_state(home) or not Path(home).is_dir():
+        return []
+    return sorted(place for place in Path(home).iterdir() if is_state(place))
 
 
 def of_state(path: str | Path) -> Releases:
@@ -173,13 +181,27 @@ def read(
     return pick(opened(source), window, trigger, key)
 
 
-def opened(source: str | Path) -> Releases:
+def require_one(source: str | Path) -> None:
+    """Refuses the folder of several private answers, where one is meant."""
+    states = states_in(source)
+    if states:
+        name = Path(source).name
+        raise SourceError(
+            f"'{name}' holds the states of several private answers:"
+            f" {', '.join(place.name for place in states)}.\n"
+            f"  to fix  name one, as in {name}/{states[0].name}, or give the query that puts them"
+            " together: --sql FILE, or answers(..., query=query)"
+        )
+
+
+def opened(source: str | Path, operator: GroupBy | None = None) -> Releases:
     """The releases of a state directory or a sink's folder."""
     if not isinstance(source, str | Path):
         raise PlanError(
             f"source must be the path of a state or of a sink's folder, not {type(source).__name__}"
         )
-    return of_state(source) if is_state(source) else of_folder(source)
+    require_one(source)
+    return of_state(source) if is_state(source) else of_folder(source, operator)
 
 
 def pick(
