@@ -82,8 +82,8 @@ class Script:
         if self.joints:
             raise PlanError(
                 f"'{self.joints[0].name}' is made of several private answers, and this is for one"
-                " query.\n  to fix  run, explain, read, derive, dashboard, verify-privacy and sv.sql"
-                " take it; for the rest, make each private SELECT a statement of its own"
+                " query.\n  to fix  run, explain, read, derive, dashboard, verify-privacy and"
+                " sv.sql take it; for the rest, make each private SELECT a statement of its own"
             )
         if len(self.queries) != 1:
             names = ", ".join(query.name for query in self.queries) or "none"
