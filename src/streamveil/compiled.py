@@ -191,7 +191,7 @@ def made() -> bool:
     return mark.is_file() and mark.read_text() == stamp()
 
 
-# ---- memory asked for early, for compiled loops over tables that are larger than the cache
+# ---- prefetching
 
 AHEAD = 48  # rows between asking for a slot and reading it
 
@@ -223,7 +223,7 @@ def _prefetch(context: Any, array: Any, index: Any) -> Any:
 prefetch: Any = _prefetch  # called with an array and an index
 
 
-# ---- making what is shipped
+# ---- compiling what is shipped
 
 QUERY = """
 import sys, tempfile

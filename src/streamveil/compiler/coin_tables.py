@@ -140,7 +140,7 @@ def hull_near(
     return kept, gammas[kept] * np.diff(slopes[: count + 1])
 
 
-# ---- the noise of a compiled query's numbers, and the chance that its groups are shown
+# ---- forecasts of noise and of published groups
 
 
 def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:

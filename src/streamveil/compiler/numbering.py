@@ -185,7 +185,7 @@ def move_slots(old: UInt64[Array, " words"], new: UInt64[Array, " words"]) -> No
             new[2 * slot + 1] = old[2 * place + 1]
 
 
-# ---- what a look keeps of a query's rows: of each its unit, and its group or a value
+# ---- what a look keeps of each row
 
 
 class GroupRows:

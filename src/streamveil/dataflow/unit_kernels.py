@@ -49,7 +49,7 @@ from streamveil.dataflow.raw_memory import (
 )
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 
-# ---- what all compiled loops over hash tables share: the place of a name
+# ---- the place of a name in a hash table
 
 DONE, GROW_TABLE, GROW_POOL = 0, 1, 2
 LOAD = 0.8  # share of slots in use at which a table grows
@@ -64,7 +64,7 @@ def home(name: np.uint64, capacity: np.uint64) -> Any:  # pragma: no cover (comp
     return np.int64(((name >> HIGH) * capacity) >> HIGH)
 
 
-# ---- where the units of rows are: the compiled loops that find slots, a block of rows ahead
+# ---- finding the slots of units
 
 BLOCK = 32  # rows looked at in one loop
 AHEAD = 3  # blocks from the one being decided to the one first looked at

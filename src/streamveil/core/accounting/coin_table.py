@@ -23,7 +23,7 @@ from streamveil.core.accounting.pld import LossLaw, law_under
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.types import Array, Float64, Int64, UInt64
 
-# ---- exact geometric waiting times from keyed words
+# ---- exact geometric waiting times
 #
 # `floor(-ln(U) / rate)` with U uniform on (0, 1) is geometric: it is at least n with chance
 # e^(-rate n). So one draw replaces all the coins of a run of steps with the same chance
@@ -116,7 +116,7 @@ def doubt(values: int, draws: int) -> Fraction:
     return Fraction((values + 1) * draws, 1 << (64 * WORDS))
 
 
-# ---- what a table of coins costs: its certified loss laws, composed as often as it runs
+# ---- the loss of a coin table
 
 DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
 REACH = 4  # losses further than this above epsilon count as infinite

@@ -18,7 +18,7 @@ from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.core.sensitivity import Bounds
 from streamveil.types import Array, Int32, Int64, UInt64
 
-# ---- the compiled loops of the coin selection
+# ---- compiled loops
 
 
 @njit(cache=True)
@@ -98,7 +98,7 @@ def put_times(
     return found
 
 
-# ---- keys published by coins on their numbers of units: `selection_table` as a selection
+# ---- the coin selection
 
 FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
 UNDRAWN = np.int32(-1)
