@@ -215,7 +215,7 @@ def no_settings(*_):
 def test_what_a_look_says_without_settings_for_it_changes_nothing(rows, monkeypatch):
     """A refusal would tell something of the rows, so the settings of no knowledge are taken."""
     monkeypatch.setattr(looks, "compile_plan", no_settings)
-    assert not looks.fits(asked(rows))
+    assert looks.fitting(asked(rows)) is None
     made, kept = looks.looked(with_look(asked(rows)), SeededNoise(1))
     assert made.options["looked"]["options"] == kept["looked"]["options"] == {}
 

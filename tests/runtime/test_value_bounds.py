@@ -231,7 +231,7 @@ def test_what_is_given_stays_and_expectations_are_not_replaced():
 
 
 def test_without_settings_bounds_hold_everything(monkeypatch):
-    monkeypatch.setattr(looks, "fits", lambda *_: False)
+    monkeypatch.setattr(looks, "fitting", lambda *_: None)
     plan = asked(table_of(VALUES["ones"]))
     made, kept = looks.looked(with_look(plan), SeededNoise(1))
     assert kept["looked"]["bounds"] == {}

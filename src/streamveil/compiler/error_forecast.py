@@ -75,6 +75,7 @@ class ExpectedStream:
     laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
+    clamped: float = 0.0  # share of all that values add up to, beyond their bounds
     once: bool = False  # only a unit's first row in a group counts, and no other is cut
 
     def family(self) -> tuple[ExpectedStream, ...]:
@@ -460,7 +461,7 @@ def errors_of(
         its total beyond the reference; a hidden one by its total. Where all groups are public,
         weights fall once a total is beyond doubt.
     """
-    drawn, steps, asked = draw_stream(stream), triggers, test.units
+    drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
     if settings.kind == "table":
         reference /= 1 + LUCK * base / asked
@@ -484,7 +485,8 @@ def errors_of(
         among = np.ones(len(kept), np.bool_) if settings.kind == "gaussian" else hidden
         share = drawn.weight[counted & among].sum() / max(drawn.weight[among].sum(), 1e-9)
         middle = asked / max(float(share), 0.002)
-    lost = totals * averaged(drawn, ~kept)
+    share = averaged(drawn, ~kept)
+    lost = totals * (share + (1 - share) * stream.clamped)
     if settings.kind == "table":
         shown = 1 / (1 + (middle / totals) ** SLOPE)
     elif settings.kind == "totals":

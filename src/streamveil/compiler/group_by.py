@@ -36,7 +36,7 @@ from streamveil.expressions.expr import (
 )
 from streamveil.plan import options
 from streamveil.plan.check import check_compiled
-from streamveil.plan.look import LOOKED, divided, look_share
+from streamveil.plan.look import CLAMPED, LOOKED, divided, expectations, look_share
 from streamveil.plan.options import Option
 from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import Aggregate, Plan, TableSource
@@ -425,7 +425,9 @@ class Compiler:
         if aggregate.low is None:
             return ""
         what = "totals of a unit in a group" if self.plan.bounding.combine else "values"
-        return f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
+        said = f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
+        share = expectations(self.plan.options).get(CLAMPED, {}).get(aggregate.expression)
+        return said if share is None else f"{said} (about {share:.1%} of what values add up to)"
 
     # ---- keys
 

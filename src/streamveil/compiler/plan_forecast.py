@@ -18,7 +18,7 @@ from streamveil.compiler.error_forecast import (
     errors_of,
     expected,
 )
-from streamveil.compiler.sizing import value_shares
+from streamveil.compiler.sizing import clamped_share, value_shares
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver
@@ -54,7 +54,8 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
     settings = replace(settings, reference=settings.reference * more)
     base = lane_sd(operator, place, last) / usual
     test = threshold_of(aggregation, last, base, more)
-    streams = [replace(one, once=plan.counts_units) for one in stream.family()]
+    lost = clamped_share(plan, aggregation.lanes)
+    streams = [replace(one, once=plan.counts_units, clamped=lost) for one in stream.family()]
     family = [(one, errors_of(one, settings, test, last, base)) for one in streams]
     return [
         (one, replace(made, l1=made.l1 * usual, linf=made.linf * usual, l2=made.l2 * usual))

@@ -41,7 +41,7 @@ from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept
 from streamveil.plan import options
-from streamveil.plan.look import STEEPEST, VALUES, expectations
+from streamveil.plan.look import CLAMPED, STEEPEST, VALUES, expectations
 from streamveil.plan.options import Option
 from streamveil.plan.plan import Plan
 from streamveil.types import Exact
@@ -336,7 +336,10 @@ class Sizing:
         if self.plan.counts_units:
             family = tuple(replace(one, once=True) for one in family)
         shares = self._value_shares
-        family = tuple(replace(one, value=share) for one in family for share in shares)
+        lost = clamped_share(self.plan, self.lanes)
+        family = tuple(
+            replace(one, value=share, clamped=lost) for one in family for share in shares
+        )
         noise = self._noise(self._half() if "table" in kinds else None)
         if "table" in kinds and not noise.half:
             kinds = ("gaussian",)
@@ -509,12 +512,25 @@ def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
     place = driver(lanes)
     if place < 0 or lanes[place].kind != "sum":
         return (1.0,)
-    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
-    size = expectations(plan.options).get(VALUES, {}).get(summed)
+    size = said_of_values(plan, VALUES)
     if size is None:
         return UNKNOWN_SHARES
     share = size / (lanes[place].reach * float(lanes[place].quantum))
     return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
+
+
+def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
+    """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
+    place = driver(lanes)
+    summed = place >= 0 and lanes[place].kind == "sum"
+    return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
+
+
+def said_of_values(plan: Plan, what: str) -> float | None:
+    """What a look said of the values that are summed first; None where it said nothing."""
+    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
+    found: float | None = expectations(plan.options).get(what, {}).get(summed)
+    return found
 
 
 @kept()

@@ -32,6 +32,7 @@ LOOKED = "looked"  # among the options of a plan: what a look said; nobody write
 LAWS = "laws"  # of groups, among the options that a look said; likewise
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
 VALUES = "values"  # that are summed, likewise: expression and mean size
+CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds
 COUNTED = ("count", "count_units", "count_distinct", "sum")
 SKETCHED = ("heavy_hitters", "approx_frequency")
 

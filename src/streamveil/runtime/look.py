@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,7 @@ from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import (
+    CLAMPED,
     HISTOGRAM,
     LAWS,
     LOOKED,
@@ -36,7 +37,7 @@ from streamveil.plan.look import (
 )
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Plan
-from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
+from streamveil.plan.value_bounds import in_any_case, is_open, open_values
 from streamveil.runtime import disk, notes
 from streamveil.runtime.combined import needed_columns, open_rows
 from streamveil.runtime.disk import Lock
@@ -47,6 +48,8 @@ from streamveil.runtime.store import LOOK, Store, read_header, require_empty
 from streamveil.sql.schema import check_schema
 
 if TYPE_CHECKING:
+    from streamveil.compiler.value_sizes import Clamping
+    from streamveil.dataflow.group_by import GroupBy
     from streamveil.runtime.survey import Learned
 
 KIND = "look"
@@ -67,11 +70,23 @@ def to_look(plan: Plan, state: Path) -> Plan | None:
 
 def looked(wanted: Plan, noise: Noise) -> tuple[Plan, Content]:
     """The plan with what a look at its rows says, and what to `keep` of it. Writes nothing."""
-    known, said, bounds = look(wanted, noise)
-    made = told(wanted, known, said, bounds)
-    if not fits(made):
-        made, bounds = told(wanted, {}, said), {}
-    ends = {text: list(pair) for text, pair in bounds.items()}
+    learned = look(wanted, noise)
+    given = EXPECTED_ROWS.name in wanted.options and open_values(wanted)  # looked for bounds alone
+    known = {} if given else learned.likely
+    made = told(wanted, known, [], learned.bounds)
+    operator, found = fitting(made), {}
+    if operator is None:
+        known = {}
+    elif learned.bounds:
+        from streamveil.compiler.value_sizes import clamped  # loaded when a job looks
+
+        opened = [one for one in wanted.aggregates if is_open(one)]
+        found = clamped(made, operator, opened, learned.sizes)
+        known = known and known | {CLAMPED: {text: one.beyond for text, one in found.items()}}
+    said = [] if given else in_words(learned)
+    said += [bounds_in_words(text, found.get(text)) for text in open_values(wanted)]
+    made = told(wanted, known, said, {text: (one.low, one.high) for text, one in found.items()})
+    ends = {text: [one.low, one.high] for text, one in found.items()}
     return made, {"plan": wanted.fingerprint, "looked": {**made.options[LOOKED], "bounds": ends}}
 
 
@@ -139,23 +154,21 @@ def remembered(plan: Plan, state: Path) -> Plan:
     return told(wanted, found["options"], found["said"], bounds)
 
 
-def look(plan: Plan, noise: Noise) -> tuple[dict[str, Any], list[str], Bounds]:
-    """Reads all rows and asks for their shape; options, all numbers in words, and bounds."""
+def look(plan: Plan, noise: Noise) -> Learned:
+    """Reads all rows and asks for their shape."""
     from streamveil.runtime.survey import survey  # loaded when a job looks
 
-    learned, _ = survey(plan, rows_of(plan), divided(plan).looking, noise)
-    given = EXPECTED_ROWS.name in plan.options and open_values(plan)  # looked for bounds alone
-    said = [] if given else in_words(learned)
-    said += [bounds_in_words(text, learned.bounds) for text in open_values(plan)]
-    return {} if given else learned.likely, said, learned.bounds
+    return survey(plan, rows_of(plan), divided(plan).looking, noise)[0]
 
 
-def bounds_in_words(expression: str, found: Bounds) -> str:
+def bounds_in_words(expression: str, found: Clamping | None) -> str:
     """The bounds of values that were chosen, or that there are none that tell anything."""
-    if expression in found:
-        low, high = found[expression]
-        return f"values of {expression} from {low:.4g} to {high:.4g}"
-    return f"too few units to bound {expression}: give contribution_bounds_per_row, or it is noise"
+    if found is None:
+        return (
+            f"too few units to bound {expression}: give contribution_bounds_per_row, or it is noise"
+        )
+    said = f"values of {expression} from {found.low:.4g} to {found.high:.4g}"
+    return f"{said}, beyond which about {found.beyond:.1%} of what they add up to lies"
 
 
 def shortly(value: float) -> str:
@@ -229,13 +242,12 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
     return rows.filter(pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us)))
 
 
-def fits(plan: Plan) -> bool:
-    """Whether there are settings for what the look said.
+def fitting(plan: Plan) -> GroupBy | None:
+    """What runs with the settings for what the look said; None where there are none.
 
     What to do otherwise does not depend on the look: the settings of a query that knows nothing.
     """
     try:
-        compile_plan(combined_plan(in_any_case(plan)))
+        return compile_plan(combined_plan(in_any_case(plan)))
     except (PlanError, BudgetError):
-        return False
-    return True
+        return None

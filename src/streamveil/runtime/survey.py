@@ -31,6 +31,7 @@ from streamveil.compiler.group_sizes import (
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.compiler.numbering import taken
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
+from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
@@ -48,13 +49,12 @@ from streamveil.plan.options import (
     EXPECTED_UNITS,
 )
 from streamveil.plan.plan import Aggregate, Plan
-from streamveil.plan.value_bounds import LEAST, MOST, is_open, open_values
+from streamveil.plan.value_bounds import is_open, open_values
 from streamveil.types import Array, Bool, Float64, Int64
 
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
-POWERS = 2.0 ** (np.arange(2 * LEAST, 2 * MOST + 1) / 2)  # by which values without bounds differ
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
@@ -137,7 +137,8 @@ class Learned:
     high: Measured | None = None  # what 99 of 100 values do not exceed
     cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
     likely: dict[str, Any] = field(default_factory=dict)  # options by bins above the noise
-    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # of values without
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # outermost, of values
+    sizes: dict[str, ValueSizes] = field(default_factory=dict)  # of the same
 
     @property
     def sure(self) -> bool:
@@ -227,16 +228,18 @@ def learned(
         if (found := likely_bounds(bins, sigma)) is not None
     }
     known = likely(shapes, sigma)
+    rows = known.get(EXPECTED_ROWS.name, 1.0)
+    valued = {text: value_sizes(bins, sigma, rows)
+             for text, bins in zip(expressions, signed, strict=True) if text in bounds}  # fmt: skip
     if known and tells(known[EXPECTED_UNITS.name], sigma):
         known[HISTOGRAM] = histogram_of(shapes[0], sigma)
     if known:
         known[LAWS] = likely_laws(sizes, buckets, units_of(known, shapes[0], sigma), sigma)
-        every = {text: mean_size(bins, np.abs(SIGNED_EDGES), sigma)
-                 for text, bins in zip(expressions, signed, strict=True)}  # fmt: skip
+        every = {text: float(f"{one.mean:.3g}") for text, one in valued.items()}
         if summed is not None:
             every[summed] = mean_size(shapes[2], VALUE_EDGES, sigma)
         known[VALUES] = {text: size for text, size in every.items() if size}
-    return replace(learn(shapes, sigma), likely=known, bounds=bounds)
+    return replace(learn(shapes, sigma), likely=known, bounds=bounds, sizes=valued)
 
 
 def units_of(known: dict[str, Any], noisy: Int64[Array, " bins"], sigma: float) -> Units:
@@ -255,6 +258,13 @@ def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
     """Counts of values: below all edges, between each two, from the last one on."""
     place = np.searchsorted(SIGNED_EDGES, sizes, side="right")
     return np.bincount(place, minlength=len(SIGNED_EDGES) + 1).astype(np.int64)
+
+
+def value_sizes(noisy: Int64[Array, " bins"], sigma: float, rows: float) -> ValueSizes:
+    """How many units have values of which size, with the tails that laws add to what is seen."""
+    seen = np.where(outstanding(noisy, sigma, CERTAIN), noisy, 0).astype(np.float64)
+    below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
+    return ValueSizes(*(with_tail(noisy[side], seen[side], sigma, rows) for side in (below, above)))
 
 
 def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:

@@ -1,0 +1,183 @@
+"""How large values are, beyond what stands out of the noise of a look; and where to clamp them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log, log2, sqrt
+
+import numpy as np
+from scipy.special import gammainc, gammaincinv, ndtr
+
+from streamveil.compiler.coin_tables import lane_sd
+from streamveil.compiler.error_forecast import errors_of, expected
+from streamveil.compiler.plan_forecast import as_settings, threshold_of, windows_of
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.outputs import Output
+from streamveil.dataflow.release import driver
+from streamveil.plan.look import expectations
+from streamveil.plan.plan import Aggregate, Plan
+from streamveil.plan.value_bounds import LEAST, MOST
+from streamveil.types import Array, Float64, Int64
+
+LOGS = np.arange(2 * LEAST, 2 * MOST + 1) / 2
+POWERS = 2.0**LOGS  # edges of bins of sizes
+MIDDLES = np.append(POWERS[0] / 2, POWERS * (sqrt(2) - 1) / log(sqrt(2)))  # even in the logarithm
+DEVIATIONS = np.geomspace(0.1, 6, 24)  # of the logarithm to base 2, of log-normal laws
+GAMMAS = (0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0)  # shapes
+PARETOS = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0)  # exponents
+ENDING = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 40.0)  # exponents of x^a up to an end
+OFFSETS = np.arange(-12, 13) / 8  # octaves between the median that is seen and that of a law
+MISFIT = 0.3  # share by which a bin may differ from every law, but for bins beyond those seen
+MOSTLY = 6.0  # times as likely beforehand: values go on beyond what is seen
+FEWEST_ROWS = 0.5  # beyond a size, below which none is expected
+DOWN, UP = 12, 16  # half octaves in which bounds are tried about the outermost bin that is seen
+
+
+@dataclass(frozen=True)
+class ValueSizes:
+    """Units by the size of one value of theirs, either side of 0, in bins between `POWERS`."""
+
+    below: Float64[Array, " bins"]
+    above: Float64[Array, " bins"]
+
+    @property
+    def mean(self) -> float:
+        """The size of a value on average."""
+        units = self.below + self.above
+        return float(units @ MIDDLES / units.sum())
+
+    def beyond(self, low: float, high: float) -> float:
+        """The share of what all sizes add up to that clamping takes away."""
+        below = self.below @ np.maximum(MIDDLES - max(-low, 0.0), 0.0)
+        above = self.above @ np.maximum(MIDDLES - max(high, 0.0), 0.0)
+        share = (below + above) / ((self.below + self.above) @ MIDDLES)
+        return float(f"{share:.3g}")
+
+
+@dataclass(frozen=True)
+class Clamping:
+    """Bounds of an expression, and the share of what its values add up to that lies beyond."""
+
+    low: float
+    high: float
+    beyond: float
+
+
+def with_tail(
+    noisy: Int64[Array, " bins"], seen: Float64[Array, " bins"], sigma: float, rows: float
+) -> Float64[Array, " bins"]:
+    """Units in each bin: as `seen` where bins stand out, beyond them by the laws that fit.
+
+    Algorithm: log-normal, gamma and Pareto laws and powers up to an end, each also cut off where
+        the last bin stands out, about the median that is seen. Of each the likelihood of the noisy
+        bins from the median on, those of noise alone too, given the number of units that fits it
+        best, with Gaussian noise, the spread of a draw and, in bins that are seen, `MISFIT`. Units
+        are the mean over laws. Where fewer than `FEWEST_ROWS` rows are expected beyond a size, at
+        `rows` a unit, nothing is: the mean of a long tail is that of rows which are mostly absent.
+
+    >>> exact = np.round(1e5 * np.diff(ndtr(LOGS / 3), prepend=0, append=1)).astype(np.int64)
+    >>> fitted = with_tail(exact, np.where(exact > 500, exact, 0.0), 50.0, 1.0)
+    >>> exact[94:99].tolist(), fitted[94:99].round().tolist()
+    ([762, 531, 361, 238, 153], [762.0, 531.0, 355.0, 237.0, 154.0])
+    """
+    some = np.append(0.0, seen[1:])
+    if not some.any():
+        return seen
+    last = int(np.flatnonzero(some)[-1])
+    upto = np.cumsum(some)
+    first = max(int(np.searchsorted(upto, upto[-1] / 2)), 1)
+    inside = (upto[-1] / 2 - upto[first - 1]) / some[first]
+    laws = laws_of_sizes(float(LOGS[first - 1] + inside / 2))[:, first:]
+    data, standing = noisy[first:], np.arange(first, len(noisy)) <= last
+    before = np.repeat([MOSTLY, 1.0], len(laws))
+    laws = np.concatenate([laws, laws * standing])
+    units = np.maximum(laws @ data, 0.0) / np.maximum((laws**2).sum(axis=1), 1e-300)
+    made = units[:, None] * laws
+    spread = sigma**2 + made + (MISFIT * standing * made) ** 2
+    fit = ((data - made) ** 2 / spread + np.log(spread)).sum(axis=1)
+    chance = before * np.exp((fit.min() - fit) / 2)
+    tail = np.where(standing, 0.0, chance @ made / chance.sum())
+    tail[np.cumsum(tail[::-1])[::-1] * rows < FEWEST_ROWS] = 0.0
+    return np.asarray(seen + np.append(np.zeros(first), tail))
+
+
+def laws_of_sizes(median: float) -> Float64[Array, "laws bins"]:
+    """The share of values in each bin, by each law that is fitted; `median` by its logarithm."""
+    off = (LOGS - median)[None, :] - OFFSETS[:, None]
+    x = 2.0 ** np.clip(off, -200, 200)
+    found = [ndtr(off / deviation) for deviation in DEVIATIONS]
+    found += [gammainc(shape, gammaincinv(shape, 0.5) * x) for shape in GAMMAS]
+    found += [1 - (1 + x * (2 ** (1 / power) - 1)) ** -power for power in PARETOS]
+    found += [2.0 ** np.minimum(power * off - 1, 0.0) for power in ENDING]
+    return np.diff(np.concatenate(found), prepend=0.0, append=1.0, axis=1)
+
+
+def clamped(
+    plan: Plan,
+    operator: GroupBy,
+    opened: Sequence[Aggregate],
+    sizes: Mapping[str, ValueSizes],
+) -> dict[str, Clamping]:
+    """Bounds of values that nobody gave, by the error that is forecast of clamping and of noise.
+
+    Post-processing of a look. `operator` runs the `plan` whose `opened` aggregates have the
+    outermost bounds that hold what the look has seen. They keep them where anything but sums and
+    means is asked of their values.
+    """
+    found: dict[str, Clamping] = {}
+    for text, one in sizes.items():
+        asked = {agg.name: agg.function for agg in opened if agg.expression == text}
+        output = next(output for output in operator.outputs if output.name in asked)
+        simple = {"sum", "avg"}.issuperset(asked.values())
+        found[text] = (least_error if simple else as_it_is)(plan, operator, output, one)
+    return found
+
+
+def as_it_is(_: Plan, __: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
+    """The bounds that an aggregate has."""
+    return Clamping(output.low, output.high, sizes.beyond(output.low, output.high))
+
+
+def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
+    """The bounds of a sum or mean with the least forecast error, narrower or wider than it has."""
+    stream = expected(expectations(plan.options), windows_of(operator))
+    last, width = operator.schedule.triggers, width_of(output.low, output.high, output.function)
+    tried = [*reaches(output, sizes)]
+    if stream is None or last is None or not tried:
+        return as_it_is(plan, operator, output, sizes)
+    aggregation, place = operator.aggregation, output.lanes[-1]
+    leading, settings = driver(aggregation.lanes), as_settings(operator)
+    streams = [replace(one, once=plan.counts_units) for one in stream.family()]
+
+    def cost(one: Clamping) -> float:
+        wide = width_of(one.low, one.high, output.function)
+        most, base = wide / sizes.mean, lane_sd(operator, place, last) * wide / width / sizes.mean
+        if leading == place:  # sums show groups, or decide weights
+            used = replace(settings, reference=settings.reference * most)
+            test = threshold_of(aggregation, last, base, most)
+        else:
+            used = settings
+            test = threshold_of(aggregation, last, lane_sd(operator, leading, last))
+        made = (replace(stream, clamped=one.beyond) for stream in streams)
+        return sum(errors_of(stream, used, test, last, base).cost for stream in made)
+
+    return min(tried, key=cost)
+
+
+def width_of(low: float, high: float, function: str) -> float:
+    """What noise hides: the larger end of a sum, half the distance of both of a mean."""
+    return (high - low) / 2 if function == "avg" else max(abs(low), abs(high))
+
+
+def reaches(output: Output, sizes: ValueSizes) -> Iterator[Clamping]:
+    """Bounds that are tried: either end moves to a size, if values are expected so far out."""
+    far = [float(POWERS[min(int(np.flatnonzero(side)[-1]), len(POWERS) - 1)]) if side.any() else 0.0
+           for side in (sizes.below, sizes.above)]  # fmt: skip
+    middle = round(2 * log2(max(abs(output.low), abs(output.high))))
+    for half in sorted(range(middle - DOWN, middle + UP + 1), key=lambda one: abs(one - middle)):
+        size = 2.0 ** (half / 2)
+        low = output.low if output.low >= 0 else -min(size, far[0])
+        high = output.high if output.high <= 0 else min(size, far[1])
+        if low < high and size <= 2 * max(far):
+            yield Clamping(low, high, sizes.beyond(low, high))
