@@ -49,7 +49,6 @@ from streamveil.runtime.grouping import Together, in_blocks
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch, PrefetchInBlocks
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.published import of_state, pick
 from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
 from streamveil.runtime.tables import Mark, made_of
 from streamveil.runtime.wal import JobPosition, Record
@@ -331,6 +330,8 @@ class Job:
         key: Mapping[str, Any] | None = None,
     ) -> Release:
         """A release that was made before (or one key's row of it): see `published.read`."""
+        from streamveil.runtime.published import of_state, pick  # only to read again
+
         return pick(of_state(self._store.directory), window, trigger, key)
 
     def _run(self) -> Generator[Release]:

@@ -18,7 +18,6 @@ from streamveil.expressions.expr import conjunction, normalize_expression
 from streamveil.plan import options
 from streamveil.plan.check import check_plan
 from streamveil.plan.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource, Window
-from streamveil.sql.table_check import check_table
 
 UNIT_MONTHS = {"month": 1, "quarter": 3, "year": 12}
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -352,7 +351,11 @@ def finish(plan: Plan) -> Plan:
         ),
         options=dict(sorted(plan.options.items())),
     )
-    check = check_table if isinstance(plan.source, TableSource) else check_plan
-    check(done)
+    if isinstance(plan.source, TableSource):
+        from streamveil.sql.table_check import check_table  # only for changing tables
+
+        check_table(done)
+    else:
+        check_plan(done)
     decided = {name: value for name, value in done.options.items() if name not in SAID}
     return replace(done, options=decided)
