@@ -297,21 +297,28 @@ def judge_of(
 
     Pairs with the same rows of others share one run without a unit, and the seed of its first pair.
     """
-    noise = CellNoise.of(runs, world, steps) if isinstance(operator, SketchQuery) else None
+    compared = compared_by(operator, runs, world, steps)
     led: Led | None = None
 
     def judge(pair: Pair, seed: int) -> QueryAccount:
         nonlocal led
         if led is None or led.pair.shared is not pair.shared:
             led = lead(runs, world, pair, seed)
-        added = follow(runs, world, pair, led)
-        if noise is not None:
-            return sketch_account(operator, (led.seen, added), noise)
-        if operator.aggregation.restarts:
-            return account_of_rounds(operator, added, led.seen)
-        return account(operator, added, led.seen, led.script)
+        return compared(follow(runs, world, pair, led), led)
 
     return judge
+
+
+def compared_by(
+    operator: Examined, runs: Any, world: World, steps: int
+) -> Callable[[Any, Led], QueryAccount]:
+    """What a run with a unit's rows costs, beside the one that led."""
+    if isinstance(operator, SketchQuery):
+        noise = CellNoise.of(runs, world, steps)
+        return lambda added, led: sketch_account(operator, (led.seen, added), noise)
+    if operator.aggregation.restarts:
+        return lambda added, led: account_of_rounds(operator, added, led.seen)
+    return lambda added, led: account(operator, added, led.seen, led.script)
 
 
 @dataclass(frozen=True)
