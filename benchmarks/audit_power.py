@@ -4,8 +4,8 @@
 
 Honest audits: the same reduced queries, each time with a new secret, all tests; an alarm is a stake
 that passes 1 / alpha. Faults: how many groups it takes to refute each, the median of some rounds,
-and the CPU time of a whole audit, relative to the attack by copies at its default effort (10,000
-copies a side of every scenario, with and without restarts). Results: results/audit_power.json.
+and the CPU time of a whole audit, relative to an attack by copies (10,000 copies a side of five
+scenarios, with and without restarts). Results: results/audit_power.json.
 """
 
 from __future__ import annotations
