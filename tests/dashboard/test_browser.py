@@ -73,6 +73,23 @@ def test_every_chart_is_drawn_and_none_is_wider_than_the_window(state, tmp_path,
 
 
 @browser
+def test_shares_and_short_names_are_written_as_they_are(tmp_path):
+    rows = {"user": list(range(3000)), "page": ["a", "b", "c"] * 1000, "bought": [0.0, 1.0] * 1500}
+    asked_for = (
+        sv.memory(rows).protect("user").group_by("page", keys=sv.public(["a", "b", "c"]))
+        .agg(share=sv.avg("bought", bounds=(0, 1))).bound(max_rows=1)
+        .release(budget=sv.Budget(epsilon=4, delta=1e-6))
+    )  # fmt: skip
+    assert list(asked_for.run(str(tmp_path / "s"), noise=SeededNoise(1), insecure=True))
+    text, _ = drawn(write(tmp_path / "s", tmp_path / "d.html").as_uri(), tmp_path)
+    written = set(re.findall(r"<text[^>]*>([^<]+)</text>", text))
+    assert {"a", "b", "c"} <= written
+    assert "…" not in written
+    assert any(re.fullmatch(r"0\.\d+", one) for one in written)
+    assert not any(re.fullmatch(r"[\d.]+m", one) for one in written), "350m is no share"
+
+
+@browser
 @pytest.mark.skipif("STREAMVEIL_PICTURES" not in os.environ, reason="pictures are asked for")
 def test_pictures_for_people(state, tmp_path):
     for width in (500, 1900):

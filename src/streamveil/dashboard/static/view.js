@@ -7,6 +7,7 @@
   const page = { view: JSON.parse(document.getElementById("view").textContent), width: 0 };
 
   const number = d3.format(",.4~r");
+  const tick = (v) => d3.format(Math.abs(v) >= 1000 ? "~s" : ".6~g")(v);  // 2k and 0.35, not 350m
   const shown = (v) => (v === null ? "unbounded" : Math.abs(v) >= 1e4 ? d3.format(",.0f")(v) : number(v));
   const base = (width, more) => ({
     width, marginLeft: 52, marginRight: 18, style: { background: "none", fontSize: "11px" }, ...more,
@@ -33,7 +34,7 @@
     const middle = (span) => place(chart, (+span.from + +span.to) / 2);
     const say = (p) => `${line.label}\n${p.tick}\n${shown(p.v)}\n${chart.level}: ${shown(p.lo)} to ${shown(p.hi)}`;
     return Plot.plot(base(width, {
-      height: 190, ...timeAxis(chart, width), y: { label: null, grid: true, nice: true, ticks: 4, tickFormat: chart.share ? "~%" : "~s" },
+      height: 190, ...timeAxis(chart, width), y: { label: null, grid: true, nice: true, ticks: 4, tickFormat: chart.share ? "~%" : tick },
       ariaLabel: `${chart.name} of ${line.label} over time`,
       marks: [
         Plot.rectX(hidden, { x1: "from", x2: "to", fill: HIDDEN, title: () => chart.hiddenBecause }),
@@ -53,14 +54,14 @@
   function intervals(rows, width, options) {
     const longest = Math.max(...rows.map((row) => row.label.length), 1);
     const left = Math.min(longest * LETTER + 14, width * 0.42);
-    const letters = Math.floor((left - 14) / LETTER);
+    const letters = Math.floor((left - 14) / LETTER + 0.01);  // rounding takes none
     const cut = (label) => (label.length > letters ? label.slice(0, letters - 1) + "…" : label);
     const colour = (row) => (!options.signed ? INK : row.lo > 0 ? UP : row.hi < 0 ? DOWN : SOFT);
     const say = (row) => `${row.label}\n${shown(row.v)}\n${shown(row.lo)} to ${shown(row.hi)}`;
     const ends = rows.filter((row) => row.lo !== null && row.hi !== null);
     return Plot.plot(base(width, {
       height: rows.length * 19 + 44, marginLeft: left, ariaLabel: options.title,
-      x: { label: null, grid: true, tickFormat: "~s", ticks: Math.max(2, Math.round(width / 110)) },
+      x: { label: null, grid: true, tickFormat: tick, ticks: Math.max(2, Math.round(width / 110)) },
       y: { label: null, domain: rows.map((row) => row.label), tickFormat: cut, tickSize: 0 },
       marks: [
         ...(options.signed ? [Plot.ruleX([0], { stroke: "#9aa3ab" })] : []),
