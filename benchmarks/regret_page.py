@@ -5,6 +5,7 @@ python benchmarks/regret_page.py
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from statistics import median
@@ -168,6 +169,7 @@ def render(content: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     measured = json.loads((ROOT / "benchmarks" / "results" / "regret.json").read_text())
     draw(cells(measured["rows"]))
     PAGE.write_text(render(measured))

@@ -259,7 +259,7 @@ def show(stream: str, found: dict[str, Any]) -> None:
 def table(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Table 1: every arm, number of triggers and stream asked for."""
     for name in given.streams:
-        stream = load(name, *given.size, given.cache)
+        stream = load(name, *given.size, given.cache, given.stream_seed)
         for triggers in given.triggers:
             for arm in given.arms:
                 found = repeat(stream, arm, triggers, given.seeds, given.runs)
@@ -380,6 +380,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
+    parser.add_argument("--stream-seed", type=int, default=7, help="of the streams of the table")
     parser.add_argument("--grid", nargs="+", default=GRID)
     parser.add_argument("--contributions", nargs="+", type=int, help="C in figure10",
                         default=[1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 50])  # fmt: skip
