@@ -50,6 +50,7 @@ from streamveil.commands.stopping import Stopped, stop, stopping
 from streamveil.errors import (
     BudgetError,
     NoiseWarning,
+    OperatorWarning,
     PlanError,
     SourceError,
     StoreError,
@@ -147,7 +148,7 @@ def is_of_memory(error: BaseException | None) -> bool:
 
 def warned(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
     """Shows a warning; `place`: file and line."""
-    if category is NoiseWarning:  # about the query, not about a line of code
+    if category in (NoiseWarning, OperatorWarning):  # of the job, not of a line of code
         say(f"warning: {message}", err=True)
         return
     say(warnings.formatwarning(message, category, *place[:2]), err=True, nl=False)

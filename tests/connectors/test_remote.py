@@ -190,7 +190,7 @@ def test_addresses_with_keys_or_of_other_stores_are_refused(pattern):
 
 def test_spark_and_replays_leave_files_of_a_store_alone(store):
     store.put("in/a.parquet", parquet(1))
-    assert nothing_to_read(source(store), "n", 0, 1) is None
+    assert nothing_to_read(source(store), "n", (0, 1)) is None
     with pytest.raises(SourceError, match="run on the embedded engine"):
         require_parquet(source(store))
 

@@ -68,3 +68,15 @@ def test_it_is_said_once_before_the_charge_and_refuses_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(made.run(str(state))) is not None
+
+
+def test_a_query_that_answers_once_says_that_no_file_is_there(tmp_path):
+    stream = sv.files(f"{tmp_path}/*.csv", columns={"u": "INT64"})
+    once = stream.protect("u").agg(n=sv.count()).bound(max_rows=1).release(
+        budget=sv.Budget(epsilon=1, delta=1e-6)).plan  # fmt: skip
+    with pytest.warns(UserWarning, match="no file is there yet"):
+        warn_of_nothing(once)
+    (tmp_path / "a.csv").write_text("u\n1\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_nothing(once)

@@ -25,13 +25,16 @@ class RowGroup(NamedTuple):
 UNKNOWN = RowGroup(0, 0, None)
 
 
-def nothing_to_read(source: object, column: str | None, start_us: int, end_us: int) -> str | None:
-    """What to tell the operator where no file, or no file's time, lies in [start, end)."""
+def nothing_to_read(source: object, column: str | None, span: tuple[int, int] | None) -> str | None:
+    """What to tell the operator where no file is, or none of a time from start to before end."""
     if not getattr(source, "on_disk", False):
         return None
     files: list[Path] = source.files()  # type: ignore[attr-defined]  # whoever says so has them
     if not files:
         return "no file is there yet"
+    if span is None:
+        return None
+    start_us, end_us = span
     try:
         spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
     except (OSError, pa.ArrowException):

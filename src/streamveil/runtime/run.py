@@ -179,14 +179,14 @@ def warn_of_nothing(plan: Plan) -> None:
     clock = plan.clock
     if plan.source.kind != "files" or isinstance(plan.source, OwnRows):
         return
-    if clock.start_us is None or clock.end_us is None:
+    ends = clock.start_us, clock.end_us
+    span = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])
+    if span is None and clock.kind != "once":
         return
     from streamveil.connectors.row_groups import nothing_to_read  # loaded where files are read
 
     source = open_source(plan.source.kind, plan.source.options)
-    nothing = nothing_to_read(
-        source, clock.arrival or plan.source.event_time, clock.start_us, clock.end_us
-    )
+    nothing = nothing_to_read(source, clock.arrival or plan.source.event_time, span)
     if nothing is not None:
         warnings.warn(
             f"{nothing}: the budget of this job is spent on releases without rows, unless files "
