@@ -89,6 +89,21 @@ def test_a_file_may_go_once_it_was_read_to_its_end_and_not_before(tmp_path, name
         list(source(tmp_path).read(last, 9))
 
 
+def test_a_file_that_was_read_may_go_between_a_listing_and_a_look(tmp_path, monkeypatch):
+    path = put(tmp_path, "b.csv", [4, 5])
+    put(tmp_path, "c.csv", [7])
+    first = next(source(tmp_path).read(None, 9)).position
+    found = remote.LocalFiles.found
+
+    def listing(store, patterns):
+        names = found(store, patterns)
+        path.unlink()
+        return names
+
+    monkeypatch.setattr(remote.LocalFiles, "found", listing)
+    assert numbers(source(tmp_path).read(first, 9)) == [7]
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     path = put(tmp_path, "a.csv", [1, 2])
     reading = source(tmp_path).read(None, 1)

@@ -17,6 +17,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import zip_longest
@@ -33,6 +34,7 @@ from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_li
 from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
 from streamveil.connectors.names import (
     FORMATS,
+    FileGoneError,
     format_of,
     guarded,
     require_formats,
@@ -194,7 +196,9 @@ class FilesSource:
         """Whether there is a file, and something in it."""
         if not self.bounded and not self._store.exists(name):
             return False
-        return self._store.listed(name).size > 0 and (self.bounded or not self._is_early(name))
+        with suppress(FileGoneError):
+            return self._store.listed(name).size > 0 and (self.bounded or not self._is_early(name))
+        return False
 
     def _timed(self, field: pa.Field) -> pa.Field:
         """A column of text that a query reads as times holds times: no value has a say in it."""
@@ -239,7 +243,8 @@ class FilesSource:
         known = dict(zip(present, self._manifest.find([*present]), strict=True))
         for name, file in known.items():
             if file is not None and (not self._checked or name in self._recent):
-                self._require_same(present[name], file)
+                with suppress(FileGoneError):  # it may go at any time, also since it was listed
+                    self._require_same(present[name], file)
         self._checked = True
         fresh = [name for name, file in known.items() if file is None and name != place.name]
         if place.name and place.name not in present:

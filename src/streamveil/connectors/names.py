@@ -128,6 +128,10 @@ def shown(name: str) -> str:
     return to_bytes(name).decode(errors="backslashreplace")
 
 
+class FileGoneError(SourceError):
+    """A file that is not there any more."""
+
+
 def guarded(path: Path, action: Callable[[], T]) -> T:
     """Runs `action`; a failure to read becomes an error that names the file and no content."""
     try:
@@ -135,7 +139,8 @@ def guarded(path: Path, action: Callable[[], T]) -> T:
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else (
             "it is damaged or of another format")  # fmt: skip
-        raise SourceError(f"cannot read '{shown(path.name)}': {reason}") from None
+        kind = FileGoneError if isinstance(error, FileNotFoundError) else SourceError
+        raise kind(f"cannot read '{shown(path.name)}': {reason}") from None
     except UnicodeEncodeError:
         raise SourceError(
             f"cannot read '{shown(path.name)}': files of this format need a name in UTF-8.\n"

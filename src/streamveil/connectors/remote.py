@@ -23,7 +23,16 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from streamveil.connectors.blocks import room
-from streamveil.connectors.names import LIST, below, format_of, found, guarded, is_temporary, shown
+from streamveil.connectors.names import (
+    LIST,
+    FileGoneError,
+    below,
+    format_of,
+    found,
+    guarded,
+    is_temporary,
+    shown,
+)
 from streamveil.errors import SourceError, nearest
 
 WEB = ("http", "https")
@@ -139,7 +148,7 @@ class RemoteFiles:
         """What one is now."""
         [info] = asked(name, lambda: self._files.get_file_info([name]))
         if not info.is_file:
-            raise SourceError(
+            raise FileGoneError(
                 f"'{shown(name)}' went while it was read.\n  to fix  restore it, and start again"
             )
         return facts_of(info)
