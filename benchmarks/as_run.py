@@ -70,14 +70,18 @@ def outside(command: list[str], folder: Path, processors: set[int] | None = None
     }  # fmt: skip
 
 
+def query(data: Path, folder: Path, bounds: str) -> str:
+    """The job: a day of clicks, one release every 864 seconds, files in a folder."""
+    day = pq.ParquetFile(data).read_row_group(0, columns=["ts"])["ts"][0].as_py()
+    times = {"start": f"{day:%Y-%m-%d}", "end": f"{day.replace(day=day.day + 1):%Y-%m-%d}"}
+    return SQL.format(data=data, out=folder / "out", bounds=BOUNDS[bounds], **times)
+
+
 def one_run(data: Path, bounds: str, processors: set[int] | None = None) -> Measured:
     """The whole job, from an empty folder."""
     with tempfile.TemporaryDirectory(dir=data.parent) as name:
         folder = Path(name)
-        day = pq.ParquetFile(data).read_row_group(0, columns=["ts"])["ts"][0].as_py()
-        times = {"start": f"{day:%Y-%m-%d}", "end": f"{day.replace(day=day.day + 1):%Y-%m-%d}"}
-        text = SQL.format(data=data, out=folder / "out", bounds=BOUNDS[bounds], **times)
-        (folder / "query.sql").write_text(text)
+        (folder / "query.sql").write_text(query(data, folder, bounds))
         command = [sys.executable, "-m", "streamveil", "run", "query.sql", "--state", "job.veil"]
         return outside(command, folder, processors)
 

@@ -4,9 +4,10 @@ CPU time per record of every stage, over all threads, for the click stream of `t
 `docs/figures/where-time-goes.png`. Expected: the unit stage is the largest part, since it is the
 one with a cache miss per record in a table that follows the number of users. With `--full`, also
 of 59 million integer records of 10 million users and 100 releases, where releasing and publishing
-weigh as much as folding.
+weigh as much as folding. With `--user`, of the job of `as_run.py` instead, behind its imports: with
+its look, 100 steps of the event clock and default settings.
 
-    python benchmarks/where.py [--users 1000000] [--full] [--data DIR]
+    python benchmarks/where.py [--users 1000000] [--full | --user] [--data DIR]
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import isgenerator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,17 @@ import matplotlib as mpl
 import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 
+import as_run
 from clicks import Clicks
-from streamveil.dataflow import stages
+from streamveil.compiler import numbering
+from streamveil.compiler.by_unit import ByUnit
+from streamveil.dataflow import group_metadata, stages
 from streamveil.engines.embedded.group_by import EmbeddedGroupBy
 from streamveil.plan.plan import Bounding
-from streamveil.runtime import job
+from streamveil.runtime import job, look, run, survey
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import Store
+from streamveil.sql.sql import parse_script
 from throughput import machine, private
 
 mpl.use("Agg")
@@ -40,52 +47,64 @@ HERE = Path(__file__).parent
 FIGURE = HERE.parent / "docs" / "figures" / "where-time-goes.png"
 RESULT = HERE / "results" / "where.json"
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("name units", stages, ("prepare",)),
+    ("look: number units and groups", numbering._Words, ("numbers",)),
+    ("look: rows by unit", ByUnit, ("add",)),
+    ("look: histograms of units", survey,
+     ("shape_of", "histograms", "groups_by_size", "rows_by_bucket")),
+    ("look: laws of groups", survey, ("likely_laws",)),
+    ("choose a design", look, ("fits",)),
+    ("choose a design", run, ("work_of",)),
+    ("cut into batches", MicroBatches, ("batches",)),
+    ("name units", group_metadata, ("prepare_batch",)),
     ("look up keys", stages, ("recognised",)),
     ("unit stage", EmbeddedGroupBy, ("bound",)),
+    ("witness", stages, ("pass_witnessed",)),
     ("key stage", stages, ("enter_keys", "remember", "keep", "add")),
     ("rest of the fold", EmbeddedGroupBy, ("fold",)),
-    ("release", EmbeddedGroupBy, ("release",)),
+    ("release", job.Job, ("_draw", "_settle")),
     ("log record, fsync", Store, ("commit",)),
     ("publish", job.Job, ("_send",)),
     ("checkpoint", Store, ("_write",)),
     ("copy for a checkpoint", job.Job, ("_snapshot",)),
-]
+]  # fmt: skip
+REST = "decode Parquet and the rest"
 FULL = "int, 10 million users"
 spent: dict[str, float] = defaultdict(float)
 open_calls = threading.local()  # per thread, the CPU time of timed calls inside each open one
 
 
 def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Counts a function's own CPU time: that of timed functions it calls is theirs."""
+    """The same function, or generator, whose own CPU time is counted."""
 
     def call(*arguments: Any, **named: Any) -> Any:
-        inner: list[float] = open_calls.__dict__.setdefault("inner", [])
-        started = time.thread_time()
-        inner.append(0.0)
-        try:
-            return function(*arguments, **named)
-        finally:
-            took = time.thread_time() - started
-            spent[part] += took - inner.pop()
-            if inner:
-                inner[-1] += took
+        with counted(part):
+            made = function(*arguments, **named)
+        return each(made) if isgenerator(made) else made
+
+    def each(items: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with counted(part):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
     return call
 
 
-def timed_reading(real: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    def batches(self: Any, at: Any) -> Iterator[Any]:
-        found = real(self, at)
-        while True:
-            started = time.thread_time()
-            batch = next(found, None)
-            spent["cut into batches"] += time.thread_time() - started
-            if batch is None:
-                return
-            yield batch
-
-    return batches
+@contextmanager
+def counted(part: str) -> Iterator[None]:
+    """Counts CPU time of this thread: that of parts within it is theirs."""
+    inner: list[float] = open_calls.__dict__.setdefault("inner", [])
+    started = time.thread_time()
+    inner.append(0.0)
+    try:
+        yield
+    finally:
+        took = time.thread_time() - started
+        spent[part] += took - inner.pop()
+        if inner:
+            inner[-1] += took
 
 
 def main() -> None:
@@ -94,21 +113,54 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--ids", nargs="+", default=["int", "text"])
     parser.add_argument("--full", action="store_true", help="also 59 million records, 100 releases")
+    parser.add_argument("--user", action="store_true", help="the job of as_run.py, and no other")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     for part, owner, names in PARTS:
         for name in names:
             setattr(owner, name, timed(part, getattr(owner, name)))
-    MicroBatches._rows = timed_reading(MicroBatches._rows)  # type: ignore[method-assign]
     folder = options.data or Path(tempfile.mkdtemp())
+    if options.user:
+        return keep({"as a user": as_user(folder, options.users)})
     found = {ids: measured(folder, options.users, ids) for ids in options.ids}
     if options.full:
         found[FULL] = measured(folder, 10_000_000, "int", triggers=100)
-    RESULT.parent.mkdir(exist_ok=True)
-    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    result = {**kept, "machine": machine(), "users": options.users, **found}
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    keep({"users": options.users, **found})
+    result = json.loads(RESULT.read_text())
     draw({name: result[name] for name in ("int", "text", FULL) if name in result})
+    return None
+
+
+def keep(found: dict[str, Any]) -> None:
+    """Writes what was measured beside what was measured before."""
+    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**kept, "machine": machine(), **found}, indent=2) + "\n")
+
+
+def as_user(folder: Path, users: int) -> dict[str, Any]:
+    """CPU time per record by part, with default settings and with 32 rows a unit, in turn."""
+    path = folder.absolute() / f"clicks-{users}-0.0-int.parquet"
+    if not path.exists():
+        Clicks(users=users).write(path)
+    rows, found = pq.ParquetFile(path).metadata.num_rows, {}
+    for bounds in as_run.BOUNDS:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            text = as_run.query(path, Path(name), bounds)
+            spent.clear()
+            cpu = time.process_time()
+            with run.run(parse_script(text, {}).query.plan, state=f"{name}/job.veil") as going:
+                for _ in going:
+                    pass
+            found[bounds] = shares(rows, time.process_time() - cpu)
+        print(bounds, json.dumps(found[bounds], indent=2))
+    return {"records": rows, **found}
+
+
+def shares(rows: int, total: float) -> dict[str, Any]:
+    """Nanoseconds a record of every part, and of all."""
+    parts = {part: 1e9 * took / rows for part, took in spent.items()}
+    parts[REST] = 1e9 * total / rows - sum(parts.values())
+    return {"ns per record": parts, "total": 1e9 * total / rows}
 
 
 def measured(folder: Path, users: int, ids: str, triggers: int = 10) -> dict[str, Any]:
@@ -126,15 +178,14 @@ def measured(folder: Path, users: int, ids: str, triggers: int = 10) -> dict[str
         cpu = time.process_time()
         private(path, Path(name) / "all", rows, every, Bounding(max_rows=32))
         total = time.process_time() - cpu
-    parts = {part: 1e9 * took / rows for part, took in spent.items()}
-    parts["read Parquet and the rest"] = 1e9 * total / rows - sum(parts.values())
-    found = {"ns per record": parts, "total": 1e9 * total / rows}
+    found = shares(rows, total)
     print(users, ids, json.dumps(found, indent=2))
     return found
 
 
 def draw(found: dict[str, Any]) -> None:
-    names = ["read Parquet and the rest", "cut into batches", *(part for part, _, _ in PARTS)]
+    names = [REST, *dict.fromkeys(part for part, _, _ in PARTS)]
+    names = [name for name in names if any(name in one["ns per record"] for one in found.values())]
     figure, axes = plt.subplots(figsize=(9, 1.6 + 0.9 * len(found)))
     for row, (_, measured) in enumerate(found.items()):
         left = 0.0

@@ -1,13 +1,16 @@
 """Compiled functions that are shipped are used where they fit, and nowhere else."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from streamveil import compiled
 
+ROOT = Path(__file__).parents[1]
 MODULE = """
 from streamveil.compiled import njit
 
@@ -118,3 +121,19 @@ def test_python_is_told_on_stderr_that_it_compiles():
     fresh = "from streamveil import compiled; compiled.ON_COMPILING.pop()()"
     done = subprocess.run([sys.executable, "-c", fresh], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == compiled.COMPILING
+
+
+PAGES = ("readme", "tutorial", "how_to")  # which run as they stand, in this process and in others
+
+
+@pytest.mark.slow
+def test_no_command_of_a_page_compiles_at_a_users_machine(tmp_path):
+    """What Numba compiles it keeps: its own cache is empty before, and must be empty behind."""
+    if not (compiled.made() and compiled.fits()):
+        pytest.skip("no compiled functions of this code are shipped for this processor")
+    pages = [f"tests/test_{page}.py" for page in PAGES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *pages]
+    apart = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=apart, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert sorted({path.stem for path in tmp_path.rglob("*.nbi")}) == []

@@ -1,17 +1,22 @@
 """Every command and every line of Python of the README runs, in order, as a new user would."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from streamveil import compiled
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
 def test_the_readme_runs(tmp_path, monkeypatch, capsys):
+    """No command compiles, where compiled functions are shipped: Numba's own cache stays empty."""
     monkeypatch.chdir(tmp_path)
+    apart = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     names = {}
     ran = {"python": 0, "console": 0}
     for language, text in BLOCK.findall((ROOT / "README.md").read_text()):
@@ -25,9 +30,12 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
                 command = shlex.split(line.removeprefix("$ "))
                 assert command[0] == "streamveil"
                 done = subprocess.run(
-                    [sys.executable, "-m", *command], capture_output=True, text=True, check=False
-                )
+                    [sys.executable, "-m", *command],
+                    env=apart, capture_output=True, text=True, check=False,
+                )  # fmt: skip
                 assert done.returncode == 0, (line, done.stdout, done.stderr)
+                compiles = [file.stem for file in Path("numba").rglob("*.nbi")]
+                assert compiles == [] or not (compiled.made() and compiled.fits()), (line, compiles)
                 ran["console"] += 1
     assert ran["python"] >= 4
     assert ran["console"] >= 4

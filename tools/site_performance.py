@@ -42,6 +42,18 @@ def looked() -> str:
     return table(("5.9M records of 1M units, ten micro-batches", "millions a CPU second"), rows)
 
 
+def stages() -> str:
+    """Where the CPU of a job as a user runs it goes, the largest part first."""
+    found = kept("where")["as a user"]
+    ways = {name: found[name] for name in ("default", "32 rows")}
+    every = {part: [one["ns per record"].get(part, 0.0) for one in ways.values()]
+             for part in ways["default"]["ns per record"]}  # fmt: skip
+    parts = sorted(every.items(), key=lambda one: -one[1][0])
+    rows = [[name, *(f"{took:.0f}" for took in each)] for name, each in parts if max(each) >= 1]
+    rows.append(["together", *(f"{one['total']:.0f}" for one in ways.values())])
+    return table(["nanoseconds of CPU a record", "default settings", "32 rows a unit"], rows)
+
+
 SCALE = {
     "CPU for 500,000 records, ms": ("ms of CPU per batch of 500,000", 1, "{:.0f}"),
     "CPU for 100 records, ms": ("ms of CPU per batch of 100", 1, "{:.1f}"),

@@ -231,6 +231,8 @@ import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 import streamveil as sv
 from streamveil.advise.tune import tune
 from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise.samplers.inverse import discrete_laplace
+from streamveil.dynamic.records import Records
 
 rng, n = np.random.default_rng(0), 60_000
 days = 1_767_225_600_000_000 + np.sort(rng.integers(0, 86_400_000_000, n))
@@ -279,6 +281,14 @@ with tempfile.TemporaryDirectory() as folder:
         query = public.agg(n=asked).bound(max_rows=4)
         query = query.release(every="6 minutes", budget=budget, **end)
         list(query.run(state=f"{folder}/public{place}"))
+    small = rows.append_column("small", rows["number"].cast(pa.int32()))  # copied, not as it lies
+    query = sv.memory(small, event_time="ts").protect(unit="user_id").group_by("small")
+    query = query.agg(n=sv.count()).bound(max_rows=8).release(every="6 hours", budget=budget, **end)
+    list(query.run(state=folder + "/small"))
+    discrete_laplace(KeyedNoise.fresh().at("compiled"), 3, 9)
+    for matching in ("ids", "labels"):
+        book, some = Records(matching=matching, domain=4, counts_no_ops=False), np.arange(n)
+        book.step(book.init(), np.ones(n, np.int64), some, some % 4, step=0)
     one = sv.memory(rows.append_column("one", pa.array(np.zeros(n, int))), event_time="ts")
     one = one.protect(unit="user_id").group_by("one", **discovered).agg(n=sv.count())
     one = one.bound(max_rows=2).release(every="6 hours", budget=budget, **end)
