@@ -1,6 +1,7 @@
 """The look at the rows before a job: what it draws on rows of neighbours, against its charge."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,15 @@ from streamveil.audit.laid_open_measures import lost_by
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.combine import combined_plan
-from streamveil.plan.look import HISTOGRAM, LAWS, VALUES, divided, look_share, with_look
+from streamveil.plan.look import (
+    CLAMPED,
+    HISTOGRAM,
+    LAWS,
+    VALUES,
+    divided,
+    look_share,
+    with_look,
+)
 from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, rows_of
 from streamveil.runtime.survey import survey
@@ -26,7 +35,8 @@ SAID = (
         "expected_rows": 20.0, "expected_units": 3e3, "expected_most_rows": 300.0,
         HISTOGRAM: [(1, 1, 0.6), (8, 15, 0.3), (256, 511, 0.1)],
         LAWS: [(40.0, 1.2, 0.1, 0.5), (900.0, 0.5, 0.0, 2.0)],
-        VALUES: {text: 0.01 for text in ("ms", "ms * kind", "kind", "ms - 4")},
+        **{said: dict.fromkeys(("ms", "ms * kind", "kind", "ms - 4"), share)
+           for said, share in ((VALUES, 0.01), (CLAMPED, 0.05))},
     },
 )  # fmt: skip
 BARE = re.compile(r",? contribution_bounds_per_row => \([^)]*\)")
@@ -44,6 +54,7 @@ def looking_query(rng):
             plan = with_look(texts.plan_of(text))
             if look_share(plan):
                 look(plan, OpenNoise(1))
+                compiled(told_by(plan, {}, []))
                 return text, span
         except (PlanError, BudgetError):
             continue
@@ -73,12 +84,22 @@ def judged(seed, pairs):
             yield text, *look_lost(pair.plans, seed)
 
 
+def compiled(plan):
+    return compile_plan(combined_plan(plan))
+
+
 def chosen(text, rows):
-    """What a query runs after each of some looks, without their loss, and what all of it claims."""
-    plan = with_look(texts.plan_of(text, rows))
-    made = [compile_plan(combined_plan(told_by(plan, known, []))) for known in SAID]
+    """Some looks, what a query runs after each without their loss, and what all of it claims.
+
+    Where what a look said is refused, the job runs as if it had said nothing: as after the first.
+    """
+    plan, heard, made = with_look(texts.plan_of(text, rows)), [], []
+    for known in SAID:
+        with suppress(PlanError, BudgetError):
+            made.append(compiled(told_by(plan, known, [])))
+            heard.append(known)
     after = [replace(one, design=replace(one.design, look=None)) for one in made]
-    return divided(plan), after, {one.loss for one in made}
+    return divided(plan), heard, after, {one.loss for one in made}
 
 
 def joint_delta(mu, epsilon, losses):
@@ -102,9 +123,9 @@ def sequels(seed, pairs):
     text, span = looking_query(rng)
     for _ in range(pairs):
         pair = raw_rows.neighbours_drawn(rng, texts.plan_of(text), span)
-        division, after, claims = chosen(text, [])
+        division, heard, after, claims = chosen(text, [])
         accounts = []
-        for known in SAID:
+        for known in heard:
             plans = [told_by(with_look(plan), known, []) for plan in pair.plans]
             accounts.append(texts.account_of(replace(pair, plans=tuple(plans)), seed))
         losses = [replace(one.loss, chance=0) for one in after]
