@@ -281,10 +281,9 @@ with tempfile.TemporaryDirectory() as folder:
         query = public.agg(n=asked).bound(max_rows=4)
         query = query.release(every="6 minutes", budget=budget, **end)
         list(query.run(state=f"{folder}/public{place}"))
-    small = rows.append_column("small", rows["number"].cast(pa.int32()))  # copied, not as it lies
-    query = sv.memory(small, event_time="ts").protect(unit="user_id").group_by("small")
-    query = query.agg(n=sv.count()).bound(max_rows=8).release(every="6 hours", budget=budget, **end)
-    list(query.run(state=folder + "/small"))
+    query = read[0].protect(unit="user_id").window(sv.hop("12 hours", "6 hours"))  # rows twice
+    query = query.group_by("number").agg(n=sv.count()).bound(max_rows=8)
+    list(query.release(every="6 hours", budget=budget, **end).run(state=folder + "/twice"))
     discrete_laplace(KeyedNoise.fresh().at("compiled"), 3, 9)
     for matching in ("ids", "labels"):
         book, some = Records(matching=matching, domain=4, counts_no_ops=False), np.arange(n)
