@@ -14,7 +14,7 @@ from streamveil.plan.combine import combined_plan
 from streamveil.results.answers import Answers
 from streamveil.results.releases import of_releases
 from streamveil.runtime.joint import releases_of
-from streamveil.runtime.published import opened, states_in
+from streamveil.runtime.published import opened
 
 
 @fitting('answers("clicks.veil"), or answers(releases)')
@@ -49,7 +49,7 @@ def answers(
     if isinstance(query, JointQuery):
         if not isinstance(source, str | Path):
             return Answers(of_releases(source))
-        return Answers(releases_of(query.plan, source) if states_in(source) else opened(source))
+        return Answers(releases_of(query.plan, source))
     if query is not None:
         operator = compile_plan(combined_plan(query.plan))
     if not isinstance(source, str | Path | Iterable):

@@ -38,7 +38,7 @@ from streamveil.runtime.combined import open_rows
 from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, Progress
-from streamveil.runtime.published import is_state, of_state, pick
+from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
 from streamveil.runtime.run import prepared
 from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
 from streamveil.runtime.watch import Watch
@@ -203,9 +203,12 @@ def archived(part: Plan, place: Path) -> Held:
 def releases_of(joint: JointPlan, state: str | Path) -> Releases:
     """What was released so far, put together anew from the states of all answers.
 
-    Reads files only, also while the jobs run: no secret, no lock, no charge.
+    Or what is in one folder, of a sink or of one answer. Reads files only, also while the jobs run:
+    no secret, no lock, no charge.
     """
     home = Path(state)
+    if not states_in(home):
+        return opened(home)
     held = [archived(part, home / part.name) for part in joint.parts]
     moments = set.intersection(*map(set, held))
     if not moments:
