@@ -67,7 +67,7 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("checkpoint", Store, ("_write",)),
     ("copy for a checkpoint", job.Job, ("_snapshot",)),
 ]  # fmt: skip
-REST = "decode Parquet and the rest"
+REST = "read Parquet and the rest"
 FULL = "int, 10 million users"
 spent: dict[str, float] = defaultdict(float)
 open_calls = threading.local()  # per thread, the CPU time of timed calls inside each open one
