@@ -161,6 +161,8 @@ def render(content: dict[str, Any]) -> str:
     named = ", ".join(f"`{name}`" for name in NAMED)
     parts = [
         "# Regret: how far is the default from the best settings?",
+        "You see how much more error the default settings give than the best ones, which are chosen"
+        " with the truth in hand.",
         "This page is written by `python benchmarks/regret_page.py` from"
         " `benchmarks/results/regret.json`, which `python benchmarks/regret.py` measures"
         f" (seed {content['seed']}; one run of each setting).",

@@ -87,9 +87,11 @@ def render(campaigns: list[dict[str, Any]]) -> str:
                      f" {len(one['violations'])} |")  # fmt: skip
     lines = [
         "# How tight the claims are",
-        "The exact account compares what one unit really loses, on generated queries and"
-        " neighbours, with what is claimed ([how it works](review-mechanisms.md)). A tightness of 1"
-        " is a claim without slack; above 1 it is false.",
+        "You see how tight the privacy claims are: for generated queries and neighbours, how much"
+        " of the claimed loss really occurs.",
+        "The exact account measures what one unit really loses and compares it with what is claimed"
+        " ([how it works](review-mechanisms.md)). A tightness of 1 is a claim without slack; above"
+        " 1 it is false.",
         "This page is written by `python -m tests.audit.campaign` from"
         " `benchmarks/results/account.json`. Code is named by a digest of the source files that"
         " decide what is released, and by its commit (in earlier campaigns: by git's name of the"
