@@ -7,6 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
+from streamveil.cli import warned
+from streamveil.errors import OperatorWarning
 from streamveil.runtime.run import warn_of_nothing
 
 START = 1_767_225_600_000_000  # 2026-01-01
@@ -80,3 +82,8 @@ def test_a_query_that_answers_once_says_that_no_file_is_there(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_nothing(once)
+
+
+def test_the_command_line_words_it_without_a_line_of_code(capsys):
+    warned("no file is there yet", OperatorWarning, "cli.py", 288)
+    assert capsys.readouterr().err == "warning: no file is there yet\n"
