@@ -23,11 +23,11 @@ from streamveil.release_metadata import FACTS, cut_sentence
 ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window
 
 
-def query(bound=3, steps=4, **options):
+def query(bound=3, steps=4, measures=None, **options):
     kinds = pa.schema([("u", pa.int64()), ("k", pa.int64())])
     made = (
         sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=sv.public([1, 2]))
-        .agg(n=sv.count()).bound(max_rows=bound)
+        .agg(**measures or {"n": sv.count()}).bound(max_rows=bound)
         .release(every=sv.rows(10**9), steps=steps, budget=Budget(epsilon=2, delta=1e-7), **options)
     )  # fmt: skip
     return compile_plan(made.plan)
@@ -100,6 +100,19 @@ def test_every_release_tells_how_many_rows_were_cut():
     assert last["sd"] < true / 4
     assert operator.guarantee.epsilon(1e-7) <= 2
     assert operator.guarantee.epsilon(1e-7) > 1.9
+
+
+def test_the_share_of_cut_rows_is_of_all_rows_or_is_not_told():
+    few = {"few": sv.count_if("u < 30")}  # a tenth of the units, so of the rows
+    for measures in (few | {"n": sv.count()}, few):
+        operator = query(cut_share=0.5, measures=measures)
+        state, releases = run(operator, tables(), SeededNoise(4))
+        true = state.reject_counts["over the contribution bound"] / 8_000
+        last = facts(releases[-1])["cut"]
+        if "n" in measures:
+            assert abs(last["share"] - true) < 0.05
+        else:
+            assert "share" not in last and "rows" in last
 
 
 def test_without_noise_it_is_the_number_of_cut_rows():

@@ -33,10 +33,17 @@ COUNTING = ("rows", "valid", "units")
 
 
 def driver(lanes: tuple[Lane, ...]) -> int:
-    """The lane that tells how large a key is; -1 if none does."""
+    """The lane that tells how large a key is; -1 if none does.
+
+    A count of all rows before all others: a condition or a value that is missing leaves rows out.
+
+    >>> driver((Lane(kind="valid", value=0), Lane(kind="units"), Lane(kind="rows")))
+    2
+    """
     kinds = [lane.kind for lane in lanes]
     counting = [place for place, kind in enumerate(kinds) if kind in COUNTING]
-    return counting[0] if counting else kinds.index("sum") if "sum" in kinds else -1
+    found = [*(place for place in counting if kinds[place] == "rows"), *counting]
+    return found[0] if found else kinds.index("sum") if "sum" in kinds else -1
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class KeySize:
     place: int  # of the lane
     largest: float  # value of a row
     caution: float  # deviations by which totals are taken too low
-    rows: bool = field(default=True, compare=False)  # else units or values, which say less of rows
+    rows: bool = field(default=True, compare=False)  # all; else units, values or some of them
 
     def of(self, totals: Totals) -> Float64[Array, " shown"]:
         """Post-processing: rows of every key."""
@@ -60,9 +67,8 @@ class AggregationPlan(Mechanism):
 
     `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
     is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
-    keys carry weights; the totals of the first counting lane decide them, or, where nothing is
-    counted, those of the first sum, in largest rows: keys have at least that many. With `test`,
-    hidden keys are also shown by the noisy total of a lane.
+    keys carry weights; the totals of `driver` decide them, of a sum in largest rows: keys have at
+    least that many. With `test`, hidden keys are also shown by the noisy total of a lane.
     """
 
     @property
@@ -121,7 +127,7 @@ class AggregationPlan(Mechanism):
         lane = self.lanes[place]
         largest = 1.0 if lane.kind in COUNTING else float(lane.reach * float(lane.quantum))
         caution = 0.0 if self.rule is None else float(self.rule.caution)
-        return KeySize(place, largest, caution, lane.kind in ("rows", "valid"))
+        return KeySize(place, largest, caution, lane.kind == "rows")
 
 
 @dataclass(repr=False)  # secret
