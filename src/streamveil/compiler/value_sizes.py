@@ -78,7 +78,7 @@ def with_tail(
 
     >>> exact = np.round(1e5 * np.diff(ndtr(LOGS / 3), prepend=0, append=1)).astype(np.int64)
     >>> fitted = with_tail(exact, np.where(exact > 500, exact, 0.0), 50.0, 1.0)
-    >>> exact[94:99].tolist(), fitted[94:99].round().tolist()
+    >>> exact[93:98].tolist(), fitted[93:98].round().tolist()
     ([762, 531, 361, 238, 153], [762.0, 531.0, 355.0, 237.0, 154.0])
     """
     some = np.append(0.0, seen[1:])
