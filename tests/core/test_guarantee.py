@@ -247,6 +247,11 @@ def test_chances_are_no_steps_of_a_group() -> None:
     assert with_slack.group(5).delta_at(9) == pytest.approx(walked.delta_at(9) + 5e-11, rel=1e-9)
 
 
+@pytest.mark.parametrize(("loss", "epsilon"), [(Pure(1), 1.0), (Gdp(1), math.inf)])
+def test_a_delta_below_all_floats_is_no_delta(loss: Loss, epsilon: float) -> None:
+    assert loss.epsilon("1e-400") == epsilon
+
+
 def test_tables_compose_far_below_their_stated_epsilons() -> None:
     table = Loss(tables=((TABLE, 1),))
     stated = table.stated()

@@ -209,7 +209,7 @@ def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: flo
 
     def excess(epsilon: float) -> float:
         value = curve(epsilon)
-        far = log(max(value, TINY) / delta)
+        far = log(max(value, TINY) / max(delta, TINY))
         return min(far, 0.0) if value <= delta else max(far, TINY)
 
     above, below = zero_between(excess, low, high)
