@@ -165,11 +165,12 @@ def growing_powers() -> str:
 def growing_worst(mechanism: str, sizes: str) -> str:
     """Errors of one mechanism by the size of the table."""
     rows = [row for row in kept("growing_E8")["rows"] if row["what"] == mechanism and "n" in row]
-    lines = [["largest error / size", *(part(row["mean"]) for row in rows)]]
+    heads, lines = (sizes, "largest error / size"), [[f"{r['n']:,}", part(r["mean"])] for r in rows]
     if "rounds" in rows[0]:
-        lines += [["best number of rounds", *(str(row["rounds"]) for row in rows)],
-                  ["proved", *(part(row["bound"]) for row in rows)]]  # fmt: skip
-    return table((sizes, *(f"{row['n']:,}" for row in rows)), lines)
+        heads = (*heads, "best number of rounds", "proved")
+        lines = [[*line, str(row["rounds"]), part(row["bound"])]
+                 for line, row in zip(lines, rows, strict=True)]  # fmt: skip
+    return table(heads, lines)
 
 
 def dp_workers() -> str:

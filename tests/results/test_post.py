@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli
-from streamveil.errors import PlanError, SourceError
+from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.dialect import parse_text
 from streamveil.plan.plan import SourceSpec
 from streamveil.plan.post import Post, PostColumn, PostShift, SortKey
@@ -155,7 +155,7 @@ def test_a_state_keeps_private_answers_where_the_sink_has_what_was_made_of_them(
     assert run(text, state).table.num_rows == 1  # sent again after a restart: the same bytes
     assert sv.read(tmp_path / "out").table.num_rows == 1
     assert sv.read(state).table.num_rows == 3
-    with pytest.raises(SourceError, match="changed post-processing"):
+    with pytest.raises(StoreError, match="changed post-processing"):
         run(text.replace("LIMIT 1", "LIMIT 2"), state)
     again = run(text.replace("LIMIT 1", "LIMIT 2").replace("/out'", "/other'"), state)
     assert again.table.num_rows == 2
