@@ -41,7 +41,7 @@ test: dev
 	$(PY) -m pytest -n 3 --dist loadfile -m "not slow"
 
 all: check test
-	$(PY) -m pytest -n 2 --dist loadfile -m slow
+	STREAMVEIL_ACCOUNT_SECONDS=3600 $(PY) -m pytest -n 2 --dist loadfile -m slow
 
 bench: dev
 	for file in benchmarks/*.py; do $(PY) $$file || exit 1; done
