@@ -29,6 +29,7 @@ from scipy.special import logsumexp
 
 from streamveil.audit.laid_open import OpenDraws, OpenNoise, method, replaced
 from streamveil.core import measure
+from streamveil.core.accounting.convert import pure_zcdp
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noisy import Noisy, values
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
@@ -151,13 +152,13 @@ def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
             rho += float(ratios.max() - ratios.min()) ** 2 / 8
         elif a.law == "laplace":
             lost = float((np.abs(a.centre - b.centre) / a.scale).sum())
-            epsilon, rho = epsilon + lost, rho + lost**2 / 2
+            epsilon, rho = epsilon + lost, rho + pure_zcdp(lost)
         else:
             lost = float((((a.centre - b.centre) / a.scale) ** 2).sum())
             mu, rho = mu + lost, rho + lost / 2
     for address in {*one.runs} & {*other.runs}:
         ratio = one.runs[address].log_chance() - other.runs[address].log_chance()
-        signed, rho = signed + ratio, rho + ratio**2 / 2
+        signed, rho = signed + ratio, rho + pure_zcdp(abs(ratio))
     return Realised(epsilon + abs(signed), rho, mu, tuple(sorted({*faults})))
 
 
