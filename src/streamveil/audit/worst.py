@@ -217,10 +217,8 @@ def accounts_of_many(
         if nth % FOLLOW:
             pairs = [with_another_unit(world, rng, pair) for pair in pairs]
         else:
-            pairs, once = (
-                [drawn(world, rng, steps) for _ in range(beside)],
-                int(rng.integers(2**32)),
-            )
+            pairs = [drawn(world, rng, steps) for _ in range(beside)]
+            once = int(rng.integers(2**32))
             judged = judged_of(operator, world, beside, once)
             led = lead(running, world, together(pairs), once)
         added = follow(running, world, together(pairs), led)
