@@ -165,7 +165,7 @@ ROOMS = {  # name -> (pairs for one pair of queries asked for, what is judged)
     "table": (0.05, tables),
     "rounds": (0.06, rounds),
     "sketch": (0.04, sketches),
-    "library": (0.16, mechanisms),
+    "library": (0.28, mechanisms),
     "grid": (ONCE, exhaustive),
     "ledger": (0.04, rules),
 }
