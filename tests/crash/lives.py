@@ -23,7 +23,7 @@ from streamveil.connectors import blocks
 from streamveil.connectors.blocks import LARGE_BYTES
 from streamveil.engines.embedded import group_by
 from streamveil.results.releases import Moment
-from streamveil.runtime import account, frame
+from streamveil.runtime import account, frame, live_joins
 from streamveil.runtime import job as job_module
 from streamveil.runtime.archive import ARCHIVE, committed, contents
 from streamveil.runtime.job import Job
@@ -56,6 +56,8 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         if name == "large toy":
             policy = EVERY_FEW_BLOCKS
             large_from(1)
+        if name == "joined":
+            live_joins.LEAST_BYTES = 4_000  # so that a file of kept rows is followed by a next one
         if name == "divided visits":
             policy, group_by.LARGE = GRADUALLY, 1
         with Job(folder / "state", work, toy.SEEDED, policy=policy) as job:

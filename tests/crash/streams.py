@@ -163,6 +163,48 @@ def questions(name: str) -> list[np.ndarray]:
     return [points_where(source, text) for text in QUESTIONS]
 
 
+JOINED = """
+CREATE STREAM clicks WITH (source = 'files', path = '{folder}/clicks', follow = TRUE,
+                           event_time = 'ts');
+CREATE STREAM seen WITH (source = 'files', path = '{folder}/seen', follow = TRUE,
+                         event_time = 'ts');
+CREATE TABLE people WITH (source = 'files', path = '{folder}/people', follow = TRUE);
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 20, delta = 1e-6, privacy_unit_column = user,
+    join_rows = 2, join_within = INTERVAL 3 HOUR, max_rows_contributed = 4,
+    start = '1970-01-01', steps = 3, clock = 'wall')
+  c.kind, p.kind AS of, COUNT(*) AS n
+FROM clicks c JOIN seen s ON c.user = s.user JOIN people p ON c.user = p.user
+GROUP BY kind, of EMIT EVERY INTERVAL 1 HOUR
+"""
+
+
+@cache
+def joined() -> tuple[Plan, Any]:
+    """Three followed folders of rows of the same people, and the operator of their join."""
+    from streamveil.compiler.compile import operator_of
+
+    folder, rng = lasting("joined"), np.random.default_rng(7)
+    for name in ("clicks", "seen", "people"):
+        (folder / name).mkdir()
+        table = pa.table({
+            "user": rng.integers(0, 60, 400), "kind": rng.integers(0, 2, 400),
+            "ts": pa.array(rng.integers(0, 5 * HOUR_US, 400), pa.timestamp("us", "UTC")),
+        })  # fmt: skip
+        for number in range(3):
+            path = folder / name / f"{number}.parquet"
+            pq.write_table(table.slice(number * 150, 150), path, row_group_size=50)
+    plan = parse_script(JOINED.format(folder=folder)).query.plan
+    return plan, operator_of(plan)
+
+
+def joined_work() -> Work:
+    """A join on live data; its sources are opened anew, as in a new process."""
+    from streamveil.runtime.run import Pace, work_of
+
+    plan, operator = joined()
+    return work_of(plan, engine=lambda _: operator, pace=Pace(max_rows=70))
+
+
 def sketch_work(name: str) -> Work:
     """A sketch job."""
     from tests.crash.sketch_jobs import work_of_plan  # built from what is above
@@ -182,6 +224,7 @@ JOBS: dict[str, Callable[[], Work]] = {
     "grouped toy": lambda: toy_work(18, 20, 3),  # whose releases are published four by four
     "grouped visits": visits_work,  # the same
     "people": people_work,
+    "joined": joined_work,
     "heavy": lambda: sketch_work("heavy"),
     "frequency": lambda: sketch_work("frequency"),
 }
@@ -190,7 +233,7 @@ RELEASES = {
     "toy": 4, "picky toy": 4, "picky visits": 6, "long toy": 20,
     "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
     "grouped toy": 2, "grouped visits": 3,  # files
-    "people": 6 + len(QUESTIONS), "heavy": 6, "frequency": 7,
+    "people": 6 + len(QUESTIONS), "joined": 3, "heavy": 6, "frequency": 7,
 }  # fmt: skip
 
 

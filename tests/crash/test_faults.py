@@ -76,6 +76,13 @@ def test_some_writes_of_a_changing_table_and_its_questions_may_fail(
     try_calls(server, folder, Fault(kind, first), "people", every=23)
 
 
+@pytest.mark.parametrize(("kind", "first"), [("short and kill", 2), ("fsync", 4), ("kill", 6)])
+def test_some_writes_of_a_join_on_live_data_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "joined", every=7)
+
+
 def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
     assert server.run(folder, "people") == SURVIVED
     answers = [text.decode() for name, text in published(folder).items() if "answer" in name]
@@ -95,6 +102,7 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
         "grouped toy",
         "grouped visits",
         "people",
+        "joined",
     ],
 )
 @pytest.mark.parametrize("kind", DIFFERENT)

@@ -57,7 +57,7 @@ def kill_often(server: Server, folder: Path, job: str, kills: int) -> None:
     assert spent(broken) == charged
 
 
-JOBS = ["long toy", "visits", "picky visits", "swept visits", "divided visits", "people"]
+JOBS = ["long toy", "visits", "picky visits", "swept visits", "divided visits", "people", "joined"]
 
 
 @pytest.mark.parametrize("job", JOBS)

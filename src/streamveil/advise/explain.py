@@ -35,7 +35,15 @@ from streamveil.plan.joins import MATCHES, Joined, OwnJoin, OwnSelect, OwnUnion
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
-from streamveil.plan.own_rows import MOST_PARTS, OwnRows, OwnSets, OwnStep, OwnUnnest, OwnWindows
+from streamveil.plan.own_rows import (
+    MOST_PARTS,
+    OwnRows,
+    OwnSets,
+    OwnStep,
+    OwnUnnest,
+    OwnWindows,
+    kept_words,
+)
 from streamveil.plan.plan import Clock, Plan, SourceSpec, TableSource, Window
 from streamveil.plan.value_bounds import in_units, is_open, open_values
 
@@ -322,6 +330,8 @@ def words_of_join(step: Joined) -> str:
     if step.how in ("semi", "anti"):
         return f"where {'no ' if step.how == 'anti' else ''}row of {theirs} is there{equal}"
     alone = ", or alone" if step.how == "left" else ""
+    if isinstance(step, OwnJoin) and step.kept is not None:
+        return f"each beside rows of {theirs}{equal}{alone}: {kept_words(step)}"
     return f"each beside rows of {theirs} ({MATCHES:,} at most){equal}{alone}"
 
 

@@ -44,6 +44,13 @@ class Source(Protocol):
         """Chunks of at most `max_rows` rows from `position` on, until nothing more is there now."""
 
 
+def hand_on(source: Source, what: str, said: Any) -> None:
+    """Tells a source something that some sources want to know."""
+    hear = getattr(source, what, None)
+    if hear is not None:
+        hear(said)
+
+
 @runtime_checkable
 class Sink(Protocol):
     """A place for releases. Writing the same release again leaves the same content."""

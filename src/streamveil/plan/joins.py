@@ -8,6 +8,7 @@ Proof: codes compare the unit first (`matches`), so rows that match are one unit
     a unit's rows stands where these rows stood in the first relation, in their order, and what
     is added from another (`OwnUnion`) comes after all of them, in the order there: without one
     unit all other rows come out as they were. A row without a unit matches nothing.
+Live data: `newest` says which rows of a unit a join keeps; `runtime.live_joins` runs it.
 Bound: each row meets the first `MATCHES` rows that match it and no more, so a join holds at most so
     many times the rows of its first relation, whatever the data are. `explain` says so.
 
@@ -23,15 +24,18 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
 
 from streamveil.errors import PlanError
-from streamveil.expressions.dialect import shown
-from streamveil.expressions.expr import compile_key, kind_of, read_column
+from streamveil.expressions.dialect import canonical, shown
+from streamveil.expressions.expr import column_named, compile_key, kind_of, read_column
 from streamveil.plan.combine import numbered, plain, wide
-from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.plan.plan import LATER, KeyColumn, SourceSpec
 from streamveil.types import Array, Bool, Int64
 
 MATCHES = 1000  # rows that one row is joined with, at most
+FAR_US = 1 << 61  # beyond every time
 How = Literal["inner", "left", "semi", "anti"]
 
 
@@ -63,6 +67,8 @@ class OwnJoin(Joined):
     """Each row beside rows of the same unit elsewhere. `how`: semi and anti only keep or drop."""
 
     other: SourceSpec  # of which each row names its unit (`own_rows.OwnRows`)
+    kept: int | None = field(default=None, metadata=LATER)  # rows of a unit, on live data
+    within_us: int | None = field(default=None, metadata=LATER)  # between rows that meet, there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +209,52 @@ def matches(
     return rows, order[np.repeat(first, count) + place]
 
 
+def meeting(
+    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any]
+) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
+    """Places of rows that meet: on live data all that are kept, where their times are close."""
+    (table, left), (theirs, right) = own, other
+    if not isinstance(step, OwnJoin) or step.kept is None:
+        return matches(left, right)
+    rows, places = matches(left, right, max(1, len(right)))
+    if step.within_us is None:
+        return rows, places
+    apart = times_of(table, step.time)[rows] - times_of(theirs, step.other.event_time)[places]
+    near = np.abs(apart) <= step.within_us
+    return rows[near], places[near]
+
+
+def newest(units: Any, times: Int64[Array, " rows"], most: int) -> Bool[Array, " rows"]:
+    """Which rows stay where each unit keeps so many: those of the latest times, then the last ones.
+
+    Proof: whether a row stays is decided by the rows of its unit, by their times and their order.
+        A row that goes has `most` later ones of its unit before it in that order, and so it goes
+        in any set that holds these: what is kept does not depend on how rows came in portions.
+
+    >>> newest(pa.array([1, 2, 1, 1]), np.array([5, 5, 9, 5]), most=2).tolist()
+    [False, True, True, True]
+    """
+    group = numbered([units])
+    order = np.lexsort((times, group))
+    ranked = group[order]
+    behind = np.searchsorted(ranked, ranked, "right") - np.arange(len(ranked))
+    stays = np.empty(len(ranked), np.bool_)
+    stays[order] = behind <= most
+    return stays
+
+
+def times_of(table: pa.Table, name: str | None) -> Int64[Array, " rows"]:
+    """Event times in microseconds; of a row without one it is before all others."""
+    if name is None:
+        return np.zeros(table.num_rows, np.int64)
+    column = canonical(exp.column(column_named(table.schema, name), quoted=True))
+    is_number = kind_of(table.schema.field(column_named(table.schema, name)).type) == "int"
+    text = column if is_number else f"UNIX_MICROS({column})"
+    times = plain(compile_key(text, table.schema)(table)).cast(pa.int64())
+    micros: Int64[Array, " rows"] = np.asarray(pc.fill_null(times, -FAR_US))
+    return np.clip(micros, -FAR_US, FAR_US)
+
+
 def put_together(
     step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], units: Any
 ) -> tuple[pa.Table, Any]:
@@ -211,7 +263,7 @@ def put_together(
     if step.how in ("semi", "anti"):
         kept = pa.array(np.isin(left, right) == (step.how == "semi"))
         return table.filter(kept), units.filter(kept)
-    rows, places = matches(left, right)
+    rows, places = meeting(step, own, other)
     missing: Bool[Array, " rows"] = np.zeros(len(rows), np.bool_)
     if step.how == "left":
         alone = np.setdiff1d(np.arange(len(left)), rows)

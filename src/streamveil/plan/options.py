@@ -183,6 +183,19 @@ ARRIVAL = Option(
 LATENESS = Option(
     "lateness", "interval", "0", "how long after its end a window still takes rows and triggers"
 )
+JOIN_ROWS = Option(
+    "join_rows",
+    "whole",
+    "none: must be given where live data are joined by the privacy unit",
+    "rows of each unit that a join keeps of the other relation, the newest ones, up to 1,000",
+)
+JOIN_WITHIN = Option(
+    "join_within",
+    "interval",
+    "not used: the other relation is a table",
+    "on live data: rows meet whose times are at most so far apart, whichever came first, where both"
+    " relations have an event_time",
+)
 PRESET = Option(
     "preset",
     "word",

@@ -3,7 +3,8 @@
 First and last events, new and returning, sums of a person's day, sessions: what such a row says is
 a function of one unit's rows. A step says what is done with the rows of one unit and never names
 the unit: every group and every partition is of one unit by construction, so that no step can be
-written down that mixes two. All rows must be there: the input ends, and is held in memory.
+written down that mixes two. All rows must be there: the input ends, and is held in memory. (Joins
+of live data keep a declared number of rows of each unit: `runtime.live_joins`.)
 
 Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), or put a public table beside each
 (`joins.OwnLookup`), which asks for no other row and goes on without end: rows that contribution
@@ -191,6 +192,20 @@ class OwnRows(SourceSpec):
         return all(isinstance(step, ALONE) for step in self.steps)
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether joins keep so many rows of a unit and no more, so that more may always come."""
+        return all(
+            isinstance(step, ALONE)
+            or (
+                isinstance(step, OwnJoin | OwnUnion)
+                and isinstance(step.other, OwnRows)
+                and step.other.row_by_row
+                and (isinstance(step, OwnUnion) or step.kept is not None)
+            )
+            for step in self.steps
+        )
+
+    @property
     def has_one_row_each(self) -> bool:
         """Whether the first step leaves one row of each unit, and no later one adds any."""
         first, *later = self.steps
@@ -224,10 +239,33 @@ def omitted(source: SourceSpec) -> tuple[str, ...]:
         if isinstance(step, OwnUnnest):
             found.append(f"UNNEST makes at most {MOST_PARTS:,} rows of one: further parts"
                          " are in no number and no interval")  # fmt: skip
+        elif isinstance(step, OwnJoin) and step.kept is not None:
+            found.append(kept_words(step))
         elif isinstance(step, OwnJoin | OwnLookup) and step.how in ("inner", "left"):
             found.append(f"a row is joined with the first {MATCHES:,} rows that match it: further"
                          " pairs are in no number and no interval")  # fmt: skip
     return tuple(dict.fromkeys(found))
+
+
+def kept_words(step: OwnJoin) -> str:
+    """What a join on live data keeps, and what is in no number therefore.
+
+    >>> step = OwnJoin(other=SourceSpec(name="people", kind="files"), kept=1)
+    >>> kept_words(step).partition(":")[0]
+    "a row meets the newest row that is kept of its person in 'people' when it comes"
+    """
+    rows = "row that is" if step.kept == 1 else f"{step.kept:,} rows that are"
+    where = f"'{step.other.name}'" if step.within_us is None else "the other relation"
+    late = (
+        ""
+        if step.within_us is None
+        else f", at most {step.within_us / 1e6:,.0f} s apart; one that comes later than that after"
+        " its time may meet nothing"
+    )
+    return (
+        f"a row meets the newest {rows} kept of its person in {where} when it comes{late}:"
+        " further pairs are in no number and no interval"
+    )
 
 
 def keys_of(step: OwnStep) -> tuple[KeyColumn, ...]:
@@ -254,11 +292,7 @@ def after_steps(source: OwnRows, table: pa.Table, load: Load) -> tuple[pa.Table,
     """The rows after all steps, and the unit of each."""
     units = plain(compile_unit(source.unit, table.schema)(table))
     for step in source.steps:
-        if step.where is not None:
-            passes = pc.fill_null(
-                compile_predicate(step.where, table.schema)(table), fill_value=False
-            )
-            table, units = table.filter(passes), units.filter(passes)
+        table, units = passing(step, table, units)
         if isinstance(step, WITH_OTHERS):
             assert isinstance(step.other, OwnRows)  # noqa: S101  (`with_other`)
             theirs = after_steps(step.other, load(step.other), load)
@@ -266,6 +300,14 @@ def after_steps(source: OwnRows, table: pa.Table, load: Load) -> tuple[pa.Table,
         else:
             table, units = RUN[type(step)](step, table, units)
     return table, units
+
+
+def passing(step: OwnStep, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """The rows that a step takes."""
+    if step.where is None:
+        return table, units
+    passes = pc.fill_null(compile_predicate(step.where, table.schema)(table), fill_value=False)
+    return table.filter(passes), units.filter(passes)
 
 
 def grouped(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:

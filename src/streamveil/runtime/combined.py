@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
 from streamveil.connectors import open_source
-from streamveil.connectors.base import Chunk, Source, select
+from streamveil.connectors.base import Chunk, Source, hand_on, select
 from streamveil.connectors.checksum import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table, traced
 from streamveil.dataflow.protocol import NOT_FINITE, count
@@ -38,6 +39,14 @@ class MappedSource:
     def names(self) -> list[str]:
         """The files that are read, if any are."""
         return getattr(self.inner, "names", [])
+
+    def keep_in(self, folder: Path) -> None:
+        """Tells the source where the job's state is."""
+        hand_on(self.inner, "keep_in", folder)
+
+    def committed(self, position: str | None) -> None:
+        """Tells the source what is durable."""
+        hand_on(self.inner, "committed", position)
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
@@ -145,6 +154,12 @@ def per_unit(spec: SourceSpec, source: Source) -> Source:
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     if spec.row_by_row:
         return MappedSource(source, partial(own_rows, spec), spec.reads)
+    for other in spec.others:
+        no_rows(other)  # says what is wrong with its columns
+    if spec.is_endless and spec.keeps_rows:
+        from streamveil.runtime.live_joins import LiveRows  # loaded where live data are joined
+
+        return LiveRows(spec, source)
     made = combined(spec, no_rows, schema.empty_table()).rows.schema if spec.others else None
     return CombinedSource(source, partial(combined, spec, all_rows), spec.reads(schema), made)
 

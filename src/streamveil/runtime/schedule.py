@@ -151,6 +151,8 @@ class MicroBatches:
             due = self.clock.due_us(step) / 1e6
             while (left := due - self.now()) > 0 and not self.once:
                 self.sleep(min(left, 1.0))
+            if (begin := getattr(self.source, "begin_step", None)) is not None:
+                begin(self.clock.due_us(step - 1))
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
                 after = {"step": step, "source": place}

@@ -36,6 +36,7 @@ from streamveil.plan.plan import (
     Window,
 )
 from streamveil.plan.post import Post
+from streamveil.sql.joins import with_limits
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import DAY_US, Length, Ticks, finish, origin_us
 
@@ -77,7 +78,9 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     return finish(
         Plan(
             name=options.NAME.of(values) or (draft.sinks[0].name if draft.sinks else "query"),
-            source=draft.source,
+            source=with_limits(
+                draft.source, options.JOIN_ROWS.of(values), options.JOIN_WITHIN.of(values)
+            ),
             unit=unit,
             **_periods(window, options.UNIT_PERIOD.of(values)),
             where=conjunction(draft.where) if draft.where else None,

@@ -1,0 +1,380 @@
+"""Joins by the privacy unit on live data: rows of a unit meet those that came before, so far kept.
+
+At each step the other relations are read first, then the stream. Of each unit the newest rows of
+the other relation are kept, as many as the query declares (`joins.newest`); a row of the stream
+meets these. Where both are streams of events (`within_us`), rows of the stream are kept likewise,
+and a row of the other one meets them when it comes: each pair is found once, by the later of both.
+Such rows are forgotten when a step begins twice the interval after their time.
+
+Proof: what a relation keeps of a unit is a function of that unit's rows in it and of the times at
+    which steps begin, which are public. What a row meets is a function of its unit's rows: those
+    that came in an earlier step, or in this step if they are of a relation that is read before. So
+    without one unit all other rows come out as they were, in their order: neighbours stay
+    neighbours, as in `plan.joins`, and what follows bounds and charges pairs as rows of any source.
+    No limit is shared: memory for one unit's rows never takes the place of another's. Where chunks
+    end, which rows of others may move, decides nothing: the state after a relation was read is that
+    of all its rows together, and each row meets what is kept alone.
+Memory: so many rows of each unit and relation, in the columns after the relation's own steps. A row
+    of the stream makes as many pairs at most.
+Recovery: what is kept is in files of the job's state, which only grow, one for each relation. A row
+    is durable there before a position counts on it, and a position says how many bytes count, with
+    a hash of them. What a process that died wrote beyond is written over. A file that is mostly
+    rows no longer kept is followed by one of those that are; it goes once a position says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.connectors import open_source
+from streamveil.connectors.base import Chunk, Source, hand_on
+from streamveil.connectors.manifest import append
+from streamveil.connectors.rejected_rows import PLACE
+from streamveil.errors import StoreError
+from streamveil.expressions.expr import compile_unit
+from streamveil.plan.combine import plain
+from streamveil.plan.joins import OwnJoin, newest, times_of
+from streamveil.plan.own_rows import (
+    BESIDE,
+    RUN,
+    WITH_OTHERS,
+    OwnRows,
+    after_steps,
+    nothing_else,
+    passing,
+)
+from streamveil.runtime.disk import make_directory
+from streamveil.runtime.schedule import decoded
+
+KEPT = "joined-{}"  # folder of a relation, in the job's state
+SIZE_BYTES = 8  # before each entry of a file
+LEAST_BYTES = 1 << 20  # of a file that may be followed by a shorter one
+Rows = tuple[pa.Table, Any]  # with the unit of each
+
+
+class LiveRows:
+    """The rows of a stream after its steps, of which some are joins: read and resumed as one."""
+
+    bounded = False
+
+    def __init__(self, spec: OwnRows, inner: Source) -> None:
+        self.spec, self.inner = spec, inner
+        self._stages = stages(spec, inner.schema().empty_table())
+        self._ties = [
+            Tie(spec, place, rows) for place, rows in enumerate(self._stages[:-1])
+            if isinstance(spec.steps[place], WITH_OTHERS)
+        ]  # fmt: skip
+        self._at: str | None = None  # of the stream
+        self._reached: str | None = None
+        self._folder: Path | None = None
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return self._named(self._stages[-1]).schema
+
+    def keep_in(self, folder: Path) -> None:
+        """Tells where the job's state is: each relation has a folder there."""
+        self._folder = folder
+        hand_on(self.inner, "keep_in", folder)
+        for tie in self._ties:
+            hand_on(tie.source, "keep_in", tie.home(folder))
+
+    def committed(self, position: str | None) -> None:
+        """Tells all sources what is durable."""
+        if position is None:
+            return
+        at = json.loads(position)
+        hand_on(self.inner, "committed", at["stream"])
+        for tie, place in zip(self._ties, at["others"], strict=True):
+            hand_on(tie.source, "committed", place["source"])
+            if self._folder is not None:
+                tie.clear(self._folder, place)
+
+    def begin_step(self, start_us: int) -> None:
+        """Forgets rows whose time is too far behind the time at which a step begins."""
+        for tie in self._ties:
+            tie.forget(start_us)
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """See `Source.read`; a chunk may hold more rows than asked for."""
+        if position != self._reached or position is None:
+            self._resume(position)
+        for tie in self._ties:
+            for chunk in tie.source.read(tie.at, max_rows):
+                fresh = tie.taken(decoded(chunk.rows.select(tie.names)))
+                met = self._rest(tie.place + 1, *tie.met(fresh))
+                tie.keep(fresh)
+                tie.at = chunk.position
+                yield self._chunk(met, columns, Chunk(chunk.rows, self._here(), chunk.rejected))
+        for chunk in self.inner.read(self._at, max_rows):
+            table = decoded(chunk.rows)
+            units = plain(compile_unit(self.spec.unit, table.schema)(table))
+            rows = self._rest(0, table, units)
+            self._at = chunk.position
+            yield self._chunk(rows, columns, replace(chunk, position=self._here()))
+
+    def _chunk(self, rows: Rows, columns: list[str] | None, came: Chunk) -> Chunk:
+        made = self._named(rows)
+        if columns is not None:
+            made = made.select([*columns, *({PLACE} & {*made.column_names})])
+        return replace(came, rows=made)
+
+    def _rest(self, first: int, table: pa.Table, units: Any) -> Rows:
+        """Rows that were just read, after the steps from one on."""
+        ties = {tie.place: tie for tie in self._ties}
+        for place, step in enumerate(self.spec.steps[first:], first):
+            table, units = passing(step, table, units)
+            if place in ties:
+                ties[place].keep_own((table, units))
+                table, units = ties[place].beside(table, units)
+            else:
+                table, units = RUN[type(step)](step, table, units)
+        return table, units
+
+    def _named(self, rows: Rows) -> pa.Table:
+        table, units = rows
+        columns = dict(zip(table.column_names, table.columns, strict=True))
+        return pa.table({**columns, self.spec.person: units})
+
+    def _here(self) -> str:
+        """The position of all relations, and how much is kept of each."""
+        others = [tie.position() for tie in self._ties]
+        self._reached = json.dumps({"stream": self._at, "others": others})
+        return self._reached
+
+    def _resume(self, position: str | None) -> None:
+        at = json.loads(position or "{}")
+        self._at, self._reached = at.get("stream"), position
+        for tie, place in zip(self._ties, at.get("others", [{}] * len(self._ties)), strict=True):
+            tie.resume(self._folder, place)
+
+
+class Tie:
+    """A step of which the other relation is live: its source, and what is kept for pairs."""
+
+    def __init__(self, spec: OwnRows, place: int, before: Rows) -> None:
+        step: Any = spec.steps[place]
+        other: OwnRows = step.other
+        self.place, self.step, self.other = place, step, other
+        self.source = open_source(other.kind, other.options, other.event_time)
+        schema = self.source.schema()
+        self.names = schema.names
+        self.before = before
+        empty = after_steps(other, decoded(schema.empty_table()), nothing_else)
+        self.within: int | None = getattr(step, "within_us", None)
+        self.kept = list[NewestRows]()
+        if isinstance(step, OwnJoin):
+            self.kept.append(NewestRows("others", empty, other.event_time, step.kept))
+        if self.within is not None:
+            self.kept.append(NewestRows("own", before, step.time, step.kept))
+        self.at: str | None = None
+
+    def home(self, folder: Path) -> Path:
+        """Where in a job's state its files are; there once somebody asked."""
+        made = folder / KEPT.format(self.place)
+        make_directory(made)
+        return made
+
+    def taken(self, table: pa.Table) -> Rows:
+        """Rows of the other relation, after its own steps."""
+        return after_steps(self.other, table, nothing_else)
+
+    def met(self, fresh: Rows) -> Rows:
+        """What rows of the other relation make when they come: pairs, or rows of both (a union)."""
+        own = self.before if self.within is None else self.kept[1].rows
+        return BESIDE[type(self.step)](self.step, *own, fresh)
+
+    def beside(self, table: pa.Table, units: Any) -> Rows:
+        """Rows of the stream beside those that are kept."""
+        theirs = self.kept[0].rows if self.kept else self.taken(self.nothing())
+        return BESIDE[type(self.step)](self.step, table, units, theirs)
+
+    def nothing(self) -> pa.Table:
+        """No row of the other relation."""
+        return decoded(self.source.schema().empty_table())
+
+    def keep(self, fresh: Rows) -> None:
+        """Keeps rows of the other relation."""
+        for kept in self.kept[:1]:
+            kept.add(fresh)
+
+    def keep_own(self, rows: Rows) -> None:
+        """Keeps rows of the stream, where rows of the other relation that come later meet them."""
+        for kept in self.kept[1:]:
+            kept.add(rows)
+
+    def forget(self, start_us: int) -> None:
+        """Leaves out what is kept of times that are long past."""
+        for kept in self.kept:
+            if self.within is not None:
+                kept.forget(start_us - 2 * self.within)
+
+    def position(self) -> dict[str, Any]:
+        """How far it is read and how much is kept."""
+        return {"source": self.at, "kept": [kept.size._asdict() for kept in self.kept]}
+
+    def resume(self, folder: Path | None, at: dict[str, Any]) -> None:
+        """Goes on from a position."""
+        self.at = at.get("source")
+        sizes = at.get("kept", [{}] * len(self.kept))
+        for kept, size in zip(self.kept, sizes, strict=True):
+            kept.resume(None if folder is None else self.home(folder), Size(**size))
+
+    def clear(self, folder: Path, at: dict[str, Any]) -> None:
+        """Removes files that no durable position counts on."""
+        for kept, size in zip(self.kept, at["kept"], strict=True):
+            kept.clear(self.home(folder), size["number"])
+
+
+class Size(NamedTuple):
+    """How much of which file counts."""
+
+    number: int = 0
+    size: int = 0
+    hash: str = ""
+
+
+class NewestRows:
+    """The newest rows of each unit of one relation, in memory and in a file.
+
+    What is kept is a function of all rows that came and of the last step that began, so it is the
+    same after a restart: of rows that come later, or come again, none brings back one that is gone
+    (`newest`), and a row of a time long past comes behind all that stay.
+    """
+
+    def __init__(self, name: str, empty: Rows, time: str | None, most: int | None) -> None:
+        self.name, self.time, self.most = name, time, most or 0
+        self.size = Size()
+        self._since: int | None = None  # rows of earlier times are not kept
+        self._folder: Path | None = None
+        self._columns = [*empty[0].column_names]
+        self._empty = self._held = self._entry(empty)
+        self._shortest = 0  # bytes of the file when it began
+
+    @property
+    def rows(self) -> Rows:
+        """What is kept, in the order in which it came."""
+        units, _, *columns = self._held.columns
+        table = pa.table(dict(zip(self._columns, columns, strict=True)))
+        return table, plain(units)
+
+    def add(self, rows: Rows) -> None:
+        """Keeps rows, durably, and forgets those that are no longer among the newest."""
+        entry = self._entry(rows)
+        entry = entry.filter(entry.column(0).is_valid())
+        if not entry.num_rows:
+            return
+        self._held = self._newest(pa.concat_tables([self._held, entry]))
+        if self.size.size > max(LEAST_BYTES, 4 * self._shortest):
+            self.size = Size(self.size.number + 1)
+            self._write(self._held)
+            self._shortest = self.size.size
+        else:
+            self._write(entry)
+
+    def forget(self, before_us: int) -> None:
+        """Leaves out rows of earlier times; the file is shorter when the next one begins."""
+        self._since = before_us
+        self._held = self._newest(self._held)
+
+    def resume(self, folder: Path | None, size: Size) -> None:
+        """What was kept at a position."""
+        self._folder, self.size, self._shortest = folder, size, 0
+        self._held = self._newest(pa.concat_tables([self._empty, *self._entries()]))
+
+    def clear(self, folder: Path, number: int) -> None:
+        """Removes the files before one."""
+        for path in folder.glob(f"{self.name}-*"):
+            if int(path.name.rpartition("-")[2]) < number:
+                path.unlink(missing_ok=True)
+
+    def _entry(self, rows: Rows) -> pa.Table:
+        """Rows as they are kept: unit, time, and the columns by their places."""
+        table, units = rows
+        plain_table = decoded(table.select([name for name in table.column_names if name != PLACE]))
+        self._columns = [*plain_table.column_names]
+        columns = [units, pa.array(times_of(table, self.time)), *plain_table.columns]
+        return pa.table(columns, names=[str(place) for place in range(len(columns))])
+
+    def _newest(self, table: pa.Table) -> pa.Table:
+        """What stays: rows of times long past go first, or last, which is the same."""
+        if self._since is not None:
+            table = table.filter(pa.array(np.asarray(table.column(1)) >= self._since))
+        times = np.asarray(table.column(1))
+        return table.filter(pa.array(newest(plain(table.column(0)), times, self.most)))
+
+    def _path(self) -> Path | None:
+        folder = self._folder
+        return None if folder is None else folder / f"{self.name}-{self.size.number}"
+
+    def _write(self, entry: pa.Table) -> None:
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, entry.schema) as writer:
+            writer.write_table(entry)
+        data = out.getvalue().to_pybytes()
+        data = len(data).to_bytes(SIZE_BYTES, "little") + data
+        path, (number, size, hash) = self._path(), self.size
+        if path is not None:
+            append(path, size, data)
+        self.size = Size(number, size + len(data), chained(hash, data))
+
+    def _entries(self) -> Iterator[pa.Table]:
+        path = self._path()
+        if not self.size.size:
+            return
+        data = b""
+        if path is not None:
+            with suppress(OSError), path.open("rb") as file:
+                data = file.read(self.size.size)
+        entries, at = [], 0
+        while at < len(data):
+            end = at + SIZE_BYTES + int.from_bytes(data[at : at + SIZE_BYTES], "little")
+            entries.append(data[at:end])
+            at = end
+        if at != self.size.size or reduce(chained, entries, "") != self.size.hash:
+            raise lost()
+        for entry in entries:
+            yield pa.ipc.open_stream(pa.py_buffer(entry[SIZE_BYTES:])).read_all()
+
+
+def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:
+    """No rows, as they are when each step begins, after its condition; and after the last one."""
+    table = decoded(table)
+    rows = table, plain(compile_unit(spec.unit, table.schema)(table))
+    found = []
+    for step in spec.steps:
+        rows = passing(step, *rows)
+        found.append(rows)
+        if isinstance(step, WITH_OTHERS):
+            other: Any = step.other
+            schema = open_source(other.kind, other.options, other.event_time).schema()
+            theirs = after_steps(other, decoded(schema.empty_table()), nothing_else)
+            rows = BESIDE[type(step)](step, *rows, theirs)
+        else:
+            rows = RUN[type(step)](step, *rows)
+    return [*found, rows]
+
+
+def chained(before: str, data: bytes) -> str:
+    """The hash of an entry and of those before it."""
+    return hashlib.blake2b(before.encode() + data, digest_size=16).hexdigest()
+
+
+def lost() -> StoreError:
+    """The error for kept rows that are not those that a position counts on."""
+    return StoreError(
+        "the rows that a join keeps in the state directory are lost or of another moment.\n"
+        "  to fix  restore the whole directory from a backup of one moment"
+    )

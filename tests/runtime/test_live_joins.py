@@ -1,0 +1,446 @@
+"""Joins on live data: what a row meets, what is kept of each person, and after a restart."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamveil as sv
+from streamveil.connectors.base import Chunk
+from streamveil.errors import PlanError, StoreError
+from streamveil.expressions.expr import compile_key, compile_predicate
+from streamveil.plan import joins
+from streamveil.runtime import live_joins
+from streamveil.runtime.combined import MappedSource
+from streamveil.runtime.live_joins import LiveRows, NewestRows
+
+HOUR_US = 3_600_000_000
+UNITS, STEPS = 5, 4
+PRIVATE = (
+    "WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 0.5, delta = 1e-6, privacy_unit_column = user,"
+    " max_rows_contributed = 3, start = '1970-01-01', steps = 4, clock = 'wall', {})"
+)
+DECLARED = """
+CREATE STREAM clicks (user INT64, page INT64, ts TIMESTAMP)
+  WITH (source = 'files', path = 'clicks/', follow = TRUE, event_time = 'ts');
+CREATE {} (user INT64, kind INT64, at TIMESTAMP)
+  WITH (source = 'files', path = 'seen/', follow = TRUE{});
+"""
+TABLE, STREAM = DECLARED.format("TABLE seen", ""), DECLARED.format(
+    "STREAM seen", ", event_time = 'at'"
+)  # fmt: skip
+RELATIONS = {  # what is declared, how long rows are close, and the relation
+    "table": (TABLE, 0, "SELECT c.user, page, kind FROM clicks c JOIN seen s ON c.user = s.user"),
+    "left": (TABLE, 0, "SELECT user, page, kind FROM clicks LEFT JOIN seen USING (user)"),
+    "latest": (STREAM, 0, "SELECT c.user, page, kind FROM clicks c JOIN seen s USING (user)"),
+    "filtered": (TABLE, 0, "SELECT user, page, kind FROM clicks JOIN (SELECT user, kind FROM seen"
+                           " WHERE kind > 0) AS s USING (user) WHERE page > 0"),
+    "in": (TABLE, 0, "SELECT user, page, page AS kind FROM clicks WHERE user IN"
+                     " (SELECT user FROM seen WHERE kind > 0)"),
+    "not in": (TABLE, 0, "SELECT user, page, page AS kind FROM clicks WHERE user NOT IN"
+                         " (SELECT user FROM seen)"),
+    "events": (STREAM, 1, "SELECT c.user, page, kind FROM clicks c JOIN seen s ON c.user = s.user"),
+    "later": (STREAM, 3, "SELECT c.user, page, kind FROM clicks c JOIN seen s ON c.user = s.user"
+                         " AND s.at > c.ts WHERE page > 0"),
+    "union": (TABLE, 0, "SELECT user, page, page AS kind FROM clicks UNION ALL"
+                        " SELECT user, kind, kind AS same FROM seen WHERE kind > 0"),
+}  # fmt: skip
+
+
+def planned(name, kept=2):
+    declared, within, relation = RELATIONS[name]
+    limits = [f"join_rows = {kept}"] * (name != "union")
+    limits += [f"join_within = INTERVAL {within} HOUR"] * (within > 0)
+    text = (
+        f"{declared} SELECT {PRIVATE.format(', '.join(limits) or 'integer = FALSE')} page, kind,"
+        f" COUNT(*) AS n FROM ({relation}) GROUP BY page, kind EMIT EVERY INTERVAL 1 HOUR"
+    )
+    return sv.sql(text).plan
+
+
+class Dripping:
+    """Rows of a table that come step by step, in chunks of a few rows; a position is a number."""
+
+    bounded = False
+
+    def __init__(self, table, steps, few):
+        self.table, self.steps, self.few, self.step = table, steps, few, 0
+
+    def schema(self):
+        return self.table.schema
+
+    def read(self, position, max_rows, columns=None):
+        at, end = int(position or 0), int(np.searchsorted(self.steps, self.step, "right"))
+        table = self.table if columns is None else self.table.select(columns)
+        while at < end:
+            rows = table.slice(at, min(self.few, end - at))
+            at += rows.num_rows
+            yield Chunk(rows, str(at))
+
+
+def drawn(seed, rows=40):
+    """Clicks and rows of the other relation, and the step at which each comes; some are odd."""
+    rng = np.random.default_rng(seed)
+
+    def relation(count, names):
+        steps = np.sort(rng.integers(1, STEPS + 1, count))
+        late = rng.integers(0, 3, count) * (rng.random(count) < 0.3)
+        times = (steps - rng.random(count) - late) * HOUR_US
+        null = rng.random(count) < 0.08
+        return pa.table({
+            "user": pa.array(rng.integers(0, UNITS, count), mask=rng.random(count) < 0.08),
+            names[0]: pa.array(rng.integers(0, 3, count)),
+            names[1]: pa.array(times.astype(np.int64), pa.timestamp("us", "UTC"), mask=null),
+        }), steps  # fmt: skip
+
+    return relation(rows, ("page", "ts")), relation(rows, ("kind", "at"))
+
+
+def opened(plan, found, few=(7, 7), folder=None):
+    """The source of a plan over tables that drip."""
+    clicks, seen = (Dripping(*one, size) for one, size in zip(found, few, strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_joins, "open_source", lambda *_: seen)
+        made = LiveRows(plan.source, clicks)
+    if folder is not None:
+        made.keep_in(folder)
+    return made, (clicks, seen)
+
+
+def counted(plan, table):
+    """Who is counted where."""
+    if plan.where is not None:
+        passes = compile_predicate(plan.where, table.schema)(table)
+        table = table.filter(pc.fill_null(passes, fill_value=False))
+    texts = [plan.unit, *(key.expression for key in plan.keys)]
+    columns = (compile_key(text, table.schema)(table).to_pylist() for text in texts)
+    return list(zip(*columns, strict=True))
+
+
+def run(plan, found, few=(7, 7), folder=None, dies_after=()):
+    """(step, user, page, kind) of all rows; `dies_after`: so many chunks a process ends."""
+    source, inner = opened(plan, found, few, folder)
+    position, rows, chunks = None, [], 0
+    step = 1
+    while step <= STEPS:
+        for one in inner:
+            one.step = step
+        source.begin_step((step - 1) * HOUR_US)
+        for chunk in source.read(position, 100):
+            chunks += 1
+            if chunks in dies_after:  # it is written, and nobody counts on it
+                source, inner = opened(plan, found, few, folder)
+                source.committed(position)
+                break
+            position = chunk.position
+            source.committed(position)
+            rows += [(step, *row) for row in counted(plan, chunk.rows)]
+        else:
+            step += 1
+    return rows
+
+
+def rows_told(name, found, kept=2):
+    """The same by the words of the page, one row at a time, without arrays."""
+    told = Told(name, kept)
+    (clicks, click_steps), (seen, seen_steps) = found
+    return [
+        (step, *row)
+        for step in range(1, STEPS + 1)
+        for table, steps, comes in ((seen, seen_steps, told.other), (clicks, click_steps, told.own))
+        for row, came in zip(table.to_pylist(), steps, strict=True)
+        if came == step
+        for row in comes(row, (step - 1) * HOUR_US)
+    ]
+
+
+def micros(time):
+    return -joins.FAR_US if time is None else round(time.timestamp() * 1e6)
+
+
+class Told:
+    """What is kept of each person, as lists of (time, row)."""
+
+    def __init__(self, name, kept):
+        self.name, self.kept = name, kept
+        self.timed, self.within = RELATIONS[name][0] is STREAM, RELATIONS[name][1] * HOUR_US
+        self.others, self.mine = defaultdict(list), defaultdict(list)
+
+    def newest(self, some, user, start):
+        held = sorted(some[user], key=lambda one: one[0])[-self.kept :]  # of equal ones the last
+        return [row for time, row in held if not self.within or time >= start - 2 * self.within]
+
+    def other(self, row, start):
+        user = row["user"]
+        if self.name == "union":
+            return [(user, row["kind"], row["kind"])] * (row["kind"] > 0)
+        if user is None or (self.name in ("filtered", "in") and row["kind"] <= 0):
+            return []
+        self.others[user].append((micros(row["at"]) if self.timed else 0, row))
+        return [pair for own in self.newest(self.mine, user, start) for pair in self.pair(own, row)]
+
+    def own(self, row, start):
+        user, page = row["user"], row["page"]
+        met = [] if user is None else self.newest(self.others, user, start)
+        if self.within and user is not None:
+            self.mine[user].append((micros(row["ts"]), row))
+        if self.name == "union":
+            return [(user, page, page)]
+        if self.name in ("in", "not in"):
+            return [(user, page, page)] * (bool(met) == (self.name == "in"))
+        if self.name == "left" and not met:
+            return [(user, page, None)]
+        return [pair for other in met for pair in self.pair(row, other)]
+
+    def pair(self, own, other):
+        times = micros(own["ts"]), micros(other["at"])
+        fits = not self.within or abs(times[0] - times[1]) <= self.within
+        if self.name in ("filtered", "later"):
+            fits = fits and own["page"] > 0
+        if self.name == "later":
+            fits = fits and -joins.FAR_US < times[0] < times[1]
+        return [(own["user"], own["page"], other["kind"])] * fits
+
+
+def sorted_rows(rows):
+    return sorted(rows, key=lambda row: tuple(-1 if value is None else value for value in row))
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+@pytest.mark.parametrize("kept", [1, 2, 50])
+def test_rows_meet_what_the_page_says(name, kept):
+    some = 0
+    for seed in range(6):
+        found = drawn(seed)
+        rows = run(planned(name, kept), found)
+        assert sorted_rows(rows) == sorted_rows(rows_told(name, found, kept))
+        some += len(rows)
+    assert some > 20
+
+
+FEW = st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.sampled_from([*RELATIONS]), seed=st.integers(0, 999), few=FEW)
+def test_where_chunks_end_decides_nothing(name, seed, few):
+    found = drawn(seed)
+    assert sorted_rows(run(planned(name), found, few)) == sorted_rows(run(planned(name), found))
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_a_restart_after_any_chunk_gives_the_same_rows(name, tmp_path):
+    found, plan = drawn(3), planned(name)
+    expected = run(plan, found)
+    for dies in range(1, 18):
+        (tmp_path / f"{dies}").mkdir()
+        deaths = (dies, dies + 1, dies + 5)
+        assert run(plan, found, folder=tmp_path / f"{dies}", dies_after=deaths) == expected
+
+
+def test_a_file_of_rows_that_are_no_longer_kept_is_followed_by_a_shorter_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_joins, "LEAST_BYTES", 3000)
+    for name in ("table", "events"):
+        folder = tmp_path / name
+        folder.mkdir()
+        found, plan = drawn(4, rows=200), planned(name)
+        assert run(plan, found, folder=folder, dies_after=(9, 21, 40)) == run(plan, found)
+        [kept] = (folder / "joined-0").glob("others-*")
+        assert int(kept.name.rpartition("-")[2]) > 1
+        assert kept.stat().st_size < 20_000
+
+
+def without(found, unit):
+    """The rows as they would be without a unit: their places stay, and nobody is there."""
+    made = []
+    for table, steps in found:
+        gone = np.asarray(table["user"].fill_null(-1)) == unit
+        users = pa.array(np.asarray(table["user"].fill_null(-1)), mask=gone | np.asarray(
+            table["user"].is_null()))  # fmt: skip
+        made.append((table.set_column(0, "user", users), steps))
+    return made
+
+
+def left_alone(plan, found, unit, **how):
+    """Whether the rows of all others come out as they would without a unit, in their order."""
+    mine, theirs = run(plan, found, **how), run(plan, without(found, unit), **how)
+    kept, rest = ([row for row in rows if row[1] not in (unit, None)] for rows in (mine, theirs))
+    return kept == rest
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.sampled_from([*RELATIONS]), seed=st.integers(0, 999), unit=st.integers(0, UNITS),
+       few=FEW)  # fmt: skip
+def test_without_a_unit_the_rows_of_all_others_are_the_same(name, seed, unit, few):
+    assert left_alone(planned(name), drawn(seed), unit, few=few)
+
+
+# ---- planted faults
+
+
+def all_are_one(honest):
+    return lambda columns: honest([pa.array([0] * len(columns[0])), *columns[1:]])
+
+
+def so_many_of_all(honest):
+    """The newest rows stay, whoever they are of: memory that people share."""
+
+    def newest(units, times, most):
+        return honest(pa.array([0] * len(units)), times, 3 * most)
+
+    return newest
+
+
+def most_of_a_chunk(honest):
+    """What a process that died wrote counts as well."""
+
+    def entries(self):
+        path = self._path()
+        size = path.stat().st_size if path is not None and path.exists() else 0
+        self.size = self.size._replace(size=size)
+        yield from honest(self)
+
+    return entries
+
+
+FAULTS = {
+    "a row meets kept rows of other people": (joins, "numbered", all_are_one),
+    "people share what is kept": (live_joins, "newest", so_many_of_all),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["table", "events"])
+def test_planted_faults_that_mix_people_are_seen(fault, name, monkeypatch):
+    module, what, plant = FAULTS[fault]
+    plan = planned(name)
+    cases = [(seed, unit) for seed in range(3) for unit in range(UNITS)]
+    assert all(left_alone(plan, drawn(seed), unit) for seed, unit in cases)
+    monkeypatch.setattr(module, what, plant(getattr(module, what)))
+    assert not all(left_alone(plan, drawn(seed), unit) for seed, unit in cases)
+
+
+def test_a_limit_that_a_restart_forgets_is_seen(tmp_path, monkeypatch):
+    found, plan = drawn(3), planned("table", kept=1)
+    expected = run(plan, found)
+    honest = NewestRows.resume
+
+    def all_of_them(self, folder, size):
+        honest(self, folder, size)
+        self._held = pa.concat_tables([self._empty, *self._entries()])
+
+    monkeypatch.setattr(NewestRows, "resume", all_of_them)
+    assert run(plan, found, folder=tmp_path, dies_after=(8, 14)) != expected
+
+
+def test_kept_rows_that_are_lost_or_changed_are_refused(tmp_path):
+    found, plan = drawn(1), planned("table")
+    source, inner = opened(plan, found, folder=tmp_path)
+    inner[0].step = inner[1].step = 2
+    position = [chunk.position for chunk in source.read(None, 100)][-1]
+    [path] = (tmp_path / "joined-0").glob("others-*")
+    whole = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    for data in (whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], b""):
+        path.write_bytes(data)
+        again, _ = opened(plan, found, folder=tmp_path)
+        with pytest.raises(StoreError, match="lost or of another moment"):
+            next(again.read(position, 100))
+
+
+# ---- what is asked
+
+
+def asked(options, relation="clicks c JOIN seen s ON c.user = s.user", declared=STREAM):
+    return sv.sql(
+        f"{declared} SELECT {PRIVATE.format(options)} kind, COUNT(*) AS n FROM {relation}"
+        " GROUP BY kind EMIT EVERY INTERVAL 1 HOUR"
+    )
+
+
+WINDOWED = (
+    "TUMBLE(TABLE clicks, DESCRIPTOR(ts), size => INTERVAL 1 HOUR) c JOIN seen s ON c.user = s.user"
+)
+REFUSED = [
+    ("integer = TRUE", {}, "join_rows = 1"),
+    ("join_rows = 0", {}, "from 1 to 1,000"),
+    ("join_rows = 1001", {}, "from 1 to 1,000"),
+    ("join_within = INTERVAL 1 HOUR", {}, "give join_rows"),
+    ("join_rows = 1, join_within = INTERVAL 1 HOUR", {"declared": TABLE}, "has no times"),
+    ("join_rows = 1, join_within = INTERVAL 1 HOUR",
+     {"relation": "clicks c LEFT JOIN seen s ON c.user = s.user"}, "one inner join"),
+    ("join_rows = 1, join_within = INTERVAL 1 HOUR, lateness = INTERVAL 30 MINUTE",
+     {"relation": WINDOWED}, "lateness as long"),
+    ("join_rows = 1, privacy_unit_period = INTERVAL 1 DAY", {}, "leave out privacy_unit_period"),
+    ("join_rows = 1", {"relation": "clicks c JOIN (SELECT user, COUNT(*) AS kind FROM seen GROUP BY"
+                                   " user) s ON c.user = s.user"}, "columns and WHERE"),
+    ("join_rows = 1", {"relation": "clicks c JOIN seen s ON c.page = s.kind"}, "a join before"),
+    ("join_rows = 1", {"relation": "(SELECT user, page AS kind FROM clicks)"}, "leave both out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "more", "reason"), REFUSED)
+def test_what_a_join_on_live_data_needs_is_said(options, more, reason):
+    with pytest.raises(PlanError, match=reason):
+        asked(options, **more)
+
+
+def test_pairs_in_windows_come_with_enough_lateness():
+    options = "join_rows = 1, join_within = INTERVAL 1 HOUR, lateness = INTERVAL 1 HOUR"
+    assert "newest row that is kept" in str(asked(options, WINDOWED).explain())
+
+
+def test_join_rows_is_for_live_data():
+    t = pa.table({"user": [1]})
+    with pytest.raises(PlanError, match="a join has all rows"):
+        sv.sql("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, join_rows = 1,"
+               " privacy_unit_column = user) COUNT(*) AS n FROM t JOIN u USING (user)",
+               {"t": t, "u": t})  # fmt: skip
+
+
+def test_python_says_the_same_as_sql():
+    columns = {"user": "INT64", "page": "INT64", "ts": "TIMESTAMP"}
+    others = {"user": "INT64", "kind": "INT64", "at": "TIMESTAMP"}
+    query = (
+        sv.files("clicks/", event_time="ts", name="clicks", follow=True, columns=columns)
+        .protect("user")
+        .join(sv.files("seen/", event_time="at", name="seen", follow=True, columns=others),
+              on="user")
+        .group_by("kind").agg(n=sv.count()).bound(max_rows=3)
+        .release(budget=sv.Budget(mu=0.5, delta=1e-6), every="1 hour", start="1970-01-01", steps=4,
+                 clock="wall", join_rows=2, join_within="1 hour")
+    )  # fmt: skip
+    [step] = query.plan.source.steps
+    [other] = asked("join_rows = 2, join_within = INTERVAL 1 HOUR").plan.source.steps
+    assert (step.kept, step.within_us) == (other.kept, other.within_us) == (2, HOUR_US)
+
+
+def test_plans_without_limits_are_called_as_before():
+    step = joins.OwnJoin(other=sv.memory(pa.table({"user": [1]})).source)
+    plan = planned("union")
+    same = replace(plan, source=replace(plan.source, steps=(step,)))
+    other = replace(plan, source=replace(plan.source, steps=(replace(step, kept=1),)))
+    assert "kept" not in str(same.fingerprint)
+    assert same.fingerprint != other.fingerprint
+
+
+def test_a_source_whose_rows_change_alone_hears_where_the_state_is(tmp_path):
+    heard = []
+
+    class Hearing(Dripping):
+        def keep_in(self, folder):
+            heard.append(folder)
+
+        def committed(self, position):
+            heard.append(position)
+
+    inner = Hearing(pa.table({"user": [1]}), np.array([1]), 1)
+    source = MappedSource(inner, lambda rows: rows, lambda schema, _: schema.names)
+    source.keep_in(tmp_path)
+    source.committed("3")
+    assert heard == [tmp_path, "3"]
