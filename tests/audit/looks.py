@@ -109,8 +109,8 @@ def joint_delta(mu, epsilon, losses):
     """
     z = np.linspace(-9, 9, 181)
     left = epsilon - (mu**2 / 2 + mu * z)
-    found = [max(loss.delta_at(max(x, 0.0)) for loss in losses) for x in left]
-    found = np.where(left < 0, 1 - np.exp(left) * (1 - np.array(found)), found)
+    found = np.array([max(loss.delta_at(abs(x)) for loss in losses) for x in left])
+    found = np.where(left < 0, 1 - np.exp(left) * (1 - found), found)  # as both ways lose the same
     return float(np.trapezoid(norm.pdf(z) * found, z))
 
 

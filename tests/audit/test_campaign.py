@@ -1,9 +1,14 @@
 """A campaign goes on after a draw that is refused or fails, and says so."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
+from streamveil.audit.laid_open_measures import Entered, MeasuresSeen, at_worst, realised
+from streamveil.core.accounting.guarantee import Gdp, Pure
 from streamveil.errors import PlanError
-from tests.audit import campaign
+from tests.audit import campaign, looks
 
 
 def room(of_seed):
@@ -76,3 +81,26 @@ def test_a_pure_loss_is_measured_in_rho_as_tightly_as_it_is_claimed():
     """With half its square instead of `pure_zcdp` this seed passed the claim by 0.6 %."""
     judged = campaign.ROOMS["library"][1](117057581329)
     assert not any(broken for _, broken in judged)
+
+
+def entered(law, centres, scale=1.0):
+    """What two runs give to one draw."""
+    made = [MeasuresSeen(), MeasuresSeen()]
+    for seen, centre in zip(made, centres, strict=True):
+        numbers = np.array(centre, np.float64)
+        seen.draws[("t",)] = Entered(law, numbers, np.full(len(numbers), scale), 0)
+    return made
+
+
+def test_every_loss_is_measured_in_rho_as_tightly_as_it_may_be_claimed():
+    """Noises beside each other compose; a choice has a bounded range, and is pure as well."""
+    both = realised(*entered("laplace", ([0, 0], [1, 2])))
+    assert both.tightness(Pure(1) + Pure(2)) == pytest.approx(1)
+    assert both.rho == pytest.approx((Pure(1) + Pure(2)).rho(), rel=1e-12)
+    small, large = (realised(*entered("choice", ([0, 0], [0, far]))) for far in (0.3, 30.0))
+    assert small.rho == pytest.approx(0.3**2 / 8)
+    assert large.rho == pytest.approx(Pure(30).rho())
+    assert at_worst(entered("laplace", ([1], [1]))[0]).rho == pytest.approx(Pure(1).rho())
+    for mu in (Fraction(1, 2), Fraction(9, 10)):
+        joint = looks.joint_delta(0.3, 1.0, [Gdp(mu)])
+        assert joint == pytest.approx((Gdp(0.3) + Gdp(mu)).delta_at(1), rel=1e-9)

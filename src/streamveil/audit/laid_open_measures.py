@@ -10,6 +10,9 @@ the first was told. From the two notes follows what the neighbours lose along th
 - a run of comparisons with one noisy threshold: the ratio of the chances of all its answers, summed
   over the noise of the threshold.
 
+In rho each of these is what `pure_zcdp` proves for its epsilon, as in claims: for every number that
+has noise of its own, and for a choice the range of its ratios, squared, by 8, where that is less.
+
 What is compared are yes and no, not numbers, so the first run may be told any answers: who plays it
 looks for those that lose most. Nothing here knows bounds, shares, meters or horizons.
 """
@@ -149,10 +152,11 @@ def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
         if a.law == "choice":
             ratios = log_chances(a.centre) - log_chances(b.centre)
             signed += float(ratios[a.outcome])
-            rho += float(ratios.max() - ratios.min()) ** 2 / 8
+            spread = float(ratios.max() - ratios.min())
+            rho += min(spread**2 / 8, pure_zcdp(spread))
         elif a.law == "laplace":
-            lost = float((np.abs(a.centre - b.centre) / a.scale).sum())
-            epsilon, rho = epsilon + lost, rho + pure_zcdp(lost)
+            moved = (np.abs(a.centre - b.centre) / a.scale).tolist()
+            epsilon, rho = epsilon + sum(moved), rho + sum(map(pure_zcdp, moved))
         else:
             lost = float((((a.centre - b.centre) / a.scale) ** 2).sum())
             mu, rho = mu + lost, rho + lost / 2
@@ -200,7 +204,7 @@ def at_worst(seen: MeasuresSeen) -> Realised:
     """
     runs = [1 / run.scale + 2 / min(run.scales) for run in seen.runs.values() if run.scales]
     runs += [float((1 / one.scale).sum()) for one in seen.draws.values() if one.law == "laplace"]
-    return Realised(sum(runs), sum(one**2 for one in runs) / 2, 0.0, tuple(seen.faults))
+    return Realised(sum(runs), sum(map(pure_zcdp, runs)), 0.0, tuple(seen.faults))
 
 
 def log_chances(scores: Float64[Array, " n"]) -> Float64[Array, " n"]:
