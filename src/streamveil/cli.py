@@ -253,22 +253,24 @@ def run(
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
     pace, told = Pace(once=once, memory=size, threads=threads), Told(log, metrics, exact_metrics)
-    if planned.explain or isinstance(planned, PlannedJoint):
-        if planned.explain or isinstance(planned.plan, Plan):
-            print_explanation(planned.plan, forecast=False, as_json=False)
-            return
-        run_several(planned.plan, told, engine, state=state, secret=secret, ledger=shared,
-                    pace=pace, keep_releases=keep_releases, rejects=rejects)  # fmt: skip
+    if planned.explain:
+        print_explanation(planned.plan, forecast=False, as_json=False)
         return
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
-    if planned.asks:
-        require_answers(planned.plan, engine, once=once)
     own: dict[str, dict[str, Any]] = {
         "embedded": {"--memory": memory, "--threads": threads, "--keep-releases": keep_releases},
         "spark": {"--master": master, "--shards": shards, "--storage": storage},
     }
     require_read(engine, own)
+    on = spark_with(master or LOCAL, shards, storage) if engine == "spark" else None
+    if isinstance(planned, PlannedJoint):
+        more = {"pace": pace, "keep_releases": keep_releases} if on is None else {"once": once}
+        run_several(planned.plan, told, state=state, secret=secret, ledger=shared, spark=on,
+                    rejects=rejects, **more)  # fmt: skip
+        return
+    if planned.asks:
+        require_answers(planned.plan, engine, once=once)
     last = None
     quiet = quiet or log is not None  # counts of rows are no log lines
     seen: list[Any] = []  # the last progress
@@ -280,10 +282,7 @@ def run(
             "state": state, "secret": secret, "progress": listen, "ledger": shared,
             "rejects": rejects,
         }  # fmt: skip
-        if engine == "spark":
-            from streamveil.runtime.on_spark import spark
-
-            on = spark(master=master or LOCAL, shards=shards, storage=storage)
+        if on is not None:
             job: Any = on.start(planned.plan, once=once, **common)
         else:
             job = start(planned.plan, pace=pace, keep_releases=keep_releases, **common)
@@ -321,13 +320,17 @@ class Told(NamedTuple):
             yield
 
 
-def run_several(plan: JointPlan, told: Told, engine: str, *, state: Path, **options: Any) -> None:
-    """Runs several private answers, and shows the last of what is made of their releases."""
-    from streamveil.runtime.joint import NOT_ON_SPARK, run_joint
-    from streamveil.runtime.watch import Watch
+def spark_with(master: str, shards: int | None, storage: str | None) -> Any:
+    """The Spark engine."""
+    from streamveil.runtime.on_spark import spark  # loaded where it is asked for
 
-    if engine != ENGINES[0]:
-        raise PlanError(NOT_ON_SPARK)
+    return spark(master=master, shards=shards, storage=storage)
+
+
+def run_several(plan: JointPlan, told: Told, *, state: Path, **options: Any) -> None:
+    """Runs several private answers, and shows the last of what is made of their releases."""
+    from streamveil.runtime.joint import run_joint
+    from streamveil.runtime.watch import Watch
 
     watches = [Watch(part, state / part.name, now=time.time) for part in plan.parts]  # noqa: TID251
     last, seen = None, list[Any]()

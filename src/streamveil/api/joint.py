@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from streamveil.api.query import RUN_OPTIONS
+from streamveil.api.query import RUN_OPTIONS, require_engine
 from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.joint import JointPlan
@@ -61,20 +61,21 @@ class JointQuery:
 
         Args:
             state: the directory; made at the first run, and taken up again at every later one.
-            **options: those of `Query.run` but `engine`.
+            **options: those of `Query.run`; on Spark (engine=streamveil.spark(...)) no ledger.
 
         Raises:
             PlanError: an option is unknown, or the answers do not fit together.
             BudgetError: the ledger refused, before anything was drawn.
             StoreError: a state is of another query, damaged, or in use by another process.
         """
-        from streamveil.runtime.joint import NOT_ON_SPARK, run_joint
+        from streamveil.runtime.joint import run_joint
 
-        if options.pop("engine", "embedded") != "embedded":
-            raise PlanError(NOT_ON_SPARK)
+        if hasattr(options.get("engine"), "start"):  # `streamveil.spark(...)`
+            return run_joint(self.plan, state=state, spark=options.pop("engine"), **options)
         for name in options:
             if name not in RUN_OPTIONS:
                 raise PlanError(f"run() has no option '{name}' here{nearest(name, RUN_OPTIONS)}")
+        require_engine(options.get("engine"))
         return run_joint(self.plan, state=state, **options)
 
     @fitting('answer(state="both.veil"), or answer() for jobs in memory')

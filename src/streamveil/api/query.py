@@ -170,12 +170,7 @@ class Query:
         for name in options:
             if name not in RUN_OPTIONS:
                 raise PlanError(f"run() has no option '{name}'{nearest(name, RUN_OPTIONS)}")
-        engine = options.get("engine")
-        if engine is not None and not callable(engine):
-            raise PlanError(
-                f"engine is not {type(engine).__name__}: leave it out, or give "
-                "engine=streamveil.spark(session)"
-            )
+        require_engine(options.get("engine"))
         if "IPython" in sys.modules:
             from streamveil.api.notebook import bar_for
 
@@ -234,3 +229,12 @@ class Query:
         from streamveil.runtime.ask import ask  # loaded when it is needed
 
         return ask(self.plan, question, state=state, **options)
+
+
+def require_engine(engine: Any) -> None:
+    """PlanError for what is no engine."""
+    if engine is not None and not callable(engine):
+        raise PlanError(
+            f"engine is not {type(engine).__name__}: leave it out, or give "
+            "engine=streamveil.spark(session)"
+        )

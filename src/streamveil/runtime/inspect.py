@@ -223,6 +223,6 @@ def place_of(position: str | None) -> dict[str, Any] | None:
         return {"files": 0, "hash": "", "recent": ""}
     at = json.loads(position)
     while isinstance(at, dict) and "files" not in at:
-        inner = at.get("source")
+        inner = at.get("source", at.get("stream"))  # of a join on live data
         at = json.loads(inner) if isinstance(inner, str) else None
     return at if isinstance(at, dict) else None

@@ -30,10 +30,10 @@ from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import with_look
-from streamveil.plan.plan import Plan
+from streamveil.plan.plan import Plan, SinkSpec
 from streamveil.plan.value_bounds import in_units
 from streamveil.results.post import post_processed, processed_together, require_joint
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Moment, Releases, of_folder
 from streamveil.runtime.combined import open_rows
 from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness
@@ -43,11 +43,12 @@ from streamveil.runtime.run import prepared
 from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
 from streamveil.runtime.watch import Watch
 
-NOT_ON_SPARK = (
-    "a statement of several private answers runs on the embedded engine only.\n"
-    "  to fix  leave the engine out, or run each answer on Spark with a sink of its own, and join"
-    " what the sinks hold: that costs nothing"
+NO_LEDGER_ON_SPARK = (
+    "on Spark each of several private answers is charged when its job begins, and a shared ledger"
+    " could refuse the second when the first is paid.\n"
+    "  to fix  leave the ledger out, or run on the embedded engine, which charges all at once"
 )
+KEPT = "kept-{}"  # folder of the releases of an answer whose engine keeps none
 Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not put together yet
 
 
@@ -71,14 +72,15 @@ def guarantee_of(parts: tuple[Plan, ...]) -> Guarantee:
 
 
 def run_joint(
-    joint: JointPlan, *, state: str | Path, watches: Sequence[Watch] = (), **options: Any
-) -> Iterator[Release]:
+    joint: JointPlan, *, state: str | Path, watches: Sequence[Watch] = (),
+    spark: Any = None, **options: Any,
+) -> Iterator[Release]:  # fmt: skip
     """Creates or resumes the jobs of all answers and yields what is made of their releases.
 
     `state` holds a state directory of each, by its name, and so does the directory of `rejects`;
-    `options` are those of `run`, and `watches` listen to one job each, in their order. A resumed
-    run yields what was released before once more, which sinks know. Yields nothing for a window and
-    trigger at which one of the answers has not released yet.
+    `options` are those of `run` (with a `SparkEngine`, of its `start`), and `watches` listen to one
+    job each, in their order. A resumed run yields what was released before once more, which sinks
+    know. Yields nothing for a window and trigger at which one of the answers has not released yet.
     """
     home = Path(state)
     if is_state(home):
@@ -87,35 +89,15 @@ def run_joint(
             " keeps one of each.\n  to fix  give it a directory of its own"
         )
     require_joint(joint, tuple(open_rows(one.source).schema() for one in joint.parts))
-    places = [home / part.name for part in joint.parts]
-    ledger, progress = options.get("ledger"), options.pop("progress", None)
-    kept = options.pop("rejects", None)
+    progress = options.pop("progress", None)
     listeners = [
         [one.hear for one in watches[place : place + 1]] + [progress] * (progress is not None)
-        for place, _ in enumerate(places)
+        for place, _ in enumerate(joint.parts)
     ]
-    require_room(joint, places, ledger)
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sink = open_sinks([(one.kind, one.options) for one in joint.sinks])
     with ExitStack() as stack:
-        both = list(zip(joint.parts, places, strict=True))
-        held = [archived(part, place) for part, place in both]
-        new = [place for place in places if not place.exists()]
-        prepare = [
-            partial(prepared, part, state=place, rejects=kept and Path(kept) / part.name, **options)
-            for part, place in both
-        ]
-        works = [one(look=ledger is None) for one in prepare]
-        if ledger is not None:
-            charge_together(works, places, new, ledger)
-            works = [
-                one() if work.calibration == BEFORE_LOOK else (work, keys)
-                for one, (work, keys) in zip(prepare, works, strict=True)
-            ]
-        jobs = [
-            stack.enter_context(Job(place, *work, progress=partial(tell_all, heard)))
-            for work, place, heard in zip(works, places, listeners, strict=True)
-        ]
+        begin_all = embedded_jobs if spark is None else partial(spark_jobs, spark)
+        jobs, held = begin_all(stack, joint, home, listeners, **options)
+        sink = open_sinks([(one.kind, one.options) for one in joint.sinks])
         for watch, job in zip(watches, jobs, strict=False):
             watch.begin(job.closed_steps)
         told = set[Moment]()
@@ -126,6 +108,68 @@ def run_joint(
                 if sink is not None:
                     sink.write(joint.name, made)
                 yield made
+
+
+def embedded_jobs(
+    stack: ExitStack, joint: JointPlan, home: Path, listeners: list[list[Listener]], *,
+    rejects: str | Path | None = None, ledger: Where | None = None, **options: Any,
+) -> tuple[list[Any], list[Held]]:  # fmt: skip
+    """The jobs of all answers, and what each released in earlier runs."""
+    places = [home / part.name for part in joint.parts]
+    require_room(joint, places, ledger)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    both = list(zip(joint.parts, places, strict=True))
+    held = [archived(part, place) for part, place in both]
+    new = [place for place in places if not place.exists()]
+    prepare = [
+        partial(
+            prepared, part, state=place, ledger=ledger,
+            rejects=rejects and Path(rejects) / part.name, **options,
+        )
+        for part, place in both
+    ]  # fmt: skip
+    works = [one(look=ledger is None) for one in prepare]
+    if ledger is not None:
+        charge_together(works, places, new, ledger)
+        works = [
+            one() if work.calibration == BEFORE_LOOK else (work, keys)
+            for one, (work, keys) in zip(prepare, works, strict=True)
+        ]
+    jobs = [
+        stack.enter_context(Job(place, *work, progress=partial(tell_all, heard)))
+        for work, place, heard in zip(works, places, listeners, strict=True)
+    ]
+    return jobs, held
+
+
+def spark_jobs(
+    spark: Any, stack: ExitStack, joint: JointPlan, home: Path, listeners: list[list[Listener]], *,
+    ledger: Where | None = None, **options: Any,
+) -> tuple[list[Any], list[Held]]:  # fmt: skip
+    """The same on Spark, which keeps no releases: each job has a sink of files beside its state.
+
+    A job writes a release there before it marks its step, and the same again if it was killed in
+    between, so that whatever its releases lead to can be put together at the next start.
+    """
+    if ledger is not None:
+        raise PlanError(NO_LEDGER_ON_SPARK)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = [archived(part, home / part.name) for part in joint.parts]
+    jobs = []
+    for part, heard in zip(joint.parts, listeners, strict=True):
+        path = str(kept_at(home / part.name).absolute())
+        sink = SinkSpec(name=part.name, kind="files", options={"path": path})
+        made = spark.start(
+            replace(part, sinks=(sink,)), state=home / part.name,
+            progress=partial(tell_all, heard), **options,
+        )  # fmt: skip
+        jobs.append(stack.enter_context(made))
+    return jobs, held
+
+
+def kept_at(state: Path) -> Path:
+    """Where the releases of a job on Spark are, beside its state."""
+    return state.with_name(KEPT.format(state.name))
 
 
 def tell_all(listeners: Sequence[Listener], seen: Progress) -> None:
@@ -187,6 +231,9 @@ def same(release: Release) -> Release:
 
 def archived(part: Plan, place: Path) -> Held:
     """What a job released in earlier runs; read when it is needed."""
+    if (folder := kept_at(place)).is_dir():
+        files = of_folder(folder)
+        return {moment: partial(pick, files, *moment) for moment in files.moments}
     if epoch_of(place) is None:
         return {}
     try:
@@ -207,7 +254,7 @@ def releases_of(joint: JointPlan, state: str | Path) -> Releases:
     no secret, no lock, no charge.
     """
     home = Path(state)
-    if not states_in(home):
+    if not states_in(home) and not any(kept_at(home / one.name).is_dir() for one in joint.parts):
         return opened(home)
     held = [archived(part, home / part.name) for part in joint.parts]
     moments = set.intersection(*map(set, held))
