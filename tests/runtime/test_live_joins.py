@@ -353,6 +353,23 @@ def test_kept_rows_that_are_lost_or_changed_are_refused(tmp_path):
             next(again.read(position, 100))
 
 
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.int32(), pa.float64(), pa.string()])
+def test_what_is_no_time_is_refused_by_its_type_before_a_row_comes(kind):
+    """A number of 64 bits without a sign stopped a job, if one row of one person was large."""
+    clicks, (seen, steps) = drawn(1)
+    odd = seen.set_column(2, "at", pa.nulls(len(seen), kind))
+    with pytest.raises(PlanError, match="must be timestamp"):
+        opened(planned("events"), (clicks, (odd, steps)))
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_time_that_no_calendar_has_stops_nothing(unit):
+    at = pa.array([2**63 - 1, -(2**63), 2**62, None, 0]).cast(pa.timestamp(unit, "UTC"))
+    found = joins.times_of(pa.table({"at": at}), "at")
+    assert found[-1] == 0
+    assert np.abs(found).max() <= joins.FAR_US
+
+
 # ---- what is asked
 
 

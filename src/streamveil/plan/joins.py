@@ -247,9 +247,9 @@ def times_of(table: pa.Table, name: str | None) -> Int64[Array, " rows"]:
     """Event times in microseconds; of a row without one it is before all others."""
     if name is None:
         return np.zeros(table.num_rows, np.int64)
-    column = canonical(exp.column(column_named(table.schema, name), quoted=True))
-    is_number = kind_of(table.schema.field(column_named(table.schema, name)).type) == "int"
-    text = column if is_number else f"UNIX_MICROS({column})"
+    name = column_named(table.schema, name)
+    column = canonical(exp.column(name, quoted=True))
+    text = column if pa.types.is_int64(table.schema.field(name).type) else f"UNIX_MICROS({column})"
     times = plain(compile_key(text, table.schema)(table)).cast(pa.int64())
     micros: Int64[Array, " rows"] = np.asarray(pc.fill_null(times, -FAR_US))
     return np.clip(micros, -FAR_US, FAR_US)
