@@ -23,10 +23,10 @@ from streamveil.release_metadata import FACTS, cut_sentence
 ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window
 
 
-def query(bound=3, steps=4, measures=None, **options):
-    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64())])
+def query(bound=3, steps=4, measures=None, keys=sv.public([1, 2]), **options):
+    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64()), ("v", pa.float64())])
     made = (
-        sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=sv.public([1, 2]))
+        sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=keys)
         .agg(**measures or {"n": sv.count()}).bound(max_rows=bound)
         .release(every=sv.rows(10**9), steps=steps, budget=Budget(epsilon=2, delta=1e-7), **options)
     )  # fmt: skip
@@ -192,6 +192,26 @@ def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():
         assert (row["n_low"] <= true <= row["n_high"]) is holds
 
 
+def test_a_release_does_not_depend_on_the_order_in_which_keys_came():
+    measures = {"x": sv.sum("v", bounds=(0, 5), quantum=0.001)}
+    operator = query(
+        keys=sv.discover(min_units=2), measures=measures, intervals="true", look_share=0
+    )
+    rng = np.random.default_rng(3)
+    k = rng.integers(0, 100, 20_000)
+    rows = pa.table({"u": np.arange(len(k)), "k": k, "v": rng.uniform(0, 5, len(k))})
+    found = set()
+    for _ in range(8):
+        state, noise = operator.init(), SeededNoise(6)
+        early = rng.random(100)[k] < 0.5
+        for part in (early, ~early):  # two micro-batches before one release
+            operator.fold(state, Batch(rows.filter(pa.array(part)), 1, True, ""), noise)
+        [release] = operator.release(state, 1, noise)
+        assert release.table.num_rows > 50
+        found.add((str(release.table.to_pydict()), str(release.table.schema.metadata)))
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize(("measure", "options", "message"), [
     (sv.avg("k", bounds=(0, 5)), {"intervals": "true"}, "does not cover 'x'"),
     (sv.sum("k", bounds=(-1, 5)), {"intervals": "true"}, "does not cover 'x'"),
@@ -200,7 +220,7 @@ def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():
     (sv.count(), {"cut_share": 1}, "cut_share must be"),
 ])  # fmt: skip
 def test_intervals_that_cannot_be_given_are_refused(measure, options, message):
-    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64())])
+    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64()), ("v", pa.float64())])
     grouped = (
         sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=sv.public([1, 2]))
         .agg(x=measure).bound(max_rows=3)

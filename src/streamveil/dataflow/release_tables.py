@@ -155,7 +155,8 @@ def to_columns(
     rows = [len(part.keys.order) for part in parts]
     order, totals = side_by_side(parts, rows)
     fields, found, rising = list(shape.keys), list[pa.Array](), 0
-    lost, odds = cut_of(shape, moments, parts, totals, rows)
+    sizes = None if shape.size is None else shape.size.of(totals)[order]
+    lost, odds = cut_of(shape, moments, parts, sizes, rows)
     for output in shape.outputs:
         answer = output.in_order(totals, order, shape.confidence)
         answer = since_shown(answer, output, shape.confidence, moments, parts)
@@ -203,17 +204,21 @@ def cut_of(
     shape: ReleaseShape,
     moments: Sequence[ReleasePoint],
     parts: Sequence[Numbers],
-    totals: Totals,
+    sizes: Float64[Array, " keys"] | None,
     rows: Sequence[int],
 ) -> tuple[Sequence[dict[str, float] | None], Float64[Array, " keys"] | None]:
-    """What each release says of the rows over the bound, and how many a kept one stands for."""
+    """What each release says of the rows over the bound, and how many a kept one stands for.
+
+    `sizes` are rows by key in the order of the release: the last bits of their sum depend on the
+    order, and the order in which keys are held is that in which their rows came.
+    """
     bands = [part.cut for part in parts if part.cut is not None]
     if not bands:
         return [None] * len(parts), None
     lost = told(np.stack(bands), np.array([one.deviation for one in moments]))
-    if shape.size is None:
+    if shape.size is None or sizes is None:
         return lost, None
-    ends, sizes = np.cumsum(rows).tolist(), shape.size.of(totals)
+    ends = np.cumsum(rows).tolist()
     own = [sizes[end - some : end] for end, some in zip(ends, rows, strict=True)]
     odds = None
     if shape.true_intervals:
