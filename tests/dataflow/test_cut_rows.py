@@ -26,7 +26,8 @@ ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  #
 def query(bound=3, steps=4, measures=None, keys=None, **options):
     kinds = pa.schema([("u", pa.int64()), ("k", pa.int64()), ("v", pa.float64())])
     made = (
-        sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=keys or sv.public([1, 2]))
+        sv.memory(kinds.empty_table()).protect(unit="u")
+        .group_by("k", keys=keys or sv.public([1, 2]))
         .agg(**measures or {"n": sv.count()}).bound(max_rows=bound)
         .release(every=sv.rows(10**9), steps=steps, budget=Budget(epsilon=2, delta=1e-7), **options)
     )  # fmt: skip
