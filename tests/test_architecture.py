@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 # importable by all, import nothing of ours
-BASE = {"compiled", "errors", "kept", "optimize", "release_metadata",
+BASE = {"compiled", "errors", "kept", "optimize", "release_metadata", "special",
         "systems", "types"}  # fmt: skip
 DISPLAY = "display"  # tables of answers as people see them: importable by all but the core
 BATCH = "batch"  # what sources hand over and jobs hand out: importable by all but the core

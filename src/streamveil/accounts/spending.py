@@ -8,10 +8,9 @@ from fractions import Fraction
 from functools import cache
 from math import ceil, exp, floor, log
 
-from scipy.special import ndtri
-
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.special import ndtri
 
 UNIT = 10**60  # charges are rounded up, caps down, to multiples of 1 / UNIT
 KINDS = ("gaussian", "zcdp", "pure", "delta", "distance")

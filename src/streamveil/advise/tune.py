@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import erf
 
 from streamveil.compiled import njit
 from streamveil.compiler.coin_tables import lane_sd, published_chance, total_chance
@@ -31,6 +30,7 @@ from streamveil.errors import PlanError, require_one_of
 from streamveil.plan.combine import pairs
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Bounding, Plan
+from streamveil.special import erf
 from streamveil.types import Array, Bool, Float64, Int64
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C

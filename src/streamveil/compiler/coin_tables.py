@@ -14,13 +14,13 @@ from math import inf, log, sqrt
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 
 from streamveil.compiled import njit
 from streamveil.core.accounting.above_threshold import COIN, Coins
 from streamveil.core.accounting.pld import CurvePoints, LossLaw
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.special import ndtr
 from streamveil.types import Array, Float64, Int64
 
 STEEPEST = 6  # the largest fall of ln(pi) per gap

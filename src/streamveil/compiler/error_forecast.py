@@ -14,7 +14,6 @@ from math import exp, inf, log, pi, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import erf, erfc, ndtr, ndtri
 
 from streamveil.compiled import njit
 from streamveil.errors import PlanError
@@ -27,6 +26,7 @@ from streamveil.plan.options import (
     EXPECTED_ROWS,
     EXPECTED_UNITS,
 )
+from streamveil.special import erf, erfc, ndtr, ndtri
 from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000

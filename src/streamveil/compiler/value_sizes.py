@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from math import log, log2, sqrt
 
 import numpy as np
-from scipy.special import gammainc, gammaincinv, ndtr
 
 from streamveil.compiler.coin_tables import lane_sd
 from streamveil.compiler.error_forecast import errors_of, expected
@@ -18,6 +17,7 @@ from streamveil.dataflow.release import driver
 from streamveil.plan.look import expectations
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.plan.value_bounds import LEAST, MOST
+from streamveil.special import gammainc, gammaincinv, ndtr
 from streamveil.types import Array, Float64, Int64
 
 LOGS = np.arange(2 * LEAST, 2 * MOST + 1) / 2

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
@@ -19,6 +18,7 @@ from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy
 from streamveil.core.portable import portable
 from streamveil.core.release import count
+from streamveil.special import ndtri
 from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from streamveil.core.portable import portable
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.release_kernels import plain_cells
+from streamveil.special import ndtr, ndtri
 from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import log_ndtr
 
 from streamveil.batch import ReleaseColumns
 from streamveil.core.noisy import Noisy
@@ -21,6 +20,7 @@ from streamveil.dataflow.cut_rows import odds_of, told, with_share
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
+from streamveil.special import log_ndtr
 from streamveil.types import Array, Bool, Float64
 
 # ---- intervals that cover cut rows too

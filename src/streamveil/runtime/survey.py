@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
@@ -50,6 +49,7 @@ from streamveil.plan.options import (
 )
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.plan.value_bounds import is_open, open_values
+from streamveil.special import ndtri
 from streamveil.types import Array, Bool, Float64, Int64
 
 SHARES = 1  # which histogram holds shares; 0 holds units by rows

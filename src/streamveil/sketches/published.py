@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import bdtrc, ndtri
 
 from streamveil.errors import require_between, require_one_of
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
 from streamveil.sketches.linear import read_rows, require_same
+from streamveil.special import bdtrc, ndtri
 from streamveil.types import Array, Float64, Int64
 
 Method = Literal["calibrated", "min", "median"]

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from streamveil.special import erfcx, ndtr
 from streamveil.types import Array, Float64
 
 # scipy's error functions are accurate to about 1e-13 relative, its binomial to about 1e-11
@@ -53,8 +54,6 @@ def gaussian_delta(epsilon: Float64[Array, " n"], mu: float) -> Float64[Array, "
     if mu <= 0:
         return nothing_delta(epsilon)
     a = mu / 2 - epsilon / mu
-    from scipy.special import erfcx, ndtr  # slow to load
-
     first = ndtr(a)
     tail = a < 0
     safe = np.where(tail, a, -1.0)

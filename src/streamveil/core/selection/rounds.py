@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.restarting_trees import (
@@ -25,6 +24,7 @@ from streamveil.core.selection.protocol import Counted, Held, Names, PerKey, Ste
 from streamveil.core.selection.thresholds import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.errors import require_one_of, require_positive
+from streamveil.special import ndtr, ndtri
 from streamveil.types import Array, Exact, Float64
 
 Thresholds = Literal["rigorous", "published"]

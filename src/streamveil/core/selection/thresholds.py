@@ -8,12 +8,12 @@ from functools import cached_property
 from math import inf, log, pi, sqrt
 
 import numpy as np
-from scipy.special import ndtri_exp
 
 from streamveil.core.accounting.budget import exact_between
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.portable import portable
 from streamveil.errors import require_positive
+from streamveil.special import ndtri_exp
 from streamveil.types import Array, Exact, Float64
 
 ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors

@@ -39,6 +39,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from streamveil.compiled import njit
+from streamveil.special import ndtri
 from streamveil.types import Array, Float64
 
 OCTAVES = 39  # tail probabilities down to 2^-40
@@ -137,8 +138,6 @@ def gaussian_quantile(mp: mpmath.MPContext, p: mpmath.mpf) -> mpmath.mpf:
 
 def start(p: float) -> float:
     """A float64 quantile to start from; its accuracy does not matter."""
-    from scipy.special import ndtri
-
     return -float(ndtri(p))
 
 
