@@ -50,7 +50,26 @@ SUBQUERIES = (
 )  # fmt: skip
 MORE = ("", "privacy_unit_period = INTERVAL 2 HOUR", "lateness = INTERVAL 1 HOUR",
         "max_rows_per_group = 2", "cut_share = 0.1", "non_negative = TRUE")  # fmt: skip
-JOBS = 15
+OWN = (
+    "(SELECT user, page, COUNT(*) AS ms, MIN(ts) AS ts FROM clicks GROUP BY user, page)",
+    "(SELECT user, MAX(page) AS page, SUM(ms) / COUNT(ms) AS ms, MAX(ts) AS ts FROM clicks"
+    " GROUP BY user)",
+    "(SELECT user, page, ms, LAG(ts) OVER (PARTITION BY user ORDER BY ms) AS ts FROM clicks)",
+    "(SELECT user, page, UNIX_SECONDS(MAX(ts)) - UNIX_SECONDS(MIN(ts)) AS ms, MIN(ts) AS ts"
+    " FROM clicks GROUP BY user, page)",
+    "(SELECT c.user, c.page, d.ms, c.ts FROM clicks AS c JOIN clicks AS d USING (user))",
+    "(SELECT c.user, c.page, d.ms, c.ts FROM clicks AS c LEFT JOIN clicks AS d"
+    " ON c.user = d.user AND c.page = d.page)",
+    "(SELECT user, page, ms, ts FROM clicks UNION ALL SELECT user, page, -ms, ts FROM clicks)",
+    "(SELECT user, page, ms, ts FROM clicks WHERE user NOT IN (SELECT user FROM clicks"
+    " WHERE page = 'a'))",
+)  # fmt: skip
+TOGETHER = (
+    "SELECT page, a.n / b.m AS part FROM a JOIN b USING (page)",
+    "SELECT page, a.n, b.m FROM a LEFT JOIN b USING (page)",
+    "SELECT page, a.n / SUM(a.n) OVER () AS part, b.m FROM a JOIN b USING (page)",
+)  # fmt: skip
+JOBS = 16
 
 
 def query(rng, path):
@@ -84,6 +103,37 @@ def expressions(rng, path):
             SUM(ms * ms - LN(ms), contribution_bounds_per_row => (0, 9)) AS total
         FROM {rows_of} GROUP BY {groups} EMIT EVERY INTERVAL 1 HOUR"""
     return text, False
+
+
+def own(rng, path):
+    """A job over rows that are combined for each person, with the bounds of any job or none."""
+    groups, bound = GROUPS[rng.integers(3)], ("max_rows_contributed = 6,", "")[rng.integers(2)]
+    text = f"""
+        CREATE STREAM clicks WITH (source = 'files', path = '{path}', event_time = 'ts');
+        INSERT INTO out SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+            epsilon = 2, delta = 1e-6, privacy_unit_column = user, {bound} look_share = 0,
+            start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 0{STEPS}:00:00', {groups})
+            page, {AGGREGATES[rng.integers(len(AGGREGATES))]}
+        FROM {OWN[rng.integers(len(OWN))]} GROUP BY page EMIT EVERY INTERVAL 1 HOUR"""
+    return text, groups.startswith("public")
+
+
+def joint(rng, path):
+    """A statement of two private answers."""
+    places = rng.integers(len(OWN), size=2), rng.permutation(5)[:2]  # no quantiles
+    parts = [
+        f"""{name} AS (SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+            epsilon = 2, delta = 1e-6, privacy_unit_column = user, max_rows_contributed = 6,
+            look_share = 0, start = TIMESTAMP '1970-01-01', public_groups = ['a', 'b', 'c'],
+            end = TIMESTAMP '1970-01-01 0{STEPS}:00:00')
+            page, {AGGREGATES[asked].rsplit(" AS ", 1)[0]} AS {called}
+        FROM {OWN[rows_of]} GROUP BY page EMIT EVERY INTERVAL 1 HOUR)"""
+        for name, called, rows_of, asked in zip("ab", "nm", *places, strict=True)
+    ]
+    text = f"""
+        CREATE STREAM clicks WITH (source = 'files', path = '{path}', event_time = 'ts');
+        INSERT INTO out WITH {", ".join(parts)} {TOGETHER[rng.integers(len(TOGETHER))]}"""
+    return text, True
 
 
 def sketch(rng, path):
@@ -129,6 +179,7 @@ def told(table, *, public):
     stated = json.loads(facts.pop(b"streamveil", b"{}"))
     for noisy in ("cut", "hidden"):  # numbers of the release, with noise
         stated.pop(noisy, None)
+    facts.pop(b"streamveil.note", None)  # the same in words, of several answers
     fields = [(field.name, str(field.type), field.metadata) for field in table.schema]
     return fields, facts, stated, table.num_rows if public else None
 
@@ -157,7 +208,7 @@ def seen(made, folder, *, odd, seed):
 
 @pytest.mark.parametrize("seed", range(JOBS))
 def test_all_but_the_numbers_of_a_job_is_the_same_for_neighbours(seed, tmp_path):
-    made = (query, query, expressions, query, sketch)[seed % 5]
+    made = (query, query, expressions, own, sketch, own, joint)[seed % 7]
     one, other = (
         seen(made, tmp_path / name, odd=odd, seed=seed)
         for name, odd in (("with", True), ("without", False))
