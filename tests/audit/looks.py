@@ -9,7 +9,12 @@ from scipy.stats import norm
 
 from streamveil.audit.laid_open import OpenNoise
 from streamveil.audit.laid_open_look import OneWord
-from streamveil.audit.laid_open_measures import lost_by
+from streamveil.audit.laid_open_measures import (
+    MeasuresSeen,
+    MeasureTranscript,
+    lost_by,
+    measures_laid_open,
+)
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.combine import combined_plan
@@ -23,7 +28,7 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.look import told as told_by
-from streamveil.runtime.look import look, rows_of
+from streamveil.runtime.look import look, looked, rows_of
 from streamveil.runtime.survey import survey
 from tests.audit import raw_rows, texts
 
@@ -71,6 +76,15 @@ def look_lost(plans, seed):
     share = divided(wanted[0]).looking
     _, guarantee = survey(wanted[0], rows_of(wanted[0]), share, OpenNoise(1))
     return lost_by(release, (wanted[0], wanted[1]), seed=seed), guarantee.loss, share
+
+
+def choices(plans, seed):
+    """What a look chooses for each of two inputs where it says the same of both."""
+    wanted, told, made = [with_look(plan) for plan in plans], MeasureTranscript(), []
+    for plan in wanted:
+        with measures_laid_open(MeasuresSeen(), told):
+            made.append(looked(plan, OneWord(seed))[1])
+    return made
 
 
 def judged(seed, pairs):

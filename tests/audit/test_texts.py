@@ -7,15 +7,19 @@ cannot see.
 import os
 import time
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.value_sizes import ValueSizes
 from streamveil.connectors.memory import MemorySource
 from streamveil.plan import combine, own_rows
 from streamveil.plan.look import with_look
+from streamveil.runtime import look as look_module
 from streamveil.runtime import run, survey
 from tests.audit import looks, raw_rows, texts
 from tests.planting import all_units_are_one, instead
@@ -171,6 +175,39 @@ LOOKS = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 0.5, delta = 1e-6, privacy_unit_column = user,"
     " look_share = 0.3) page, SUM(ms) AS s, COUNT(*) AS n FROM clicks GROUP BY page"
 )
+BARE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 40, delta = 1e-6, privacy_unit_column = user,"
+    " look_share = 0.3) page, SUM(ms) AS s, AVG(ms * 3) AS a, COUNT(*) AS n FROM clicks"
+    " GROUP BY page"
+)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_what_a_look_chooses_follows_from_what_it_released_alone(is_planted, monkeypatch):
+    """Bounds by forecast too. Planted: sizes that move with the exact number of values."""
+    if is_planted:
+        monkeypatch.setattr(look_module, "look", number_of_values(look_module.look))
+    rng, differ = np.random.default_rng(7), 0
+    for seed in range(4):
+        pair = raw_rows.neighbours_drawn(rng, texts.plan_of(BARE), raw_rows.HOURS)
+        one, other = looks.choices(pair.plans, seed)
+        assert one["looked"]["bounds"]
+        differ += one != other
+    assert bool(differ) is is_planted
+
+
+def number_of_values(honest):
+    def look(plan, noise):
+        learned = honest(plan, noise)
+        rows = pa.concat_tables(look_module.rows_of(plan))["ms"]
+        octaves = (len(rows) - rows.null_count) % 7
+        moved = {text: ValueSizes(np.roll(one.below, octaves), np.roll(one.above, octaves))
+                 for text, one in learned.sizes.items()}  # fmt: skip
+        return replace(learned, sizes=moved)
+
+    return look
+
+
 LOOK_FAULTS = {
     "shares of rows that repeat are shown in quanta": instead(
         survey, "quanta_at", lambda honest: lambda place: 1
