@@ -8,11 +8,14 @@ committed; a step that is marked is not computed again. The ledger is charged on
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -41,12 +44,13 @@ from streamveil.engines.spark.source_offsets import FilesReading, RateReading, R
 from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan.combine import combined_plan, combined_schema
+from streamveil.plan.joins import OwnJoin, OwnSelect, digest_of
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
-from streamveil.plan.own_rows import OwnRows
+from streamveil.plan.own_rows import ALONE, OwnRows, OwnStep, after_steps, column_text, own_rows
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account, describe
-from streamveil.runtime.combined import needed_columns, time_named
+from streamveil.runtime.combined import all_rows, needed_columns, time_named
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.keys import Randomness
@@ -113,7 +117,13 @@ class SparkJob:
         fingerprint, plan = plan.fingerprint, placed(plan)
         self.plan, self.session, self.once = plan, session, once
         self.layout, self.tell = layout or SparkLayout(), progress or silent
-        self.operator, self.schema = operator_of(plan), schema_of(plan)
+        self.operator, self.arriving = operator_of(plan), schema_of(plan)
+        self.own: OwnRows | None = None
+        self.schema = self.arriving
+        if isinstance(plan.source, OwnRows):
+            self.own = with_rows(plan.source)
+            fingerprint = same_rows(fingerprint, self.own)
+            self.schema = own_rows(self.own, self.arriving.empty_table(), tasks.held_rows).schema
         check_schema(plan, self.schema)
         require_post(plan, self.schema)
         check_public(self.operator, combined_schema(plan, self.schema))
@@ -240,18 +250,19 @@ class SparkJob:
     def _arrival(self) -> str | None:
         clock = self.plan.clock
         name = (clock.arrival or self.plan.source.event_time) if clock.kind == "event" else None
-        return time_named(self.schema, name)
+        return time_named(self.arriving, name)
 
     def _setup(self, shards: int, secret: SecretFrom) -> tasks.Setup:
         """What tasks need; the types of the keys follow from the schema alone."""
-        schema = self.schema
-        wanted = pa.schema([schema.field(name) for name in needed_columns(self.plan, schema)])
-        packed = tasks.Packed.of(self.plan, self.operator)
-        types = self._key_types(wanted.empty_table(), secret)
-        return tasks.Setup(
-            packed, shards, shards, self.shards, secret, types,
-            self._reading(wanted),
+        names = needed_columns(self.plan, self.schema)
+        if self.own is not None:
+            names = self.own.reads(self.arriving, [*names, *filter(None, [self._arrival])])
+        wanted = pa.schema([self.arriving.field(name) for name in names])
+        made = tasks.Setup(
+            tasks.Packed.of(self.plan, self.operator), shards, shards, self.shards, secret, b"",
+            self._reading(wanted), self.own,
         )  # fmt: skip
+        return replace(made, types=self._key_types(made.changed(wanted.empty_table()), secret))
 
     def _key_types(self, nothing: pa.Table, secret: SecretFrom) -> bytes:
         """Of a group-by; raises for columns that an operator cannot take, before any row is."""
@@ -352,10 +363,7 @@ def operator_of(plan: Plan) -> Operator:
             "  to fix  leave ask_share out, or use --engine embedded"
         )
     if isinstance(plan.source, OwnRows):
-        raise PlanError(
-            f"{plan.source.words} is not there on Spark.\n"
-            "  to fix  run on the embedded engine, or let Spark store the rows that it makes first"
-        )
+        require_alone(plan, plan.source)
     if kind not in ("files", "kafka", "rate"):
         raise PlanError(
             f"the source '{kind}' cannot be read on Spark: its order must be public and the same in"
@@ -367,10 +375,66 @@ def operator_of(plan: Plan) -> Operator:
     return compile.operator_of(as_on_spark(combined_plan(plan)))
 
 
+def require_alone(plan: Plan, source: OwnRows) -> None:
+    """Refuses steps that look at several rows of the stream, which are in several tasks."""
+    for step in source.steps:
+        live = isinstance(step, OwnJoin) and step.kept is not None
+        if live or not isinstance(step, (*ALONE, OwnJoin)):
+            what = "a join on live data" if live else source.words
+            raise PlanError(
+                f"{what} is not there on Spark.\n"
+                "  to fix  run on the embedded engine, or let Spark store the rows that it makes"
+                " first"
+            )
+    arrival = plan.clock.arrival or source.event_time
+    keys = [key for step in source.steps if isinstance(step, OwnSelect) for key in step.keys]
+    if plan.clock.kind == "event" and any(
+        key.name == arrival and key.expression != column_text(key.name) for key in keys
+    ):
+        raise PlanError(
+            f"on Spark rows are read by '{arrival}' as the files hold it, and a subquery computes"
+            " it.\n  to fix  select the column as it is, or run on the embedded engine"
+        )
+
+
+UNIT = "streamveil unit"  # column of rows that are held, after their own steps
+
+
+def with_rows(source: OwnRows) -> OwnRows:
+    """The same steps with all rows of other relations in them, which each task holds.
+
+    Proof: a join by the unit makes of a row of the stream what its unit's rows in the other
+        relation say, and all of these are there: the rows that come are those of one process, in
+        their order, wherever a row is read. `same_rows` ties a state to them, so that a step that
+        is computed again has the same.
+    """
+    made = list[OwnStep]()
+    for step in source.steps:
+        if isinstance(step, OwnJoin) and isinstance(step.other, OwnRows):
+            table, units = after_steps(step.other, all_rows(step.other), all_rows)
+            columns = dict(zip(table.column_names, table.columns, strict=True))
+            held = pa.table({**columns, UNIT: units}).combine_chunks()
+            other = OwnRows(
+                name=step.other.name, kind="memory", options={"table": held},
+                unit=column_text(UNIT), person=UNIT, steps=(),
+            )  # fmt: skip
+            made.append(replace(step, other=other))
+        else:
+            made.append(step)
+    return replace(source, steps=tuple(made))
+
+
+def same_rows(fingerprint: str, source: OwnRows) -> str:
+    """The digest of a query and of the rows that it holds."""
+    rows = [digest_of(tasks.held_rows(other)) for other in source.others]
+    text = json.dumps([fingerprint, *rows])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if rows else fingerprint
+
+
 def as_on_spark(plan: Plan) -> Plan:
     """The plan as Spark runs it: shards share no count of cut rows, and nobody looks first."""
     wanted = plan.options.get(CUT_SHARE.name) or INTERVALS.of(plan.options) != INTERVALS.value
-    if LOOK_SHARE.of(plan.options):
+    if Fraction(str(LOOK_SHARE.of(plan.options))):  # of text where SQL says it
         raise PlanError("look_share is for the embedded engine.\n  to fix  leave it out")
     if wanted:
         raise PlanError(

@@ -24,6 +24,7 @@ from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.shuffle import Piece, Rows, joined, total
 from streamveil.engines.spark.source_offsets import Reading
 from streamveil.engines.spark.versioned_state import Chain
+from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.plan.plan import Plan
 from streamveil.types import Array
 
@@ -45,6 +46,17 @@ class Setup:
     keys: Callable[[], Noise]  # loads the secret where the task runs
     types: bytes  # of the key columns
     reading: Reading
+    own: OwnRows | None = None  # steps of each row by itself, with the rows that it may meet
+
+    def changed(self, rows: pa.Table) -> pa.Table:
+        """Rows that were read, after these steps."""
+        return rows if self.own is None else own_rows(self.own, rows, held_rows)
+
+
+def held_rows(other: OwnRows) -> pa.Table:
+    """The rows of another relation, which the steps hold."""
+    table: pa.Table = other.options["table"]
+    return table
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,7 @@ def arriving(
         read = setup.reading.rows(text, step)
         start, whole = 0, read.table
         for rows in slices(whole, ROWS) if whole.num_rows else [whole]:
-            yield read.place + start, rows, {} if start else read.rejected
+            yield read.place + start, setup.changed(rows), {} if start else read.rejected
             start += rows.num_rows
 
 
