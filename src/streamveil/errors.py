@@ -151,6 +151,9 @@ def require_between(low: float, high: float, **numbers: float) -> None:
 def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
     """Raises ValueError with the nearest known name when `value` is not one of `known`."""
     known = list(known)
+    if not isinstance(value, str):
+        words = ", ".join(map(repr, known))
+        raise ValueError(f"{name} must be one of {words}, not {type(value).__name__}")
     if value not in known:
         raise ValueError(f"unknown {name} '{value}'{nearest(value, known)}")
 

@@ -6,7 +6,8 @@ import pytest
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.dynamic import Workload, choose
-from streamveil.linear import Marginals, Matrix
+from streamveil.dynamic.schedulers import BBImprover
+from streamveil.linear import Marginals, Matrix, Share
 
 CELLS = Marginals.ways((2,) * 9, 3)
 APPROX, PURE = Budget(epsilon=1, delta=1e-6), Budget(epsilon=1)
@@ -89,3 +90,16 @@ def test_impossible_workloads_are_refused():
         of(size=0)
     with pytest.raises(ValueError, match="preset"):
         choose(of(), APPROX, "best")
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, "epsilon = 1", [1]])
+def test_arguments_of_another_kind_are_named(wrong):
+    table = Workload(queries=Marginals.ways((2, 2), 1), size=30, steps=4)
+    with pytest.raises(ValueError, match="budget must be a Budget such as"):
+        choose(table, wrong)
+    with pytest.raises(ValueError, match="budget must be a Budget such as"):
+        Share.of(wrong)
+    with pytest.raises(ValueError, match=r"preset must be one of|unknown preset"):
+        choose(table, Budget(epsilon=1, delta=1e-6), preset=wrong)
+    with pytest.raises(ValueError, match="start must be"):
+        BBImprover(start=0 if wrong == 1.0 else wrong, budget=Budget(epsilon=1))

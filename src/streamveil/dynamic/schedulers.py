@@ -219,9 +219,9 @@ class BBImprover(Budgeted):
     beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
 
     def __post_init__(self) -> None:
+        require_positive(start=self.start, beta=self.beta)
         if self.start < 2:
             raise ValueError(f"start must be at least 2, not {self.start}")
-        require_positive(beta=self.beta)
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""

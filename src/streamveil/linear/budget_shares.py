@@ -85,6 +85,7 @@ class Share:
     @classmethod
     def of(cls, budget: Budget) -> Share:
         """The share that spends the whole budget: pure when there is no delta, zCDP otherwise."""
+        require_budget(budget)
         if budget.is_pure:
             return cls("pure", Fraction(budget.epsilon or 0))
         return cls("zcdp", floor_to_grid(zcdp_rho(budget)))
@@ -92,6 +93,7 @@ class Share:
     @classmethod
     def for_noise(cls, budget: Budget) -> Share:
         """The share of a mechanism that only adds noise to numbers, never chooses or compares."""
+        require_budget(budget)
         if budget.is_pure:
             return cls.of(budget)
         return cls("gdp", floor_to_grid(Fraction(gaussian_mu(budget)) ** 2 / 2))
@@ -190,3 +192,18 @@ class Meter:
             )
         self.spent += Fraction(share.amount)
         return share
+
+
+def require_budget(budget: object) -> None:
+    """Raises ValueError for what is no budget.
+
+    >>> require_budget(1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: budget must be a Budget such as Budget(epsilon=1, delta=1e-6), not float
+    """
+    if not isinstance(budget, Budget):
+        kind = type(budget).__name__
+        raise ValueError(
+            f"budget must be a Budget such as Budget(epsilon=1, delta=1e-6), not {kind}"
+        )
