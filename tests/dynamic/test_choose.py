@@ -94,7 +94,7 @@ def test_impossible_workloads_are_refused():
 
 @pytest.mark.parametrize("wrong", [None, 1.0, "epsilon = 1", [1]])
 def test_arguments_of_another_kind_are_named(wrong):
-    table = Workload(queries=Marginals.ways((2, 2), 1), size=30, steps=4)
+    table = Workload(queries=Marginals.ways((2, 2), 1), size=30, steps=4, updates=30)
     with pytest.raises(ValueError, match="budget must be a Budget such as"):
         choose(table, wrong)
     with pytest.raises(ValueError, match="budget must be a Budget such as"):
