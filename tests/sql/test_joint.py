@@ -403,6 +403,18 @@ def test_what_does_not_go_together_is_refused(text, why):
         sv.sql(text, {"t": ROWS})
 
 
+def test_an_answer_may_be_called_like_the_folder_of_another_one_on_spark(tmp_path):
+    text = (
+        f"WITH a AS ({SEEN}), `kept-a` AS ({BOUGHT})"
+        " SELECT day, a.n FROM a JOIN `kept-a` USING (day) EMIT EVERY 600 ROWS"
+    )
+    both = sv.sql(text.replace("public_groups", "steps = 5, public_groups"), {"t": ROWS})
+    first, again = (list(both.run(str(tmp_path / "s"))) for _ in range(2))
+    assert [one.table for one in first] == [one.table for one in again]
+    with pytest.raises(PlanError, match="is that of two things"):
+        list(joint.run_joint(both.plan, state=tmp_path / "t", spark=object()))
+
+
 def test_a_state_of_one_query_is_no_state_of_several(tmp_path):
     list(sv.sql(SEEN, {"t": ROWS}).run(str(tmp_path / "s")))
     with pytest.raises(StoreError, match="the state of one query"):

@@ -153,6 +153,12 @@ def spark_jobs(
     """
     if ledger is not None:
         raise PlanError(NO_LEDGER_ON_SPARK)
+    for part in joint.parts:
+        if kept_at(home / part.name).name in {one.name for one in joint.parts}:
+            raise PlanError(
+                f"the folder '{KEPT.format(part.name)}' is that of two things: the state of one"
+                " answer, and the releases of another.\n  to fix  give one of them another name"
+            )
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = [archived(part, home / part.name) for part in joint.parts]
     jobs = []
@@ -231,7 +237,8 @@ def same(release: Release) -> Release:
 
 def archived(part: Plan, place: Path) -> Held:
     """What a job released in earlier runs; read when it is needed."""
-    if (folder := kept_at(place)).is_dir():
+    folder = kept_at(place)
+    if folder.is_dir() and not is_state(folder):  # which may be that of another answer
         files = of_folder(folder)
         return {moment: partial(pick, files, *moment) for moment in files.moments}
     if epoch_of(place) is None:
