@@ -34,7 +34,7 @@ from clicks import Clicks
 from streamveil.compiler import numbering
 from streamveil.compiler.by_unit import ByUnit
 from streamveil.dataflow import group_metadata, stages
-from streamveil.engines.embedded.group_by import EmbeddedGroupBy
+from streamveil.engines.embedded import EmbeddedGroupBy
 from streamveil.plan.plan import Bounding
 from streamveil.runtime import job, look, run, survey
 from streamveil.runtime.schedule import MicroBatches

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import streamveil as sv
+from streamveil.compiler import operator_of
 from streamveil.compiler.coin_tables import published_chance
-from streamveil.compiler.compile import operator_of
 from streamveil.core.noise.keyed import SeededNoise
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -193,3 +193,10 @@ def require_release(release: Release) -> Release:
 def whole(column: pa.ChunkedArray) -> Any:
     """A column in one piece, where one array can hold it."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+class Moment(NamedTuple):
+    """Which release: trigger 1, 2, ... of a window."""
+
+    window: int
+    trigger: int

@@ -9,9 +9,8 @@ class SourceKind(NamedTuple):
     """What is known of a source before it is opened."""
 
     made_by: str  # module and class, loaded when a query names it
-    places: tuple[
-        str, ...
-    ] = ()  # options that say where it lies: what a job is does not hang on it
+    # options that say where it lies: what a job is does not depend on it
+    places: tuple[str, ...] = ()
     follows: bool = False  # it goes on, unless follow = FALSE
     is_whole: bool = False  # all rows are there at the start, unless it follows
     is_sorted: bool = False  # its rows are sorted by what they hold

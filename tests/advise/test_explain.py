@@ -143,7 +143,7 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
 
 
 def test_the_longest_line_that_is_read_is_told_where_files_of_text_may_come():
-    from streamveil.connectors.lines import MOST_LINE
+    from streamveil.connectors.file_reader import MOST_LINE
 
     def told(path, **options):
         query = sv.files(path, event_time="ts", **options).protect("u").agg(n=sv.count())

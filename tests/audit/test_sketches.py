@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamveil.audit.worst import accounts, search
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.core.counters.cells import CellCounter
 from streamveil.sketches import HeavyTexts, privacy, table
 from streamveil.sketches import operator as module

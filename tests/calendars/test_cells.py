@@ -6,8 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from streamveil.calendars.cells import Cells, follows_clocks
-from streamveil.calendars.zones import DAY, HOUR, rules_of, zone_info, zone_names
+from streamveil.calendars import DAY, HOUR, Cells, follows_clocks, rules_of, zone_info, zone_names
 from streamveil.errors import PlanError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.calendars.cells import Cells, begins_days, instant_named, name_of
+from streamveil.calendars import Cells, begins_days, instant_named, name_of
 from streamveil.dataflow.windows import Schedule
 
 HOUR, DAY = 3_600_000_000, 86_400_000_000

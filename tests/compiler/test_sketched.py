@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.compiler.compile import operator_of
+from streamveil.compiler import operator_of
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
 from streamveil.runtime.run import run

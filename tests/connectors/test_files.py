@@ -13,7 +13,8 @@ import pytest
 import streamveil as sv
 from streamveil.connectors import names as naming
 from streamveil.connectors import open_sink, open_source
-from streamveil.connectors.files import CsvReader, FilesSource
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.text_files import CsvReader
 from streamveil.errors import SourceError
 from tests.released import made
 
@@ -320,7 +321,7 @@ def test_a_file_that_goes_while_the_folder_is_read_is_named(tmp_path, monkeypatc
     (tmp_path / "a.csv").write_text("user,page\n1,a\n")
     gone = str(tmp_path / "b.csv")
     found = [str(tmp_path / "a.csv"), gone]
-    monkeypatch.setattr("streamveil.connectors.remote.found", lambda _: found)
+    monkeypatch.setattr("streamveil.connectors.names.found", lambda _: found)
     with pytest.raises(SourceError, match=r"cannot read 'b.csv': No such file"):
         rows(FilesSource(str(tmp_path), columns=COLUMNS))
 

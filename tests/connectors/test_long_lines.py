@@ -11,9 +11,11 @@ import textwrap
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors.files import CsvReader, FilesSource, JsonReader
-from streamveil.connectors.lines import MOST_LINE, Long, blocks
+from streamveil.connectors.file_reader import MOST_LINE
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.lines import Long, blocks
 from streamveil.connectors.rejected_rows import MALFORMED, TOO_LONG, traced
+from streamveil.connectors.text_files import CsvReader, JsonReader
 from streamveil.errors import SourceError
 
 COLUMNS = {"user": "INT64", "page": "STRING"}

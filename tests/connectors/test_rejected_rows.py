@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamveil.connectors import open_source
-from streamveil.connectors.files import CsvReader, FilesSource
+from streamveil.connectors.files import FilesSource
 from streamveil.connectors.rejected_rows import (
     MALFORMED,
     MISFIT,
@@ -22,6 +22,7 @@ from streamveil.connectors.rejected_rows import (
     traced,
     with_places,
 )
+from streamveil.connectors.text_files import CsvReader
 from streamveil.errors import SourceError
 
 COLUMNS = {"user": "INT64", "page": "STRING"}

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
+from streamveil.connectors.file_reader import nothing_to_read
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.http_files import Redirects
 from streamveil.connectors.remote import address, asked, opened
-from streamveil.connectors.row_groups import nothing_to_read
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
 from streamveil.errors import SourceError

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.sensitivity import Bounds, Lane

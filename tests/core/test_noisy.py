@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.batch import Batch, Release
+from streamveil.batch import Batch, Moment, Release
 from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.changing_tables.questions import QuestionAnswer
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
@@ -31,7 +31,7 @@ from streamveil.linear.sparse_vector import SparseAnswer
 from streamveil.linear.strategies import Direct
 from streamveil.linear.structured import Marginals
 from streamveil.plan.plan import Aggregate
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 from streamveil.sketches import table
 from streamveil.sketches.table import SketchTable
 from tests.dataflow.streams import AGGREGATES, LOOSE, batches, compiled, run

@@ -19,10 +19,10 @@ from typing import Any
 
 from streamveil.accounts import spending
 from streamveil.accounts.ledger import Ledger
+from streamveil.batch import Moment
 from streamveil.connectors import blocks
 from streamveil.connectors.blocks import LARGE_BYTES
-from streamveil.engines.embedded import group_by
-from streamveil.results.releases import Moment
+from streamveil.engines import embedded as group_by
 from streamveil.runtime import account, frame, live_joins
 from streamveil.runtime import job as job_module
 from streamveil.runtime.archive import ARCHIVE, committed, contents

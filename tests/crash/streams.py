@@ -181,7 +181,7 @@ GROUP BY kind, of EMIT EVERY INTERVAL 1 HOUR
 @cache
 def joined() -> tuple[Plan, Any]:
     """Three followed folders of rows of the same people, and the operator of their join."""
-    from streamveil.compiler.compile import operator_of
+    from streamveil.compiler import operator_of
 
     folder, rng = lasting("joined"), np.random.default_rng(7)
     for name in ("clicks", "seen", "people"):
@@ -260,7 +260,6 @@ def work(name: str, folder: Path) -> Work:
 
 def swept(operator: Any, scratch: Path, limit: int | None = SWEPT_BYTES) -> Any:
     """The same operator with so little memory that units are swept from disk."""
-    from streamveil.engines.embedded.group_by import embedded
-    from streamveil.engines.embedded.tables import Room
+    from streamveil.engines.embedded import Room, embedded
 
     return embedded(operator, Room(limit, scratch))

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.calendars.cells import Cells, clock_of
-from streamveil.calendars.zones import DAY, HOUR, rules_of
+from streamveil.calendars import DAY, HOUR, Cells, clock_of, rules_of
 from streamveil.dataflow.windows import (
     Schedule,
     assign,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.batch import Batch
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.core.sensitivity import Lane, lane_move, within_reach

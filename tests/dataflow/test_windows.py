@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.dataflow.windows import (
     Schedule,
     assign,

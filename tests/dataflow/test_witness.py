@@ -14,9 +14,8 @@ from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import aggregate, bounding, group_by, stages, witness
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import Passed, UnitTable, unit_stage
-from streamveil.engines.embedded import group_by as embedded_group_by
-from streamveil.engines.embedded.group_by import embedded
-from streamveil.engines.embedded.tables import PartedTable, Room
+from streamveil.engines import embedded as embedded_group_by
+from streamveil.engines.embedded import PartedTable, Room, embedded
 from streamveil.errors import WitnessError
 from streamveil.plan.plan import Aggregate, Window
 from tests.dataflow.streams import batches, compile_plan, plan_of, run

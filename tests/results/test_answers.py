@@ -10,7 +10,7 @@ from scipy import stats
 
 import streamveil as sv
 from streamveil.audit.pipeline import unbroken
-from streamveil.batch import Batch
+from streamveil.batch import Batch, Moment
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SilentNoise
@@ -23,7 +23,7 @@ from streamveil.results.answers import UNKNOWN, Answers, WeightedSum
 from streamveil.results.charts import bias_of
 from streamveil.results.intervals import ratio
 from streamveil.results.joint import Cell, Ends, Joint
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 from tests.released import made
 from tests.results.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
 from tests.statistics import (

@@ -11,8 +11,8 @@ import pytest
 
 import streamveil as sv
 from streamveil.compiler import group_by as compiling
-from streamveil.compiler.compile import operator_of
-from streamveil.engines.embedded.group_by import within
+from streamveil.compiler import operator_of
+from streamveil.engines.embedded import within
 from streamveil.errors import StoreError
 from streamveil.runtime.formats import calibration, words
 from streamveil.runtime.run import run

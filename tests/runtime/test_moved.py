@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import streamveil
+from streamveil.batch import Moment
 from streamveil.connectors.content import alike
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.runtime.published import Moment, of_state
+from streamveil.runtime.published import of_state
 from streamveil.runtime.run import run
 from streamveil.runtime.tables import to_bytes
 from tests.engines.spark.drawn import drawn

@@ -10,8 +10,8 @@ import pytest
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
+from streamveil.compiler import operator_of
 from streamveil.compiler.by_unit import middle_of_each
-from streamveil.compiler.compile import operator_of
 from streamveil.compiler.numbering import taken
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Loss

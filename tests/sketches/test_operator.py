@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.compiler.sketch import sized_finder, sized_sketch, sized_texts
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours

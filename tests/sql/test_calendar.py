@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.calendars.zones import DAY, HOUR, zone_info
+from streamveil.calendars import DAY, HOUR, zone_info
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import canonical, parse_text
 from streamveil.expressions.expr import compile_expression

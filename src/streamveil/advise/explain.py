@@ -13,10 +13,9 @@ from html import escape
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
-from streamveil.calendars.cells import Cells, clock_of
+from streamveil.calendars import Cells, clock_of
+from streamveil.compiler import is_sketched
 from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
-from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
 from streamveil.core.accounting.budget import exact
@@ -32,7 +31,6 @@ from streamveil.errors import visible_lines
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.joins import MATCHES, Joined, OwnJoin, OwnSelect, OwnUnion
-from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
 from streamveil.plan.own_rows import (
@@ -48,7 +46,9 @@ from streamveil.plan.plan import Clock, Plan, SourceSpec, TableSource, Window
 from streamveil.plan.value_bounds import in_units, is_open, open_values
 
 if TYPE_CHECKING:
+    from streamveil.advise.explain_memory import Limit
     from streamveil.changing_tables.operator import ChangingTable
+    from streamveil.plan.joint import JointPlan
     from streamveil.sketches.operator import SketchQuery
 
 
@@ -148,7 +148,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
         Section("MECHANISM", mechanism_rows(plan, operator)),
         noise_section(operator, triggers),
         Section("BIAS (not in the intervals)", bias_rows(operator)),
-        Section("MEMORY", memory_rows(plan, operator, limit or Limit())),
+        Section("MEMORY", memory_rows(plan, operator, limit)),
         _defaults(plan, default_rows(plan, operator)),
     ]
     if forecast:
@@ -537,7 +537,7 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
+def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row, ...]:
     """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
     unit, entry, inside = unit_bytes(operator)
     seen, shown = 60 + 10 * operator.aggregation.width, group_bytes(operator)
@@ -553,6 +553,10 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
     ]  # fmt: skip
     if operator.distinct_lanes:
         rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
+    if limit is None:
+        return tuple(rows)
+    from streamveil.advise.explain_memory import MemorySizes, unit_rows  # only if somebody asks
+
     if limit.memory is not None:
         fits = int(limit.memory // (seen + KEY_BYTES + shown))
         rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))

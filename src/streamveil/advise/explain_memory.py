@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamveil.engines.embedded.group_by import WORK
+from streamveil.engines.embedded import WORK
 
 PROGRAM = 250 << 20  # bytes of the running program with its libraries, about
 GROUPS_ENTERED = 4  # groups of a unit, where nothing is said

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.rows import RowProgram

@@ -14,7 +14,7 @@ from math import ceil
 import pyarrow as pa
 
 from streamveil.audit.pipeline import STRIDE
-from streamveil.compiler.compile import is_sketched
+from streamveil.compiler import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.selection.gaussian import GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone

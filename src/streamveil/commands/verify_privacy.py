@@ -152,7 +152,7 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.audit.laid_open_look import look_accounts
     from streamveil.audit.laid_open_tables import table_accounts
     from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
-    from streamveil.compiler.compile import operator_of
+    from streamveil.compiler import operator_of
     from streamveil.plan.combine import combined_plan
     from streamveil.plan.look import divided, look_share, told
     from streamveil.plan.plan import TableSource

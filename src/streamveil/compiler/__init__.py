@@ -1,1 +1,27 @@
-"""From a plan to the operator that runs it; designs proposed, before any data."""
+"""From any plan to the operator that runs it; only what the plan needs is loaded."""
+
+from __future__ import annotations
+
+from streamveil.dataflow.protocol import Operator
+from streamveil.plan.check import SKETCHES
+from streamveil.plan.plan import Plan, TableSource
+
+
+def operator_of(plan: Plan) -> Operator:
+    """The operator of any plan: a changing table, a sketch query or a group-by."""
+    if isinstance(plan.source, TableSource):
+        from streamveil.compiler.tables import compile_table
+
+        return compile_table(plan)
+    if is_sketched(plan):
+        from streamveil.compiler.sketch import compile_sketch
+
+        return compile_sketch(plan)
+    from streamveil.compiler.group_by import compile_plan
+
+    return compile_plan(plan)
+
+
+def is_sketched(plan: Plan) -> bool:
+    """Whether an aggregate of the plan runs on a sketch."""
+    return any(aggregate.function in SKETCHES for aggregate in plan.aggregates)

@@ -19,6 +19,13 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 
+crc32: Callable[..., int]  # of bytes, and the checksum of what lies before them
+
+try:  # with the values of zlib, in a third of the time
+    from isal.isal_zlib import crc32 as crc32
+except ImportError:  # a machine that it is not made for
+    from zlib import crc32 as crc32
+
 BLOCK = 4096  # devices with larger ones refuse, and get all by the page cache
 LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
 ROOM_BYTES = 1 << 20  # copied and written at once

@@ -16,65 +16,44 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select, slices
-from streamveil.connectors.fit import TIME, fit, fitted, groups_behind, is_text_or_bytes
-from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_line, opened
+from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select
+from streamveil.connectors.file_reader import (
+    MOST_LINE,
+    FilePart,
+    ParquetReader,
+    Reader,
+    ReadPosition,
+    RowGroup,
+    row_groups,
+)
+from streamveil.connectors.fit import TIME
 from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
 from streamveil.connectors.names import (
     FORMATS,
+    MARK,
     FileGoneError,
+    ListedFile,
+    LocalFiles,
     format_of,
-    guarded,
     require_formats,
     shown,
 )
-from streamveil.connectors.rejected_rows import (
-    MALFORMED,
-    MISFIT,
-    TOO_LONG,
-    as_lines,
-    misfits,
-    rejected_lines,
-    with_places,
-)
-from streamveil.connectors.remote import MARK, ListedFile, LocalFiles, RemoteFiles
-from streamveil.connectors.row_groups import RowGroup, row_groups
-from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
-from streamveil.errors import SourceError, nearest, require_one_of
-from streamveil.frames import plain_schema
-from streamveil.types import Array, Int64
+from streamveil.connectors.rejected_rows import rejected_lines, with_places
+from streamveil.errors import SourceError, require_one_of
+
+if TYPE_CHECKING:
+    from streamveil.connectors.remote import RemoteFiles
 
 LOG = logging.getLogger("streamveil.files")
-
-
-@dataclass(frozen=True)
-class ReadPosition:
-    """Where reading stands within a file: `row` rows of it are done. No name: between two files.
-
-    Names are those below the folder that holds all files: it may move.
-    """
-
-    name: str = ""
-    row: int = 0
-    size: int = 0  # bytes of that file
-    mark: int | None = None  # digest of its content
-    malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
-
-    def text(self, manifest: Manifest) -> str:
-        """The JSON of a position behind the files of a manifest."""
-        return json.dumps({**manifest.position(), **asdict(self)})
 
 
 class FilesSource:
@@ -111,8 +90,7 @@ class FilesSource:
         self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
         self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
-        remote = any(MARK in pattern for pattern in self.patterns)
-        self._store = RemoteFiles(self.patterns) if remote else LocalFiles()
+        self._store = store_of(self.patterns)
         self.names: list[str] = []  # of the files, as they were begun; where it is traced
         self._folder: Path | None = None  # of the job's state
         self._manifest = Manifest()
@@ -313,7 +291,7 @@ class FilesSource:
                 if ended:
                     self._finish(name, start.name, file)
                     here = ReadPosition()
-                self._reached = here.text(self._manifest)
+                self._reached = position_text(here, self._manifest)
                 rows = part.rows if held is wanted else filled(part.rows, wanted)
                 yield self._chunk(part._replace(rows=rows), wanted, self._reached)
             if not ended:
@@ -354,12 +332,33 @@ class FilesSource:
                 f"the format of '{shown(path.name)}' is not known from its name.\n"
                 "  to fix  give format = 'parquet', 'csv' or 'json'"
             )
-        return {"parquet": ParquetReader, "csv": CsvReader, "json": JsonReader}[form](
-            self.declared, self.traced, self.max_line_bytes
-        )
+        return reader_of(form)(self.declared, self.traced, self.max_line_bytes)
 
 
 PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)
+
+
+def store_of(patterns: Sequence[str]) -> LocalFiles | RemoteFiles:
+    """Where the files lie: on disk, or in a store that an address names."""
+    if not any(MARK in pattern for pattern in patterns):
+        return LocalFiles()
+    from streamveil.connectors.remote import RemoteFiles  # loaded where an address is given
+
+    return RemoteFiles(patterns)
+
+
+def reader_of(form: str) -> type[Reader]:
+    """What reads a format."""
+    if form == "parquet":
+        return ParquetReader
+    from streamveil.connectors.text_files import CsvReader, JsonReader  # where files are of text
+
+    return {"csv": CsvReader, "json": JsonReader}[form]
+
+
+def position_text(place: ReadPosition, manifest: Manifest) -> str:
+    """The JSON of a position behind the files of a manifest."""
+    return json.dumps({**manifest.position(), **asdict(place)})
 
 
 def filled(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -403,233 +402,3 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
         del item
     for item in waiting:
         yield item, True
-
-
-Numbers = Int64[Array, " rows"]
-
-
-class RejectedLines(NamedTuple):
-    """The rejected rows of a file."""
-
-    reason: str
-    numbers: Numbers
-    lines: list[bytes]
-    size: int | None = None  # of a line of which only the start is here
-
-
-class FilePart(NamedTuple):
-    """Rows of a file."""
-
-    rows: pa.Table
-    rejected: dict[str, int]
-    malformed: int = 0  # lines of the file that were no rows, up to here
-    numbers: Numbers | None = None  # of the rows in the file, from 1; None: nobody asked
-    rejected_rows: Sequence[RejectedLines] = ()  # if asked for
-
-
-class Reader:
-    """One file format. `read` goes on at a place and yields parts of `max_rows`."""
-
-    def __init__(
-        self,
-        declared: pa.Schema | None,
-        traced: bool = False,  # noqa: FBT001,FBT002
-        most_line: int = MOST_LINE,
-    ) -> None:
-        self.declared, self.traced, self.most_line = declared, traced, most_line
-
-    def schema(self, path: Path) -> pa.Schema:
-        """Columns of one file."""
-        raise NotImplementedError
-
-    def read(
-        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
-    ) -> Iterator[FilePart]:
-        """Rows of one file."""
-        raise NotImplementedError
-
-    def _require(self, own: pa.Schema, wanted: pa.Schema, path: Path) -> None:
-        """SourceError unless a file has all wanted columns, once each."""
-        lacking = [name for name in wanted.names if name not in own.names]
-        if self.declared is not None and {*lacking} & {*self.declared.names}:
-            raise SourceError(
-                f"column '{lacking[0]}' is not in '{shown(path.name)}'"
-                f"{nearest(lacking[0], own.names)}.\n"
-                "  to fix  declare it as the file has it, or say fill_missing = TRUE: declared"
-                " columns are then null in files that lack them"
-            )
-        select(own, wanted.names, f"'{shown(path.name)}'")
-
-    def _pieces(
-        self, path: Path, file: BinaryIO, size: int, read: Callable[[bytes], Lines]
-    ) -> Iterator[Lines]:
-        """Lines of a file of text, some at a time; those that are too long by themselves."""
-        found = blocks(file, size, self.most_line)
-
-        def lines(block: bytes | Long) -> Lines:
-            if isinstance(block, Long):
-                one = np.zeros(1, np.int64)
-                return Lines(read(b"").rows, one, lambda: [block.start], block.size)
-            return guarded(path, partial(read, block))
-
-        some: Iterator[bytes | Long] = iter(lambda: guarded(path, partial(next, found, None)), None)
-        return ahead(lines, some)
-
-
-class ParquetReader(Reader):
-    """Parquet, one row group after the other; a resumed read skips whole groups unread."""
-
-    def schema(self, path: Path) -> pa.Schema:
-        """From the footer."""
-        return plain_schema(guarded(path, lambda: pq.read_schema(path)).remove_metadata())
-
-    def read(
-        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
-    ) -> Iterator[FilePart]:
-        """See `Reader.read`."""
-        file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
-        self._require(file.schema_arrow, wanted, path)
-        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        groups, first = groups_behind(sizes, start.row)
-        batches = file.iter_batches(
-            max_rows, row_groups=groups, columns=wanted.names, use_threads=True
-        )
-        tables = (
-            pa.Table.from_batches([batch]).select(wanted.names)
-            for batch in iter(lambda: guarded(path, lambda: next(batches, None)), None)
-        )
-        for rows, rejected, end, before in fitted(tables, first, start.row, wanted, max_rows):
-            if not self.traced:
-                yield FilePart(rows, rejected)
-                continue
-            numbers, rejected_rows = np.arange(end - rows.num_rows, end) + 1, []
-            if rejected:
-                odd = misfits(before, rows)
-                rejected_rows = [
-                    RejectedLines(MISFIT, numbers[odd], as_lines(before.filter(pa.array(odd))))
-                ]
-            yield FilePart(rows, rejected, 0, numbers, rejected_rows)
-
-
-class CsvReader(Reader):
-    """CSV with a header line; one line is one row. Every field is read as text, then fitted.
-
-    Arrow's threads take no part: one that still held a block when the process ends would abort it.
-    """
-
-    BYTES = 1 << 22
-
-    def schema(self, path: Path) -> pa.Schema:
-        """The header's names; text unless declared."""
-        with opened(path) as file:
-            header = guarded(path, lambda: first_line(file, self.most_line))
-        try:
-            if header is None:
-                raise HeaderError(f"has a header of more than {self.most_line:,} bytes")
-            names = csv_names(header)
-        except HeaderError as error:
-            raise SourceError(f"'{shown(path.name)}' {error}") from None
-        return pa.schema([(name, pa.string()) for name in names])
-
-    def read(
-        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
-    ) -> Iterator[FilePart]:
-        """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
-        if guarded(path, path.stat).st_size == 0:
-            return
-        own = self.schema(path)
-        self._require(own, wanted, path)
-        typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
-        read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
-        with opened(path) as file:
-            guarded(path, lambda: first_line(file, self.most_line))
-            pieces = self._pieces(path, file, self.BYTES, read)
-            fitting = Fitting(wanted, max_rows, first=2 if self.traced else None)
-            yield from fitting.parts(pieces, start)
-
-
-class JsonReader(Reader):
-    """JSON lines: one object a line. Columns must be declared."""
-
-    BYTES = 1 << 20
-
-    def schema(self, path: Path) -> pa.Schema:
-        """Always declared: reading it from values would let one row decide everybody's types."""
-        if self.declared is None:
-            raise SourceError(
-                f"JSON lines carry no types ('{shown(path.name)}').\n"
-                "  to fix  declare the columns: CREATE STREAM name (column TYPE, …) WITH (…), "
-                "or columns={'column': 'TYPE'}"
-            )
-        return self.declared
-
-    def read(
-        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
-    ) -> Iterator[FilePart]:
-        """See `Reader.read`. A line that is no JSON object is counted, never raised."""
-        from streamveil.connectors.json_lines import json_block  # only for files of JSON
-
-        read = partial(json_block, wanted=wanted)
-        with opened(path) as file:
-            pieces = self._pieces(path, file, self.BYTES, read)
-            fitting = Fitting(wanted, max_rows, first=1 if self.traced else None)
-            yield from fitting.parts(pieces, start)
-
-
-class Origin(NamedTuple):
-    """Lines of a file, and which of them the rows are that come next."""
-
-    first: int  # number of the first line
-    lines: list[bytes]
-    rows: Numbers
-
-    size: int | None  # see `Lines`
-
-    def rejected_lines(self, reason: str, which: Numbers) -> RejectedLines:
-        """Some of the lines, as rejected rows."""
-        lines = [self.lines[line] for line in which]
-        return RejectedLines(reason, which + self.first, lines, self.size)
-
-    def after(self, rows: int) -> Origin:
-        """The same behind some rows."""
-        return self._replace(rows=self.rows[rows:])
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """From lines of text to parts of rows."""
-
-    wanted: pa.Schema
-    max_rows: int
-    first: int | None  # number of the first line; None: nobody asks where rows come from
-
-    def parts(self, pieces: Iterable[Lines], start: ReadPosition) -> Iterator[FilePart]:
-        """What comes after a place; malformed lines go with the next rows, or without any."""
-        skip, told, malformed, line = start.row, start.malformed, 0, self.first
-        for piece in pieces:
-            odd = piece.malformed[len(piece.malformed) if told is None and skip else 0 :]
-            odd = odd[max(0, (told or 0) - malformed) :]
-            malformed += len(piece.malformed)
-            rest, skip = piece.rows.slice(skip), max(0, skip - piece.rows.num_rows)
-            origin = None
-            if line is not None:
-                gone = piece.rows.num_rows - rest.num_rows
-                origin = Origin(line, piece.all(), piece.of_rows()[gone:], piece.size)
-                line += len(origin.lines)
-            for part in slices(rest, self.max_rows) if rest.num_rows else [rest][: len(odd)]:
-                reason = MALFORMED if piece.size is None else TOO_LONG
-                yield self._part(part, (reason, odd), max(malformed, told or 0), origin)
-                odd, origin = odd[:0], origin and origin.after(part.num_rows)
-
-    def _part(
-        self, part: pa.Table, unread: tuple[str, Numbers], malformed: int, origin: Origin | None
-    ) -> FilePart:
-        (reason, odd), (rows, rejected) = unread, fit(part, self.wanted)
-        if len(odd):
-            rejected = {**rejected, reason: len(odd)}
-        if origin is None:
-            return FilePart(rows, rejected, malformed)
-        mine = origin.rows[: part.num_rows]
-        wrong = mine[misfits(part, rows)] if rejected else mine[:0]
-        found = [origin.rejected_lines(reason, odd), origin.rejected_lines(MISFIT, wrong)]
-        return FilePart(rows, rejected, malformed, mine + origin.first, found)

@@ -19,7 +19,6 @@ import pyarrow as pa
 from streamveil.connectors.names import COMPRESSIONS, guarded, shown
 from streamveil.errors import SourceError
 
-MOST_LINE = 1 << 24  # bytes of a line, unless another limit is given
 KEPT = 1 << 16  # bytes of a longer line that are told
 SKIPPED = 1 << 20  # bytes of it that are read at once
 THREADS = min(2, os.cpu_count() or 1)

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from streamveil.connectors.blocks import sync_directory, write_all
-from streamveil.connectors.checksum import crc32
+from streamveil.connectors.blocks import crc32, sync_directory, write_all
 from streamveil.connectors.names import guarded, to_bytes
 from streamveil.errors import StoreError
 from streamveil.types import Array

@@ -1,12 +1,13 @@
-"""Names of files: which ones a pattern stands for, and their order."""
+"""Files on disk: which ones a pattern stands for, their order, and what one is now."""
 
 from __future__ import annotations
 
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +17,8 @@ FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "j
            ".json": "json"}  # fmt: skip
 UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".inprogress")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # of text
+MARK = "://"  # of the address of a file that is not on disk
+Columns = tuple[str, ...] | None
 LIST = ".list"  # ends the name of a file of the web that lists others
 T = TypeVar("T")
 
@@ -146,3 +149,44 @@ def guarded(path: Path, action: Callable[[], T]) -> T:
             f"cannot read '{shown(path.name)}': files of this format need a name in UTF-8.\n"
             "  to fix  rename it"
         ) from None
+
+
+class ListedFile(NamedTuple):
+    """What a listing tells of a file."""
+
+    size: int  # bytes
+    time: int  # of its last change, in nanoseconds
+
+
+class LocalFiles:
+    """Files on disk."""
+
+    def found(self, patterns: Sequence[str]) -> list[str]:
+        """All files of some patterns in canonical order."""
+        return found(patterns)
+
+    def below(self, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Their names below the folder that holds all."""
+        return below(patterns, names)
+
+    def facts(self, name: str) -> ListedFile:
+        """What one is now."""
+        facts = guarded(Path(name), Path(name).stat)
+        return ListedFile(facts.st_size, facts.st_mtime_ns)
+
+    listed = facts
+
+    def exists(self, name: str) -> bool:
+        """Whether it is there."""
+        return Path(name).exists()
+
+    @contextmanager
+    def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
+        """One of them to read; `columns`: of a Parquet file no others are. None: all of it."""
+        yield Path(name)
+
+    def expect(self, name: str | None, columns: Columns = None) -> None:
+        """Tells which one is read after the next one; None: there is no other."""
+
+    def forget(self) -> None:
+        """Tells that none is read now."""

@@ -25,11 +25,11 @@ import pyarrow as pa
 from streamveil.connectors.blocks import room
 from streamveil.connectors.names import (
     LIST,
+    MARK,
+    Columns,
     FileGoneError,
-    below,
+    ListedFile,
     format_of,
-    found,
-    guarded,
     is_temporary,
     shown,
 )
@@ -44,17 +44,8 @@ SETTINGS = (  # of an address; none is a secret
 )  # fmt: skip
 AZURE_KEYS = {"account_key": "AZURE_STORAGE_KEY", "sas_token": "AZURE_STORAGE_SAS_TOKEN"}
 OF_AZURE = ("_authority", "_scheme")
-MARK = "://"
 RETRIED = 15  # seconds for which a store that does not answer is asked again
 PIECE = 1 << 24  # bytes asked for at once: each time a store is waited for
-Columns = tuple[str, ...] | None
-
-
-class ListedFile(NamedTuple):
-    """What a listing tells of a file."""
-
-    size: int  # bytes
-    time: int  # of its last change, in nanoseconds
 
 
 class Wanted(NamedTuple):
@@ -77,40 +68,6 @@ def drop(coming: tuple[Wanted, Future[CopiedFile]] | None) -> None:
         coming[1].add_done_callback(
             lambda done: None if done.exception() else done.result().folder.cleanup()
         )
-
-
-class LocalFiles:
-    """Files on disk."""
-
-    def found(self, patterns: Sequence[str]) -> list[str]:
-        """All files of some patterns in canonical order."""
-        return found(patterns)
-
-    def below(self, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-        """Their names below the folder that holds all."""
-        return below(patterns, names)
-
-    def facts(self, name: str) -> ListedFile:
-        """What one is now."""
-        facts = guarded(Path(name), Path(name).stat)
-        return ListedFile(facts.st_size, facts.st_mtime_ns)
-
-    listed = facts
-
-    def exists(self, name: str) -> bool:
-        """Whether it is there."""
-        return Path(name).exists()
-
-    @contextmanager
-    def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
-        """One of them to read; `columns`: of a Parquet file no others are. None: all of it."""
-        yield Path(name)
-
-    def expect(self, name: str | None, columns: Columns = None) -> None:
-        """Tells which one is read after the next one; None: there is no other."""
-
-    def forget(self) -> None:
-        """Tells that none is read now."""
 
 
 class RemoteFiles:

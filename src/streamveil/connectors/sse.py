@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, declared_beside, select, settings_in
+from streamveil.connectors.file_reader import MOST_LINE
 from streamveil.connectors.http_files import WAIT, credentials
-from streamveil.connectors.lines import MOST_LINE
 from streamveil.connectors.messages import Part, chunk_of, kept, of_json
 from streamveil.errors import SourceError
 

@@ -12,13 +12,14 @@ import pyarrow as pa
 
 from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
+from streamveil.batch import Moment
 from streamveil.display import key_label, rows_of
 from streamveil.errors import PlanError
 from streamveil.release_metadata import read_facts
 from streamveil.results.answers import Answers
 from streamveil.results.charts import Chart, Line, chart, chosen, tick
 from streamveil.results.draw import runs
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 
 # ---- tables of the page
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release, ReleaseRun
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.mechanism import Look, MechanismDesign
@@ -229,11 +229,6 @@ class GroupBy:
             isinstance(aggregation.selection, CoinSelection) and aggregation.shared is None
         )
         return "hidden" if until_shown and not counted else "all"
-
-    @cached_property
-    def counts_units_alone(self) -> bool:
-        """Whether a unit's further rows in a group change nothing."""
-        return not self.trees and all(lane.kind == "units" for lane in self.plain_lanes)
 
     def first_bit(self, place: int) -> int:
         """Which first rows a lane of units counts: all where it is released, else with a slot."""

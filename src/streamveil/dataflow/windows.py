@@ -16,7 +16,7 @@ from math import gcd
 import numpy as np
 
 from streamveil.batch import RejectNotes
-from streamveil.calendars.cells import (
+from streamveil.calendars import (
     END_US,
     Cells,
     begins_days,

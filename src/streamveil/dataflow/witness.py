@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit, total
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.aggregate import KeyTable

@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.errors import PlanError
-from streamveil.expressions import texts, times
+from streamveil.expressions import times
 from streamveil.expressions.dialect import shown
 from streamveil.expressions.kernels import (
     INSTANT,
     Column,
+    as_cast,
     float_to_int,
     string_to_bool,
     string_to_date,
@@ -122,7 +123,7 @@ CASTS: dict[tuple[str, str], Callable[[Column], Column]] = {
     ("date", "timestamp"): times.to_instant,
     ("date", "string"): _to("string"),
     ("timestamp", "date"): times.to_date,
-    ("timestamp", "string"): texts.as_cast,
+    ("timestamp", "string"): as_cast,
 }
 _T = exp.DataType.Type
 TYPES = {

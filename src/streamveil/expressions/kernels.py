@@ -246,3 +246,11 @@ def uint_to_int(column: Column) -> Column:
     """Unsigned to signed 64 bits; what does not fit becomes null."""
     fits = pc.less_equal(column, pa.scalar(INT_MAX, pa.uint64()))
     return null_unless(fits, column).cast(pa.int64())
+
+
+def as_cast(column: Column) -> Column:
+    """Values as CAST(x AS STRING) writes them."""
+    if pa.types.is_timestamp(column.type):
+        clock = column.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.string())
+        return pc.binary_join_element_wise(clock, "+00", "")
+    return column.cast(pa.string())

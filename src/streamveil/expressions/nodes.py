@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.calendars.zones import require_zone
+from streamveil.calendars import require_zone
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
 from streamveil.expressions.convert import (
@@ -24,7 +24,6 @@ from streamveil.expressions.convert import (
     unify,
 )
 from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, is_unit_word, shown
-from streamveil.expressions.functions import FUNCTIONS
 from streamveil.expressions.kernels import (
     INT_MAX,
     INT_MIN,
@@ -33,8 +32,7 @@ from streamveil.expressions.kernels import (
     int_negate,
     int_op,
 )
-from streamveil.expressions.rules import Bound, arity, numeric, wrong
-from streamveil.expressions.text_functions import concatenate
+from streamveil.expressions.rules import Bound, Rule, arity, numeric, wrong
 
 Reader = Callable[[str], Node]
 Builder = Callable[[exp.Expr, Reader], Node]
@@ -298,6 +296,8 @@ def _like(tree: exp.Expr, read: Reader) -> Node:
 
 
 def _join_texts(tree: exp.Expr, read: Reader) -> Node:
+    from streamveil.expressions.text_functions import concatenate  # where a query calls functions
+
     parts = tree.expressions if isinstance(tree, exp.Concat) else [tree.this, tree.expression]
     texts = [convert(build(part, read), "string", "a part of ||") for part in parts]
     return Node("string", lambda table: concatenate(*(text.run(table) for text in texts)))
@@ -361,10 +361,17 @@ _NOT_FIXED = "CURRENT_DATE CURRENT_DATETIME CURRENT_TIME CURRENT_TIMESTAMP RAND 
 NOT_FIXED = frozenset(_NOT_FIXED.split())
 
 
+def functions() -> Mapping[str, Rule]:
+    """The functions that a row may call, loaded where a query calls one."""
+    from streamveil.expressions.functions import FUNCTIONS
+
+    return FUNCTIONS
+
+
 def require_function(tree: exp.Expr) -> str:
     """The name of a function a row may call; PlanError with the nearest known name."""
     name = str(tree.this).upper() if isinstance(tree.this, str) else tree.this.name.upper()
-    if name in FUNCTIONS or (
+    if name in functions() or (
         name == "WEEK" and isinstance(tree.parent, exp.Anonymous | exp.Extract)
     ):
         return name
@@ -394,9 +401,9 @@ NO_TIME = (
 
 def _call(tree: exp.Expr, read: Reader) -> Node:
     name = require_function(tree)
-    if name not in FUNCTIONS:
+    if name not in functions():
         raise PlanError(f"{name} stands only where a time unit is expected")
-    rule = FUNCTIONS[name]
+    rule = functions()[name]
     inputs = [_argument(argument, read) for argument in tree.expressions]
     bound = rule(name, [seen(node) for node in inputs])
     return _apply(name, bound, inputs)
@@ -404,8 +411,8 @@ def _call(tree: exp.Expr, read: Reader) -> Node:
 
 def nearest_function(name: str) -> str:
     """A hint of at most one name: the list is long."""
-    hint = nearest(name.upper(), FUNCTIONS)
-    match = nearest(name.lower(), [known.lower() for known in FUNCTIONS])
+    hint = nearest(name.upper(), functions())
+    match = nearest(name.lower(), [known.lower() for known in functions()])
     return match.upper().replace("; DID YOU MEAN", "; did you mean") if "mean" in match else (
         hint if "mean" in hint else "; docs/sql.md lists every function"
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.errors import PlanError
-from streamveil.expressions.kernels import Column, null_unless
+from streamveil.expressions.kernels import Column, as_cast, null_unless
 
 BEFORE, MATCH, AFTER = "veil_before", "veil_match", "veil_after"  # groups that no query names
 FOUND = "veil_found"
@@ -157,14 +157,6 @@ def formatted(pieces: Sequence[Directive]) -> Callable[..., Column]:
         return pa.array([None if None in row else whole % row for row in rows], pa.string())
 
     return run
-
-
-def as_cast(column: Column) -> Column:
-    """Values as CAST(x AS STRING) writes them."""
-    if pa.types.is_timestamp(column.type):
-        clock = column.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.string())
-        return pc.binary_join_element_wise(clock, "+00", "")
-    return column.cast(pa.string())
 
 
 def bytes_of(column: Column) -> Column:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.calendars.zones import require_zone
+from streamveil.calendars import require_zone
 from streamveil.errors import PlanError
 from streamveil.expressions import times
 from streamveil.expressions.kernels import INSTANT, Column, dense, from_numpy, null_unless
@@ -119,10 +119,8 @@ def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
     zone, kind = _zone(name, arguments, 1), arguments[0].kind
     if zone is not None:
         return Bound("date", ("timestamp", None), times.on_calendar(zone))
-    if kind == "date":
-        return Bound("date", ("date",), same)
-    if kind == "string":
-        return Bound("date", ("date",), same)  # the caller converts, as CAST does
+    if kind in ("date", "string"):
+        return Bound("date", ("date",), same)  # the caller converts a text, as CAST does
     return Bound("date", ("timestamp",), times.to_date)
 
 

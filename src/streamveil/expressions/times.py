@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from streamveil.calendars.zones import rules_of
+from streamveil.calendars import rules_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.kernels import DAY_US, INSTANT, Column, dense, from_numpy
 from streamveil.types import Array
@@ -61,13 +61,7 @@ def to_instant(column: Column) -> Column:
 
 def on_clocks(zone: str) -> Callable[[Column], Column]:
     """What the clocks of a zone show at each time, as if it were UTC."""
-    rules = rules_of(zone)
-
-    def run(column: Column) -> Column:
-        values, ok = micros(column)
-        return from_numpy(rules.shown(values), ok, INSTANT)
-
-    return run
+    return _instants(rules_of(zone).shown)
 
 
 def on_calendar(zone: str) -> Callable[[Column], Column]:
@@ -78,22 +72,20 @@ def on_calendar(zone: str) -> Callable[[Column], Column]:
 
 def midnight(zone: str) -> Callable[[Column], Column]:
     """When the clocks of a zone show midnight of a day, for good."""
-    rules = rules_of(zone)
-
-    def run(column: Column) -> Column:
-        values, ok = micros(column)
-        return from_numpy(rules.instants(values), ok, INSTANT)
-
-    return run
+    return _instants(rules_of(zone).instants)
 
 
 def shown_first(zone: str) -> Callable[[Column], Column]:
     """When the clocks of a zone first show a time, or more where they never show it."""
-    rules = rules_of(zone)
+    return _instants(rules_of(zone).first)
+
+
+def _instants(moved: Callable[[Array], Array]) -> Callable[[Column], Column]:
+    """A function of microseconds, over columns of times."""
 
     def run(column: Column) -> Column:
         values, ok = micros(column)
-        return from_numpy(rules.first(values), ok, INSTANT)
+        return from_numpy(moved(values), ok, INSTANT)
 
     return run
 

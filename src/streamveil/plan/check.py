@@ -13,8 +13,7 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from streamveil.calendars.cells import END_US, Cells
-from streamveil.calendars.zones import DAY
+from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import key_name
 from streamveil.plan import options

@@ -15,8 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-from streamveil.calendars.cells import Cells, clock_of, follows_clocks
-from streamveil.calendars.zones import digest
+from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import require_file_name
 from streamveil.plan.post import Post

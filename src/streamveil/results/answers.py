@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
 from streamveil.errors import PlanError
 from streamveil.release_metadata import Facts, missing, read_note, sentences
@@ -18,7 +19,7 @@ from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
 from streamveil.results.intervals import Interval, deviations, plain, ratio
 from streamveil.results.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 from streamveil.results.top import Ranked, moved, rank
 from streamveil.types import Array
 

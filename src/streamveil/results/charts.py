@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from streamveil.calendars.cells import clock_of
+from streamveil.batch import Moment
+from streamveil.calendars import clock_of
 from streamveil.display import key_label, rows_of
 from streamveil.release_metadata import ReleaseTime, missing
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
 T = TypeVar("T")

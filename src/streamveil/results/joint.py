@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.batch import Moment
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.dataflow.group_metadata import counter_from
@@ -22,7 +23,7 @@ from streamveil.results.noise import (
     tested_covariance,
     weighted_covariance,
 )
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
 LINEAR = ("count", "count_units", "count_distinct", "sum")

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.batch import Release
+from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import PlanError
 from streamveil.expressions.convert import KINDS
@@ -55,7 +55,7 @@ from streamveil.release_metadata import (
 from streamveil.results.answer_sums import LINEAR, REPEATED, ROW, SHIFT, TOTAL, Answered, names_in
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
 from streamveil.results.post_joins import BOTH_NUMBERS, one_type, paired
-from streamveil.results.releases import Moment, Releases
+from streamveil.results.releases import Releases
 from streamveil.types import Array
 
 CHOSEN = (

@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from streamveil.batch import Release
+from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, require_noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import facts_of, hidden_facts
@@ -41,13 +41,6 @@ NUMBER = re.compile(r"window=(-?\d+)$")  # of windows without a time
 KEPT = 16  # tables held in memory
 KEPT_FILES = 4  # of several releases
 Load = Callable[[], Noisy[pa.Table]]
-
-
-class Moment(NamedTuple):
-    """Which release: trigger 1, 2, ... of a window."""
-
-    window: int
-    trigger: int
 
 
 class Releases:

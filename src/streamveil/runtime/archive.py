@@ -23,12 +23,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamveil.batch import Release
+from streamveil.batch import Moment, Release
 from streamveil.connectors.base import Sink
 from streamveil.connectors.blocks import write_all
 from streamveil.core.noisy import restored
 from streamveil.errors import PlanError, StoreError
-from streamveil.results.releases import Moment
 from streamveil.runtime import disk, frame, notes, wal
 from streamveil.runtime.checkpoint import Extent
 from streamveil.runtime.tables import Mark, from_parts, to_parts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamveil.compiler.compile import operator_of
+from streamveil.compiler import operator_of
 from streamveil.connectors import open_sinks
 from streamveil.core.noise.keyed import Noise
 from streamveil.errors import PlanError, StoreError

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamveil.connectors import open_source
 from streamveil.connectors.base import Chunk, Source, hand_on, select
-from streamveil.connectors.checksum import crc32
+from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table, traced
 from streamveil.dataflow.protocol import NOT_FINITE, count
 from streamveil.expressions.expr import column_named, columns_of, compile_unit

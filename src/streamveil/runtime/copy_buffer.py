@@ -17,8 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.blocks import BLOCK, OWN, advise, to_block
-from streamveil.connectors.checksum import crc32
+from streamveil.connectors.blocks import BLOCK, OWN, advise, crc32, to_block
 from streamveil.errors import SourceError
 from streamveil.runtime.frame import padded, padding, put
 

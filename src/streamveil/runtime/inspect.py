@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.connectors.manifest import Manifest
-from streamveil.connectors.remote import MARK, LocalFiles, RemoteFiles
+from streamveil.connectors.names import MARK, LocalFiles
+from streamveil.connectors.remote import RemoteFiles
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, frame, notes, wal
 from streamveil.runtime.secret import SECRET

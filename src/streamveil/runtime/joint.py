@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.accounts.ledger import Ledger, Where
-from streamveil.batch import Release
-from streamveil.compiler.compile import operator_of
+from streamveil.batch import Moment, Release
+from streamveil.compiler import operator_of
 from streamveil.connectors import open_sinks
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noisy import Noisy, post_process
@@ -33,7 +33,7 @@ from streamveil.plan.look import with_look
 from streamveil.plan.plan import Plan, SinkSpec
 from streamveil.plan.value_bounds import in_units
 from streamveil.results.post import post_processed, processed_together, require_joint
-from streamveil.results.releases import Moment, Releases, of_folder
+from streamveil.results.releases import Releases, of_folder
 from streamveil.runtime.combined import open_rows
 from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from streamveil.connectors.checksum import crc32
+from streamveil.connectors.blocks import crc32
 from streamveil.runtime import disk, formats
 from streamveil.runtime.wal import damaged
 

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import Release
+from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError, SourceError, StoreError, nearest, require_file_name
 from streamveil.expressions.kernels import INT_MAX
-from streamveil.results.releases import Load, Moment, Releases, of_folder
+from streamveil.results.releases import Load, Releases, of_folder
 from streamveil.runtime import checkpoint, notes, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch
-from streamveil.compiler.compile import is_sketched, operator_of
+from streamveil.compiler import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
-from streamveil.engines.embedded.group_by import within
+from streamveil.engines.embedded import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
@@ -183,11 +183,10 @@ def warn_of_nothing(plan: Plan) -> None:
     span = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])
     if span is None and clock.kind != "once":
         return
-    from streamveil.connectors.row_groups import nothing_to_read  # loaded where files are read
+    from streamveil.connectors.file_reader import nothing_to_read  # loaded where files are read
 
-    column = clock.arrival or plan.source.event_time
-    source = open_source(plan.source.kind, plan.source.options, column)
-    nothing = nothing_to_read(source, column, span)
+    source = open_source(plan.source.kind, plan.source.options)
+    nothing = nothing_to_read(source, clock.arrival or plan.source.event_time, span)
     if nothing is not None:
         warnings.warn(
             f"{nothing}: the budget of this job is spent on releases without rows, unless files "

@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.connectors import Chunk, Source
-from streamveil.connectors.arrival import Arrivals, arrivals
-from streamveil.connectors.base import micros, slices
-from streamveil.connectors.checksum import crc32
+from streamveil.connectors.base import Arrivals, arrivals, micros, slices
+from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, rejected_table
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan.plan import Clock
@@ -30,7 +29,7 @@ from streamveil.runtime.copy_buffer import SpillBuffer
 from streamveil.types import Array, Int64
 
 if TYPE_CHECKING:  # not loaded where a query reads no files
-    from streamveil.connectors.row_groups import RowGroup
+    from streamveil.connectors.file_reader import RowGroup
 
 PAUSE = 0.5  # seconds between two looks for more rows
 MOST_WAITING = 1 << 22  # rows in memory whose step is to come, where files are in order

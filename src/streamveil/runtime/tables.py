@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Release, ReleaseColumns
-from streamveil.connectors.blocks import filled
-from streamveil.connectors.checksum import crc32
+from streamveil.connectors.blocks import crc32, filled
 from streamveil.connectors.content import computed, exact_columns, is_near, is_real, length, norm
 from streamveil.core.noisy import post_process, values
 from streamveil.runtime import frame

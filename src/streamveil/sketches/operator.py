@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Batch, Release
-from streamveil.calendars.cells import Cells
+from streamveil.calendars import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.counters.cell_kernels import Tables
 from streamveil.core.noise.bulk.keystream import key_schedule

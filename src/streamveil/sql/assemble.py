@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from streamveil.calendars.zones import require_zone
+from streamveil.calendars import require_zone
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
 from streamveil.expressions.expr import conjunction
 from streamveil.plan import options
+from streamveil.plan.own_rows import with_limits
 from streamveil.plan.plan import (
     Aggregate,
     Bounding,
@@ -36,7 +37,6 @@ from streamveil.plan.plan import (
     Window,
 )
 from streamveil.plan.post import Post
-from streamveil.sql.joins import with_limits
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import DAY_US, Length, Ticks, finish, origin_us
 

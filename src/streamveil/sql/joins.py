@@ -309,31 +309,6 @@ def names_of(tree: exp.Expr) -> list[str]:
     return ["*" if item.is_star else item.alias_or_name for item in items]
 
 
-def with_limits(source: SourceSpec, rows: int | None, within_us: int | None) -> SourceSpec:
-    """The joins of a source with what they keep on live data; times are of relations of events."""
-    if rows is None and within_us is None:
-        return source
-    if rows is None or not (
-        isinstance(source, OwnRows) and any(isinstance(step, OwnJoin) for step in source.steps)
-    ):
-        raise PlanError(
-            "join_rows says what a join by the privacy unit keeps of each person's rows on live"
-            " data, and join_within goes with it.\n"
-            "  to fix  give join_rows with a join by the unit, or leave both out"
-        )
-    made = [
-        replace(step, kept=rows, within_us=within_us if step.other.event_time else None)
-        if isinstance(step, OwnJoin) else step
-        for step in source.steps
-    ]  # fmt: skip
-    if within_us is not None and not any(getattr(step, "within_us", None) for step in made):
-        raise PlanError(
-            "join_within is for relations of events, and the one that is joined has no times.\n"
-            "  to fix  event_time = 'ts' where it is declared, or leave join_within out"
-        )
-    return replace(source, steps=tuple(made))
-
-
 def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and how)
     source: SourceSpec, unit: str, where: Sequence[str], other: SourceSpec,
     theirs: Sequence[str], on: Sequence[str], how: How,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, get_args
 
-from streamveil.calendars.cells import LAST_DAY, clock_of, day_of_month, instant_of
+from streamveil.calendars import LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.expr import conjunction, normalize_expression
 from streamveil.plan import options

@@ -13,9 +13,8 @@ import pytest
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.engines.embedded import group_by
-from streamveil.engines.embedded.group_by import EmbeddedGroupBy, embedded
-from streamveil.engines.embedded.tables import PartedTable, Room
+from streamveil.engines import embedded as group_by
+from streamveil.engines.embedded import EmbeddedGroupBy, PartedTable, Room, embedded
 from streamveil.errors import PlanError
 from streamveil.plan.plan import (
     Aggregate,

@@ -13,7 +13,7 @@ import pytest
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.dataflow import rows as row_stage
-from streamveil.engines.embedded import group_by
+from streamveil.engines import embedded as group_by
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.run import Pace, run
 

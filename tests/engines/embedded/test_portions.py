@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.engines.embedded import group_by
-from streamveil.engines.embedded.group_by import EmbeddedGroupBy, embedded
-from streamveil.engines.embedded.tables import PARTS, Room
+from streamveil.engines import embedded as group_by
+from streamveil.engines.embedded import PARTS, EmbeddedGroupBy, Room, embedded
 from streamveil.plan.plan import Aggregate, Bounding, Clock, Plan, SourceSpec, Window
 from streamveil.runtime.run import Pace, work_of
 from tests.engines.embedded.test_group_by import BOUNDS, plan

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.unit_kernels import WORDS
-from streamveil.engines.embedded.tables import (
+from streamveil.engines.embedded import (
     GROWTH,
     PARTS,
     SAMPLE,

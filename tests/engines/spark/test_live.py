@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch
-from streamveil.compiler.compile import operator_of
+from streamveil.compiler import operator_of
 from streamveil.plan.plan import Clock
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark

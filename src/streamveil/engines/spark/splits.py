@@ -17,8 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.connectors.arrival import arrivals
-from streamveil.connectors.base import micros, select
+from streamveil.connectors.base import arrivals, micros, select
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.fit import fit
 from streamveil.connectors.manifest import footer

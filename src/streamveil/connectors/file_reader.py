@@ -1,0 +1,210 @@
+"""Files of one format, read in parts: Parquet here, text in `text_files`.
+
+Also what the footers of Parquet files tell of the times in their row groups, before a row is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamveil.connectors.base import select
+from streamveil.connectors.fit import fitted, groups_behind
+from streamveil.connectors.names import guarded, shown
+from streamveil.connectors.rejected_rows import MISFIT, as_lines, misfits
+from streamveil.errors import SourceError, nearest
+from streamveil.frames import plain_schema
+from streamveil.types import Array, Int64
+
+MOST_LINE = 1 << 24  # bytes of a line of text, unless another limit is given
+UNITS = {"milliseconds": ("ms", 1_000, 1), "microseconds": ("us", 1, 1),
+         "nanoseconds": ("ns", 1, 1_000)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReadPosition:
+    """Where reading stands within a file: `row` rows of it are done. No name: between two files.
+
+    Names are those below the folder that holds all files: it may move.
+    """
+
+    name: str = ""
+    row: int = 0
+    size: int = 0  # bytes of that file
+    mark: int | None = None  # digest of its content
+    malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
+
+
+Numbers = Int64[Array, " rows"]
+
+
+class RejectedLines(NamedTuple):
+    """The rejected rows of a file."""
+
+    reason: str
+    numbers: Numbers
+    lines: list[bytes]
+    size: int | None = None  # of a line of which only the start is here
+
+
+class FilePart(NamedTuple):
+    """Rows of a file."""
+
+    rows: pa.Table
+    rejected: dict[str, int]
+    malformed: int = 0  # lines of the file that were no rows, up to here
+    numbers: Numbers | None = None  # of the rows in the file, from 1; None: nobody asked
+    rejected_rows: Sequence[RejectedLines] = ()  # if asked for
+
+
+class Reader:
+    """One file format. `read` goes on at a place and yields parts of `max_rows`."""
+
+    def __init__(
+        self,
+        declared: pa.Schema | None,
+        traced: bool = False,  # noqa: FBT001,FBT002
+        most_line: int = MOST_LINE,
+    ) -> None:
+        self.declared, self.traced, self.most_line = declared, traced, most_line
+
+    def schema(self, path: Path) -> pa.Schema:
+        """Columns of one file."""
+        raise NotImplementedError
+
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
+        """Rows of one file."""
+        raise NotImplementedError
+
+    def _require(self, own: pa.Schema, wanted: pa.Schema, path: Path) -> None:
+        """SourceError unless a file has all wanted columns, once each."""
+        lacking = [name for name in wanted.names if name not in own.names]
+        if self.declared is not None and {*lacking} & {*self.declared.names}:
+            raise SourceError(
+                f"column '{lacking[0]}' is not in '{shown(path.name)}'"
+                f"{nearest(lacking[0], own.names)}.\n"
+                "  to fix  declare it as the file has it, or say fill_missing = TRUE: declared"
+                " columns are then null in files that lack them"
+            )
+        select(own, wanted.names, f"'{shown(path.name)}'")
+
+
+class ParquetReader(Reader):
+    """Parquet, one row group after the other; a resumed read skips whole groups unread."""
+
+    def schema(self, path: Path) -> pa.Schema:
+        """From the footer."""
+        return plain_schema(guarded(path, lambda: pq.read_schema(path)).remove_metadata())
+
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
+        """See `Reader.read`."""
+        file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
+        self._require(file.schema_arrow, wanted, path)
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        groups, first = groups_behind(sizes, start.row)
+        batches = file.iter_batches(
+            max_rows, row_groups=groups, columns=wanted.names, use_threads=True
+        )
+        tables = (
+            pa.Table.from_batches([batch]).select(wanted.names)
+            for batch in iter(lambda: guarded(path, lambda: next(batches, None)), None)
+        )
+        for rows, rejected, end, before in fitted(tables, first, start.row, wanted, max_rows):
+            if not self.traced:
+                yield FilePart(rows, rejected)
+                continue
+            numbers, rejected_rows = np.arange(end - rows.num_rows, end) + 1, []
+            if rejected:
+                odd = misfits(before, rows)
+                rejected_rows = [
+                    RejectedLines(MISFIT, numbers[odd], as_lines(before.filter(pa.array(odd))))
+                ]
+            yield FilePart(rows, rejected, 0, numbers, rejected_rows)
+
+
+class RowGroup(NamedTuple):
+    """A row group, in the order in which files are read."""
+
+    rows: int
+    nbytes: int  # of all its columns, before compression
+    span: tuple[int, int] | None  # its first and last time, microseconds; None: not known
+
+
+UNKNOWN = RowGroup(0, 0, None)
+
+
+def nothing_to_read(source: object, column: str | None, span: tuple[int, int] | None) -> str | None:
+    """What to tell the operator where no file is, or none of a time from start to before end."""
+    if not getattr(source, "on_disk", False):
+        return None
+    files: list[Path] = source.files()  # type: ignore[attr-defined]  # whoever says so has them
+    if not files:
+        return "no file is there yet"
+    if span is None:
+        return None
+    start_us, end_us = span
+    try:
+        spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
+    except (OSError, pa.ArrowException):
+        return None  # no Parquet
+    known = [span for span in spans if span is not None]
+    if len(known) < len(spans):
+        return None
+    first, last = min(first for first, _ in known), max(last for _, last in known)
+    return (
+        None
+        if first < end_us and start_us <= last
+        else "no file holds a time between start and end"
+    )
+
+
+def row_groups(
+    paths: Iterable[Path], column: str | None, kind: pa.DataType | None = None
+) -> list[RowGroup] | None:
+    """All row groups of some files; None where a file does not hold the column as that type.
+
+    `kind`: None stands for any timestamp.
+    """
+    found: list[RowGroup] = []
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            facts, schema = file.metadata, file.schema_arrow
+            places = [i for i in range(facts.num_columns) if facts.schema.column(i).path == column]
+            if len(places) != 1 or kind not in (None, schema.field(column).type):
+                return None
+            for number in range(facts.num_row_groups):
+                group = facts.row_group(number)
+                span = span_of(group.column(places[0]), kind)
+                found.append(RowGroup(group.num_rows, group.total_byte_size, span))
+    return found
+
+
+def span_of(chunk: pq.ColumnChunkMetaData, kind: pa.DataType | None) -> tuple[int, int] | None:
+    """The first and last time of a row group as its statistics have them, rounded down.
+
+    They are read as whole numbers: a time that no calendar has stops nothing.
+    """
+    told = chunk.statistics
+    if told is None or not told.has_min_max or told.physical_type != "INT64":
+        return None
+    if kind is not None and pa.types.is_int64(kind):
+        return told.min_raw, told.max_raw
+    logical = json.loads(told.logical_type.to_json())
+    unit = logical.get("timeUnit")
+    if logical["Type"] != "Timestamp" or unit not in UNITS:
+        return None
+    if kind is not None and (not pa.types.is_timestamp(kind) or UNITS[unit][0] != kind.unit):
+        return None
+    _, factor, parts = UNITS[unit]
+    return told.min_raw * factor // parts, told.max_raw * factor // parts

@@ -1,0 +1,164 @@
+"""Files of CSV and of JSON lines, whose lines may be no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.connectors.base import slices
+from streamveil.connectors.file_reader import FilePart, Numbers, Reader, ReadPosition, RejectedLines
+from streamveil.connectors.fit import fit, is_text_or_bytes
+from streamveil.connectors.lines import Long, ahead, blocks, first_line, opened
+from streamveil.connectors.names import guarded, shown
+from streamveil.connectors.rejected_rows import MALFORMED, MISFIT, TOO_LONG, misfits
+from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
+from streamveil.errors import SourceError
+
+
+class TextReader(Reader):
+    """Files of lines."""
+
+    def _pieces(
+        self, path: Path, file: BinaryIO, size: int, read: Callable[[bytes], Lines]
+    ) -> Iterator[Lines]:
+        """Lines of a file of text, some at a time; those that are too long by themselves."""
+        found = blocks(file, size, self.most_line)
+
+        def lines(block: bytes | Long) -> Lines:
+            if isinstance(block, Long):
+                one = np.zeros(1, np.int64)
+                return Lines(read(b"").rows, one, lambda: [block.start], block.size)
+            return guarded(path, partial(read, block))
+
+        some: Iterator[bytes | Long] = iter(lambda: guarded(path, partial(next, found, None)), None)
+        return ahead(lines, some)
+
+
+class CsvReader(TextReader):
+    """CSV with a header line; one line is one row. Every field is read as text, then fitted.
+
+    Arrow's threads take no part: one that still held a block when the process ends would abort it.
+    """
+
+    BYTES = 1 << 22
+
+    def schema(self, path: Path) -> pa.Schema:
+        """The header's names; text unless declared."""
+        with opened(path) as file:
+            header = guarded(path, lambda: first_line(file, self.most_line))
+        try:
+            if header is None:
+                raise HeaderError(f"has a header of more than {self.most_line:,} bytes")
+            names = csv_names(header)
+        except HeaderError as error:
+            raise SourceError(f"'{shown(path.name)}' {error}") from None
+        return pa.schema([(name, pa.string()) for name in names])
+
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
+        """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
+        if guarded(path, path.stat).st_size == 0:
+            return
+        own = self.schema(path)
+        self._require(own, wanted, path)
+        typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
+        read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
+        with opened(path) as file:
+            guarded(path, lambda: first_line(file, self.most_line))
+            pieces = self._pieces(path, file, self.BYTES, read)
+            fitting = Fitting(wanted, max_rows, first=2 if self.traced else None)
+            yield from fitting.parts(pieces, start)
+
+
+class JsonReader(TextReader):
+    """JSON lines: one object a line. Columns must be declared."""
+
+    BYTES = 1 << 20
+
+    def schema(self, path: Path) -> pa.Schema:
+        """Always declared: reading it from values would let one row decide everybody's types."""
+        if self.declared is None:
+            raise SourceError(
+                f"JSON lines carry no types ('{shown(path.name)}').\n"
+                "  to fix  declare the columns: CREATE STREAM name (column TYPE, …) WITH (…), "
+                "or columns={'column': 'TYPE'}"
+            )
+        return self.declared
+
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
+        """See `Reader.read`. A line that is no JSON object is counted, never raised."""
+        from streamveil.connectors.json_lines import json_block  # only for files of JSON
+
+        read = partial(json_block, wanted=wanted)
+        with opened(path) as file:
+            pieces = self._pieces(path, file, self.BYTES, read)
+            fitting = Fitting(wanted, max_rows, first=1 if self.traced else None)
+            yield from fitting.parts(pieces, start)
+
+
+class Origin(NamedTuple):
+    """Lines of a file, and which of them the rows are that come next."""
+
+    first: int  # number of the first line
+    lines: list[bytes]
+    rows: Numbers
+
+    size: int | None  # see `Lines`
+
+    def rejected_lines(self, reason: str, which: Numbers) -> RejectedLines:
+        """Some of the lines, as rejected rows."""
+        lines = [self.lines[line] for line in which]
+        return RejectedLines(reason, which + self.first, lines, self.size)
+
+    def after(self, rows: int) -> Origin:
+        """The same behind some rows."""
+        return self._replace(rows=self.rows[rows:])
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """From lines of text to parts of rows."""
+
+    wanted: pa.Schema
+    max_rows: int
+    first: int | None  # number of the first line; None: nobody asks where rows come from
+
+    def parts(self, pieces: Iterable[Lines], start: ReadPosition) -> Iterator[FilePart]:
+        """What comes after a place; malformed lines go with the next rows, or without any."""
+        skip, told, malformed, line = start.row, start.malformed, 0, self.first
+        for piece in pieces:
+            odd = piece.malformed[len(piece.malformed) if told is None and skip else 0 :]
+            odd = odd[max(0, (told or 0) - malformed) :]
+            malformed += len(piece.malformed)
+            rest, skip = piece.rows.slice(skip), max(0, skip - piece.rows.num_rows)
+            origin = None
+            if line is not None:
+                gone = piece.rows.num_rows - rest.num_rows
+                origin = Origin(line, piece.all(), piece.of_rows()[gone:], piece.size)
+                line += len(origin.lines)
+            for part in slices(rest, self.max_rows) if rest.num_rows else [rest][: len(odd)]:
+                reason = MALFORMED if piece.size is None else TOO_LONG
+                yield self._part(part, (reason, odd), max(malformed, told or 0), origin)
+                odd, origin = odd[:0], origin and origin.after(part.num_rows)
+
+    def _part(
+        self, part: pa.Table, unread: tuple[str, Numbers], malformed: int, origin: Origin | None
+    ) -> FilePart:
+        (reason, odd), (rows, rejected) = unread, fit(part, self.wanted)
+        if len(odd):
+            rejected = {**rejected, reason: len(odd)}
+        if origin is None:
+            return FilePart(rows, rejected, malformed)
+        mine = origin.rows[: part.num_rows]
+        wrong = mine[misfits(part, rows)] if rejected else mine[:0]
+        found = [origin.rejected_lines(reason, odd), origin.rejected_lines(MISFIT, wrong)]
+        return FilePart(rows, rejected, malformed, mine + origin.first, found)
