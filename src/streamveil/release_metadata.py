@@ -25,6 +25,7 @@ SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its inte
 Facts = dict[str, Any]
 Names = Collection[str] | None  # of numbers; None: all
 OVER = "over the contribution bound and are in no number"
+REPEATS = "rows with which a unit repeats a group that counts it are not among them"
 OF_ONE_UNIT = "intervals hold what many units lost by that, not what one of them alone did"
 
 
@@ -97,9 +98,9 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
     if cut is None:
         return "; ".join(said_of_outputs(facts, "bias", names)) or None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
+    about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
     return (
-        f"{_rows_over(cut)}"
-        f"{'; a unit counts once in a group, whatever its rows' if units else ''}"
+        f"{_rows_over(cut)}{f'; {about}' if units else ''}"
         f"{f'; {OF_ONE_UNIT}' if facts.get('true_intervals') else ''}"
     )
 
@@ -119,7 +120,8 @@ def _rows_over(cut: Facts) -> str:
 
 
 def _part(cut: Facts, name: str) -> str:
-    return f", {cut[name]:.1%} of the rows of these groups" if name in cut else ""
+    most = "at most " if name == "share_high" else ""
+    return f", {most}{cut[name]:.1%} of the rows of these groups" if name in cut else ""
 
 
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:

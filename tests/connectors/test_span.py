@@ -8,6 +8,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.cli import warned
+from streamveil.connectors import file_reader
 from streamveil.errors import OperatorWarning
 from streamveil.runtime.run import warn_of_nothing
 
@@ -70,6 +71,38 @@ def test_it_is_said_once_before_the_charge_and_refuses_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(made.run(str(state))) is not None
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_without_footers_the_first_rows_tell(kind, tmp_path, monkeypatch):
+    """CSV and JSON, and Parquet without statistics."""
+    monkeypatch.setattr(file_reader, "AT_ONCE", 2)
+    times = [f"2026-01-01T0{hour}:00:00Z" for hour in range(4)]
+    if kind == "csv":
+        (tmp_path / "a.csv").write_text("ts,u\n" + "".join(f"{ts},1\n" for ts in times))
+    elif kind == "jsonl":
+        rows = "".join(f'{{"ts": "{ts}", "u": 1}}\n' for ts in times)
+        (tmp_path / "a.jsonl").write_text(rows)
+    else:
+        table = pa.table({"ts": pa.array(times).cast(pa.timestamp("us", "UTC")), "u": [1] * 4})
+        pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)
+
+    def made(start, end):
+        stream = sv.files(
+            f"{tmp_path}/*.{kind}", event_time="ts", columns={"ts": "TIMESTAMP", "u": "INT64"}
+        )
+        counted = stream.protect("u").agg(n=sv.count()).bound(max_rows=1)
+        budget = sv.Budget(epsilon=1, delta=1e-6)
+        return counted.release(every="1 hour", start=start, end=end, budget=budget).plan
+
+    with pytest.warns(UserWarning, match="no row has a time between start and end"):
+        warn_of_nothing(made("2025-01-01", "2026-01-01"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_nothing(made("2026-01-01 03:00", "2026-01-02"))
+    monkeypatch.setattr(file_reader, "LOOKED_AT", 2)
+    with pytest.warns(UserWarning, match="none of the first 2 rows has a time between"):
+        warn_of_nothing(made("2026-01-01 03:00", "2026-01-02"))
 
 
 def test_a_query_that_answers_once_says_that_no_file_is_there(tmp_path):

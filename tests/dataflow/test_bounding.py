@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.unit_kernels import COUNTED, NEW
+from streamveil.dataflow.unit_kernels import COUNTED, NEW, REPEATED
 from streamveil.errors import PlanError
 from tests.dataflow.twins import bound, remembered
 
@@ -128,12 +128,18 @@ def test_large_tables_grow_and_any_partition_by_unit_agrees(bounds):
     accepted, first, _ = bound(rows, bounds)
     whole = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds)
     np.testing.assert_array_equal(whole.accepted, accepted)
-    np.testing.assert_array_equal(whole.first > 0, first)
+    np.testing.assert_array_equal(whole.first & NEW > 0, first)
+    inside, repeated = set(), []
+    pairs = zip(rows.unit.tolist(), rows.group.tolist(), strict=True)
+    for pair, passes in zip(pairs, accepted.tolist(), strict=True):
+        repeated.append(not passes and pair in inside)
+        inside |= {pair} if passes else set()
+    np.testing.assert_array_equal(whole.first & REPEATED > 0, repeated)
     for shard in range(3):
         mine = rows.unit % np.uint64(3) == shard
         part = unit_stage(UnitTable.empty(bounds, "all"), rows.part(mine), bounds)
         np.testing.assert_array_equal(part.accepted, accepted[mine])
-        np.testing.assert_array_equal(part.first > 0, first[mine])
+        np.testing.assert_array_equal(part.first & NEW > 0, first[mine])
 
 
 @given(rules(), st.integers(0, 2**32), st.integers(1, 300))

@@ -229,3 +229,42 @@ def test_intervals_that_cannot_be_given_are_refused(measure, options, message):
     budget = Budget(epsilon=2, delta=1e-7)
     with pytest.raises(PlanError, match=message):
         compile_plan(grouped.release(every=sv.rows(9), steps=2, budget=budget, **options).plan)
+
+
+def people(measures, bound, rows):
+    """The last release over people with five rows in each of `rows` groups, without noise."""
+    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64())])
+    made = (
+        sv.memory(kinds.empty_table()).protect(unit="u")
+        .group_by("k", keys=sv.public([1, 2, 3])).agg(**measures).bound(**bound)
+        .release(every=sv.rows(10**9), steps=1, budget=Budget(epsilon=2, delta=1e-7),
+                 intervals="true")
+    )  # fmt: skip
+    u = np.repeat(np.arange(1, 501), 5 * rows)
+    k = np.tile(np.repeat(np.arange(1, rows + 1), 5), 500)
+    return run(compile_plan(made.plan), [pa.table({"u": u, "k": k})], SilentNoise())
+
+
+def test_of_people_only_those_count_as_cut_whom_a_group_does_not_count():
+    bound = {"max_rows": 2, "max_rows_per_group": 1}
+    state, [all_in] = people({"n": sv.count_units()}, bound, rows=2)
+    cut = facts(all_in)["cut"]
+    assert state.reject_counts["over the contribution bound"] == 500 * 8
+    assert cut["rows"] == 0
+    assert "repeats a group" in cut_sentence(facts(all_in))
+    _, [some_out] = people({"n": sv.count_units()}, bound, rows=3)
+    assert facts(some_out)["cut"]["rows"] == 500 * 5
+    n, high = (some_out.table[name].to_numpy() for name in ("n", "n_high"))
+    assert sorted(n.tolist()) == [0, 500, 500]
+    assert high[n > 0].min() > 500 * 1.5
+    _, [both] = people({"n": sv.count_units(), "rows": sv.count()}, bound, rows=2)
+    assert facts(both)["cut"]["rows"] == 500 * 8
+    assert "repeats a group" not in cut_sentence(facts(both))
+
+
+def test_no_share_is_told_over_no_rows():
+    _, [release] = run(query(steps=1), [tables()[0].slice(0, 0)], SilentNoise())
+    assert not {"share", "share_high"} & {*facts(release)["cut"]}
+    said = cut_sentence(facts(release))
+    assert said.startswith("up to ")
+    assert "of the rows of these groups" not in said

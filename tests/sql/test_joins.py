@@ -284,6 +284,17 @@ def test_python_says_the_same_as_sql_and_a_job_resumes(tmp_path):
     )
 
 
+def test_people_who_are_named_by_texts_are_joined_twice():
+    """Rows of a join hold texts of another type, and the second join was refused."""
+    t = pa.table({"id": ["a", "b", None], "x": [1, 2, 3]})
+    found = {"t": t, "u": t, "v": t}
+    relation = "SELECT t.id, t.x AS x FROM t JOIN u ON t.id = u.id JOIN v ON t.id = v.id"
+    rows = own_rows(planned(relation, found).source, t, lambda _: t)
+    assert rows["t:id"].to_pylist() == ["a", "b"]
+    relation = f"SELECT id, x FROM ({relation} UNION ALL SELECT id, x FROM t)"
+    assert own_rows(planned(relation, found).source, t, lambda _: t).num_rows == 5
+
+
 def test_the_times_of_the_first_table_keep_their_name():
     """A table that is joined with itself had no column of times any more."""
     t = pa.table({"id": [1, 1, 2], "at": pa.array([5, 7, 9], pa.timestamp("us", "UTC"))})

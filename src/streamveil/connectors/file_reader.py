@@ -1,6 +1,6 @@
 """Files of one format, read in parts: Parquet here, text in `text_files`.
 
-Also what the footers of Parquet files tell of the times in their row groups, before a row is read.
+Also what footers of Parquet files, or first rows, tell of times before a job reads its files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import select
+from streamveil.connectors.base import Source, micros, select
 from streamveil.connectors.fit import fitted, groups_behind
 from streamveil.connectors.names import guarded, shown
 from streamveil.connectors.rejected_rows import MISFIT, as_lines, misfits
-from streamveil.errors import SourceError, nearest
+from streamveil.errors import SourceError, StreamveilError, nearest
 from streamveil.frames import plain_schema
 from streamveil.types import Array, Int64
 
@@ -142,31 +143,54 @@ class RowGroup(NamedTuple):
 
 
 UNKNOWN = RowGroup(0, 0, None)
+LOOKED_AT = 100_000  # rows of files whose footers tell no times
+AT_ONCE = 10_000
 
 
-def nothing_to_read(source: object, column: str | None, span: tuple[int, int] | None) -> str | None:
-    """What to tell the operator where no file is, or none of a time from start to before end."""
+def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | None) -> str | None:
+    """What to tell the operator where no file is, or none of a time from start to before end.
+
+    Where footers tell no times, as in CSV and JSON, rows are read until one is of that time, at
+    most `LOOKED_AT` of them.
+    """
     if not getattr(source, "on_disk", False):
         return None
     files: list[Path] = source.files()  # type: ignore[attr-defined]  # whoever says so has them
     if not files:
         return "no file is there yet"
-    if span is None:
+    if span is None or column is None:
         return None
     start_us, end_us = span
     try:
         spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
     except (OSError, pa.ArrowException):
-        return None  # no Parquet
+        spans = [None]  # no Parquet
     known = [span for span in spans if span is not None]
     if len(known) < len(spans):
-        return None
+        return nothing_in_first_rows(source, column, span)
     first, last = min(first for first, _ in known), max(last for _, last in known)
     return (
         None
         if first < end_us and start_us <= last
         else "no file holds a time between start and end"
     )
+
+
+def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) -> str | None:
+    """What to tell where none of the first rows is of a time from start to before end."""
+    start_us, end_us = span
+    seen = 0
+    try:
+        for chunk in source.read(None, AT_ONCE, [column]):
+            us = np.asarray(pc.drop_null(micros(chunk.rows.column(column), column)))
+            if ((us >= start_us) & (us < end_us)).any():
+                return None
+            seen += len(chunk.rows)
+            if seen >= LOOKED_AT:
+                return f"none of the first {LOOKED_AT:,} rows has a time between start and end"
+    except (OSError, pa.ArrowException, StreamveilError):
+        return None  # the job will meet it, and say so
+    return "no row has a time between start and end"
 
 
 def row_groups(

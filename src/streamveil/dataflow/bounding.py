@@ -64,7 +64,7 @@ class Passed(NamedTuple):
     """The unit stage's answer for each row."""
 
     accepted: Bool[Array, " rows"]
-    first: UInt8[Array, " rows"]  # of NEW and COUNTED; of groups that matter (`Firsts`)
+    first: UInt8[Array, " rows"]  # NEW, COUNTED, REPEATED; of groups that matter (`Firsts`)
 
     @classmethod
     def none(cls, rows: int) -> Passed:

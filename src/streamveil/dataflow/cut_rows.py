@@ -168,8 +168,13 @@ def told(
 
 
 def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[str, float]:
-    """Post-processing: the same with the part of all rows that was cut, and at most."""
+    """Post-processing: the same with the part of all rows that was cut, and at most.
+
+    Where hardly a row is shown, no part is told: a bound of rows says nothing of it.
+    """
     kept = kept_rows(sizes)
+    if kept <= 1:
+        return lost
     ends = {"share": lost["rows"], "share_high": lost["high"]}
     return lost | {name: round(rows / (rows + kept), 4) for name, rows in ends.items()}
 

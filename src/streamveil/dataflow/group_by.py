@@ -230,6 +230,11 @@ class GroupBy:
         )
         return "hidden" if until_shown and not counted else "all"
 
+    @cached_property
+    def counts_units_alone(self) -> bool:
+        """Whether a unit's further rows in a group change nothing."""
+        return not self.trees and all(lane.kind == "units" for lane in self.plain_lanes)
+
     def first_bit(self, place: int) -> int:
         """Which first rows a lane of units counts: all where it is released, else with a slot."""
         return COUNTED if place == 0 and self.aggregation.tracks_units else NEW

@@ -216,6 +216,8 @@ def cut_of(
     if not bands:
         return [None] * len(parts), None
     lost = told(np.stack(bands), np.array([one.deviation for one in moments]))
+    if all(output.function == "count_units" for output in shape.outputs):
+        lost = [{**one, "first": True} for one in lost]  # repeated groups are not among them
     if shape.size is None or sizes is None:
         return lost, None
     ends = np.cumsum(rows).tolist()

@@ -57,7 +57,7 @@ from streamveil.dataflow.state import (
     types_from_bytes,
     types_to_bytes,
 )
-from streamveil.dataflow.unit_kernels import COUNTED, NEW
+from streamveil.dataflow.unit_kernels import COUNTED, NEW, REPEATED
 from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead
 from streamveil.dataflow.witness import (
     check_after,
@@ -152,7 +152,7 @@ def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -
     windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
     rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
     add(operator, state, windows, kept, rows)
-    lost = cut_rows(operator, state, unit, pairs, passed.accepted) if over else {}
+    lost = cut_rows(operator, state, unit, pairs, passed) if over else {}
     return {
         "unit": kept.unit,
         "window": constant(windows),
@@ -172,12 +172,21 @@ def cut_rows(
     state: State,
     unit: UInt64[Array, " pairs"],
     pairs: Pairs,
-    accepted: Bool[Array, " pairs"],
+    passed: Passed,
 ) -> dict[str, Array]:
-    """Counts the rows over the bound, by how many their unit lost; returns what that changed."""
-    if operator.aggregation.cut is None:
+    """Counts the rows over the bound, by how many their unit lost; returns what that changed.
+
+    Where units alone are counted, a row in a group that its unit is in already is no loss.
+
+    Sensitivity: that of `CutCounter`. Which rows of a unit are counted follows from its own rows
+        and from what is public, as which of them pass.
+    """
+    lost = ~passed.accepted
+    if operator.counts_units_alone:
+        lost &= (passed.first & REPEATED) == 0
+    if operator.aggregation.cut is None or not lost.any():
         return {}
-    places, scopes, windows, bands = np.flatnonzero(~accepted), [], [], []
+    places, scopes, windows, bands = np.flatnonzero(lost), [], [], []
     for period, mine in parts(pairs.periods[places]):
         known = state.cut.setdefault(period, CutUnits())
         here = places[mine]

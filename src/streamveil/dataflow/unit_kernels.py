@@ -153,6 +153,7 @@ CLASSES = 60  # sizes of blocks: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... granules
 INLINE_GROUPS = 3
 TOTAL_BITS, TOTAL = 14, np.uint64(0x3FFF)
 NEW, COUNTED = 1, 2  # a unit's first row in a group; and the selection may count it there
+REPEATED = 4  # refused, in a group that the unit is known to be in
 UNLIMITED = 1 << 62
 ONES, TOPS = np.uint64(0x0001000100010001), np.uint64(0x8000800080008000)
 LANE_0, LANE_1, LANE_2 = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFFFFFF)
@@ -320,6 +321,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
         refused = (rows >= max_rows) | (spent + charge > quadratic)
         refused |= (remembers & (old + w > per_group)) | (new & (used >= most_groups))
         if refused:
+            first[row] = REPEATED * np.int64(entry >= 0)
             continue
         if not known:
             crowded = metas[cell] >= heads[head + 2]

@@ -112,12 +112,12 @@ def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, A
 
 
 def joined(
-    step: OwnJoin, table: pa.Table, units: Any, other: tuple[pa.Table, Any]
+    step: OwnJoin, table: pa.Table, units: Any, other: tuple[pa.Table, Any], *, late: bool = False
 ) -> tuple[pa.Table, Any]:
-    """Rows beside those of the same unit."""
+    """Rows beside those of the same unit. `late`: the others come later, and say the order."""
     theirs, persons = other
-    left, right = codes(step, table, theirs, [(units, same_kind(persons, units, "privacy unit"))])
-    return put_together(step, (table, left), (theirs, right), units)
+    left, right = codes(step, table, theirs, [of_one_kind(units, persons, "privacy unit")])
+    return put_together(step, (table, left), (theirs, right), units, late=late)
 
 
 def added(
@@ -133,7 +133,7 @@ def added(
     made = {}
     for own, their in zip(table.column_names, theirs.column_names, strict=True):
         made[own] = pa.concat_arrays(in_one_type(table, own, theirs, their))
-    return pa.table(made), pa.concat_arrays([units, same_kind(persons, units, "privacy unit")])
+    return pa.table(made), pa.concat_arrays(of_one_kind(units, persons, "privacy unit"))
 
 
 def in_one_type(table: pa.Table, own: str, theirs: pa.Table, their: str) -> list[Any]:
@@ -163,7 +163,7 @@ def codes(
     for key in step.keys:
         own = plain(compile_key(key.expression, table.schema)(table))
         their = plain(compile_key(key.name, other.schema)(other))
-        pairs.append((own, same_kind(their, own, key.name)))
+        pairs.append(of_one_kind(own, their, key.name))
     found = numbered([pa.concat_arrays([own, their]) for own, their in pairs])
     sides = []
     for place, (some, missing) in enumerate(
@@ -176,16 +176,19 @@ def codes(
     return sides[0], sides[1]
 
 
-def same_kind(column: Any, like: Any, name: str) -> Any:
-    """A column in the type of another, of the same kind: no value decides whether there is one.
+def of_one_kind(own: Any, their: Any, name: str) -> tuple[Any, Any]:
+    """Two columns of the same kind in one type: no value decides whether there is one.
 
-    Both are values of expressions, so that a kind has one type.
+    Both are values of expressions, so that a kind has one type, and texts two: rows of a join hold
+    the wider one.
     """
-    if column.type == like.type:
-        return column
-    if "null" in (kind_of(column.type), kind_of(like.type)):
-        return pa.nulls(len(column), like.type)
-    raise two_kinds(name, like.type, column.type)
+    if own.type == their.type:
+        return own, their
+    if "null" in (kind_of(own.type), kind_of(their.type)):
+        return own, pa.nulls(len(their), own.type)
+    if wide(own).type == wide(their).type:
+        return wide(own), wide(their)
+    raise two_kinds(name, own.type, their.type)
 
 
 def two_kinds(name: str, own: Any, their: Any) -> PlanError:
@@ -210,13 +213,20 @@ def matches(
 
 
 def meeting(
-    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any]
+    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
-    """Places of rows that meet: on live data all that are kept, where their times are close."""
+    """Places of rows that meet: on live data all that are kept, where their times are close.
+
+    All pairs of a row that has just come stand together, whatever it came with, so that which pairs
+    of a unit are the first is decided by the order of its rows.
+    """
     (table, left), (theirs, right) = own, other
     if not isinstance(step, OwnJoin) or step.kept is None:
         return matches(left, right)
     rows, places = matches(left, right, max(1, len(right)))
+    if late:
+        order = np.argsort(places, kind="stable")
+        rows, places = rows[order], places[order]
     if step.within_us is None:
         return rows, places
     apart = times_of(table, step.time)[rows] - times_of(theirs, step.other.event_time)[places]
@@ -256,14 +266,15 @@ def times_of(table: pa.Table, name: str | None) -> Int64[Array, " rows"]:
 
 
 def put_together(
-    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], units: Any
-) -> tuple[pa.Table, Any]:
+    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], units: Any, *,
+    late: bool = False,
+) -> tuple[pa.Table, Any]:  # fmt: skip
     """The rows that a join makes, from both tables and their codes."""
     (table, left), (theirs, right) = own, other
     if step.how in ("semi", "anti"):
         kept = pa.array(np.isin(left, right) == (step.how == "semi"))
         return table.filter(kept), units.filter(kept)
-    rows, places = meeting(step, own, other)
+    rows, places = meeting(step, own, other, late=late)
     missing: Bool[Array, " rows"] = np.zeros(len(rows), np.bool_)
     if step.how == "left":
         alone = np.setdiff1d(np.arange(len(left)), rows)

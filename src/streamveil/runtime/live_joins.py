@@ -12,8 +12,9 @@ Proof: what a relation keeps of a unit is a function of that unit's rows in it a
     without one unit all other rows come out as they were, in their order: neighbours stay
     neighbours, as in `plan.joins`, and what follows bounds and charges pairs as rows of any source.
     No limit is shared: memory for one unit's rows never takes the place of another's. Where chunks
-    end, which rows of others may move, decides nothing: the state after a relation was read is that
-    of all its rows together, and each row meets what is kept alone.
+    end, which rows of others may move, decides nothing, also not which pairs of a unit are its
+    first ones, that bounding lets pass: the state after a relation was read is that of all its rows
+    together, each row meets what is kept alone, and its pairs stand together (`joins.meeting`).
 Memory: so many rows of each unit and relation, in the columns after the relation's own steps. A row
     of the stream makes as many pairs at most.
 Recovery: what is kept is in files of the job's state, which only grow, one for each relation. A row
@@ -43,7 +44,7 @@ from streamveil.connectors.rejected_rows import PLACE
 from streamveil.errors import StoreError
 from streamveil.expressions.expr import compile_unit
 from streamveil.plan.combine import plain
-from streamveil.plan.joins import OwnJoin, newest, times_of
+from streamveil.plan.joins import OwnJoin, joined, newest, times_of
 from streamveil.plan.own_rows import (
     BESIDE,
     RUN,
@@ -193,8 +194,9 @@ class Tie:
 
     def met(self, fresh: Rows) -> Rows:
         """What rows of the other relation make when they come: pairs, or rows of both (a union)."""
-        own = self.before if self.within is None else self.kept[1].rows
-        return BESIDE[type(self.step)](self.step, *own, fresh)
+        if self.within is not None:
+            return joined(self.step, *self.kept[1].rows, fresh, late=True)
+        return BESIDE[type(self.step)](self.step, *self.before, fresh)
 
     def beside(self, table: pa.Table, units: Any) -> Rows:
         """Rows of the stream beside those that are kept."""

@@ -185,8 +185,9 @@ def warn_of_nothing(plan: Plan) -> None:
         return
     from streamveil.connectors.file_reader import nothing_to_read  # loaded where files are read
 
-    source = open_source(plan.source.kind, plan.source.options)
-    nothing = nothing_to_read(source, clock.arrival or plan.source.event_time, span)
+    column = clock.arrival or plan.source.event_time
+    source = open_source(plan.source.kind, plan.source.options, column)
+    nothing = nothing_to_read(source, column, span)
     if nothing is not None:
         warnings.warn(
             f"{nothing}: the budget of this job is spent on releases without rows, unless files "

@@ -11,6 +11,7 @@
     releases          every release as committed, to be read again (see `archive`)
     sink.json         instead of it: where a sink keeps them
     files-read        which files a source of files has read (see `connectors.manifest`)
+    joined-N/         rows that a join on live data keeps, as they came (see `live_joins`)
     rejects.json      where rows are kept that could not be used, if somebody asked
     scratch/          swept partitions of a state larger than memory, while a job runs
 
