@@ -50,6 +50,7 @@ query = rows.protect(unit="user").group_by("key").agg(n=sv.count()).bound(max_ro
 query.release(every="1 s", start="2026-01-01", end="2026-01-02",
               budget=Budget(epsilon=6, delta=1e-9)).explain()
 """
+NO_PANDAS = "import sys\nsys.modules['pandas'] = None\n"  # Arrow loads it where it is installed
 Measured = dict[str, float]
 
 
@@ -119,15 +120,17 @@ def starts(repeats: int) -> dict[str, Measured]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outside([sys.executable, "-c", blocks[0]], folder)
+        readme = blocks[1].replace("clicks.veil", "{turn}.veil")
         for what, code in (
             ("Python", "pass"), ("import streamveil", "import streamveil"),
-            ("README", blocks[1].replace("clicks.veil", "{turn}.veil")),
+            ("README", readme), ("README, without pandas", NO_PANDAS + readme.replace("{turn}", "lean{turn}")),
             ("explain of 86,400 releases", MANY),
+            ("explain of 86,400 releases, without pandas", NO_PANDAS + MANY),
         ):  # fmt: skip
             runs = [outside([sys.executable, "-c", code.replace("{turn}", str(turn))], folder)
                     for turn in range(repeats + 1)]  # fmt: skip
             found[what] = middle(runs[1:])
-            print(f"{what:28s} {found[what]['cpu']:.2f} s of CPU, {found[what]['wall']:.2f} s")
+            print(f"{what:43s} {found[what]['cpu']:.2f} s of CPU, {found[what]['wall']:.2f} s")
     return found
 
 
