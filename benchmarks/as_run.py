@@ -123,7 +123,8 @@ def starts(repeats: int) -> dict[str, Measured]:
         readme = blocks[1].replace("clicks.veil", "{turn}.veil")
         for what, code in (
             ("Python", "pass"), ("import streamveil", "import streamveil"),
-            ("README", readme), ("README, without pandas", NO_PANDAS + readme.replace("{turn}", "lean{turn}")),
+            ("README", readme),
+            ("README, without pandas", NO_PANDAS + readme.replace("{turn}", "lean{turn}")),
             ("explain of 86,400 releases", MANY),
             ("explain of 86,400 releases, without pandas", NO_PANDAS + MANY),
         ):  # fmt: skip
