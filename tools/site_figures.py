@@ -13,7 +13,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from tools.site_performance import FULL, SMALL
-from tools.site_results import kept, table
+from tools.site_results import PAPER_TABLE_1, kept, table
 
 ROOT = Path(__file__).parents[1]
 FIGURE = re.compile(r"([\d.,]+(?:e-?\d+)?)<!-- = ([\w ]+) -->")
@@ -179,10 +179,48 @@ def of_growing() -> Iterator[tuple[str, str]]:
     yield "hard sum", f"{max(row['sum_over_bound'] for row in hard):.2f}"
 
 
+def of_sqlp() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/papers/dp_sqlp.py` at full size."""
+    found = {
+        (row["stream"], row["arm"], row["triggers"]): row for row in kept("dp_sqlp")["rows"]
+        if row["experiment"] == "table" and row["users"] == 10_000_000
+    }  # fmt: skip
+    metrics = ("keys", "linf", "l1", "l2")
+
+    def over_printed(arm: str, metric: str) -> list[float]:
+        at = metrics.index(metric)
+        return [found["plain", arm, steps]["end"][metric]["mean"] / printed[at]
+                for steps, printed in PAPER_TABLE_1.items()]  # fmt: skip
+
+    off = [abs(ratio - 1) for name in metrics for ratio in over_printed("dp-sqlp", name)]
+    yield "reproduced", f"{ceil(100 * max(off))}"
+    keys = over_printed("ours", "keys")
+    yield "least keys", short(min(keys))
+    yield "most keys", short(max(keys))
+    yield from ((name, f"{100 * max(over_printed('ours', name)):.0f}") for name in ("l1", "l2"))
+    kept_keys = [
+        found["clumpy", "ours", steps]["end"]["keys"]["mean"]
+        / found["plain", "ours", steps]["end"]["keys"]["mean"] for steps in PAPER_TABLE_1
+    ]  # fmt: skip
+    yield "keys lost", f"{100 * (1 - min(kept_keys)):.0f}"
+    for told, steps in {"seconds": 100, "more seconds": 1_000}.items():
+        yield told, f"{found['plain', 'ours', steps]['seconds']:.0f}"
+
+
+def of_sketches() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/sketches.py`: what privacy takes of the speed of Count-Min."""
+    share = kept("sketches")["share of the fastest count-min in the same 24 KB"]
+    for pushed in (8, 16):
+        yield (
+            f"slower at {pushed}",
+            f"{100 * (1 - share[f'lazy count-min blt-1, w=800, s={pushed}']):.0f}",
+        )
+
+
 ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
     "jobs": of_jobs, "steps": of_steps, "memory": of_memory, "spark": of_spark, "regret": of_regret,
-    "growing": of_growing,
+    "growing": of_growing, "sqlp": of_sqlp, "sketches": of_sketches,
 }  # fmt: skip
 
 
