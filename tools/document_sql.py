@@ -87,8 +87,14 @@ query is made; the job goes on with the same rows only |
 | `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are elsewhere, or not |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
-A row meets the first 1,000 that match it. A join by the unit needs all rows, as whatever combines
-rows does; one with a public table asks for no other row and runs on live data as well. Neighbours
+A row meets the first 1,000 that match it. A join by the unit has all rows, as whatever combines
+rows does; one with a public table asks for no other row and runs on live data as well. On live data
+(a followed source, `clock = 'wall'`) a join by the unit keeps rows of each person, so many as the
+query says: `join_rows = 1` is the newest row of a table that changes, and a row of the stream meets
+what is kept when it comes. With `join_within = INTERVAL 1 HOUR` two streams of events meet: rows
+whose times are at most so far apart, whichever came first, of each person the newest `join_rows`
+rows of either. Pairs come with their later row: windows need a `lateness` as long. Kept rows lie in
+the state, as they came. Neighbours
 have or lack a person's rows in all tables. Every other join would let rows of two people meet and
 is refused. In Python `visits.protect("user_id").join(people, on="user_id", how="left")`, and
 `sv.memory(table, public=True)`; a column of both tables is `name:column`. The first table's column
