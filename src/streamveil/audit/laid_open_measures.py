@@ -10,8 +10,8 @@ the first was told. From the two notes follows what the neighbours lose along th
 - a run of comparisons with one noisy threshold: the ratio of the chances of all its answers, summed
   over the noise of the threshold.
 
-In rho each of these is what `pure_zcdp` proves for its epsilon, as in claims: for every number that
-has noise of its own, and for a choice the range of its ratios, squared, by 8, where that is less.
+In rho a loss counts as claims convert it (`pure_zcdp`), each noisy number by itself; a choice as an
+eighth of the square of its range, where that is less.
 
 What is compared are yes and no, not numbers, so the first run may be told any answers: who plays it
 looks for those that lose most. Nothing here knows bounds, shares, meters or horizons.
