@@ -427,6 +427,14 @@ def test_pairs_in_windows_come_with_enough_lateness():
     assert "newest row that is kept" in str(asked(options, WINDOWED).explain())
 
 
+def test_explain_says_what_is_kept_in_memory():
+    options = "join_rows = 2, join_within = INTERVAL 1 HOUR"
+    said = str(asked(options).explain())
+    assert "per unit in 'seen'" in said
+    assert "up to 2 rows in all columns, and as many of the stream; also on disk" in said
+    assert "other relation when it comes, at most 3,600 s apart" in said
+
+
 def test_join_rows_is_for_live_data():
     t = pa.table({"user": [1]})
     with pytest.raises(PlanError, match="a join has all rows"):

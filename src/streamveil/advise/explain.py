@@ -553,6 +553,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
     ]  # fmt: skip
     if operator.distinct_lanes:
         rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
+    rows += kept_rows(plan.source)
     if limit is None:
         return tuple(rows)
     from streamveil.advise.explain_memory import MemorySizes, unit_rows  # only if somebody asks
@@ -568,6 +569,19 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
             )  # fmt: skip
     rows += unit_rows(MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
     return tuple(rows)
+
+
+def kept_rows(source: SourceSpec) -> list[tuple[str, str]]:
+    """What joins on live data keep of each unit, beside its bounds."""
+    steps = source.steps if isinstance(source, OwnRows) else ()
+    found = list[tuple[str, str]]()
+    for step in steps:
+        if isinstance(step, OwnJoin) and step.kept is not None:
+            both = ", and as many of the stream" if step.within_us is not None else ""
+            rows = "row" if step.kept == 1 else "rows"
+            text = f"up to {step.kept:,} {rows} in all columns{both}; also on disk, as they came"
+            found.append((f"per unit in '{step.other.name}'", text))
+    return found
 
 
 def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:
