@@ -249,23 +249,24 @@ def of_postgres(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
 
 @contextmanager
 def of_files(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
-    folder = home / "files"
-    folder.mkdir()
-    for number in range(8):
-        pq.write_table(pa.concat_tables([rows] * 4), folder / f"{number}.parquet")
     delta = home / "delta"
     found: list[Case] = []
     if nats.program(S3Server.program) is not None:
         os.environ.update(S3Server.keys)
         server = S3Server(home / "s3")
-        for file in folder.iterdir():
-            server.put(f"in/{file.name}", file.read_bytes())
-        for wanted, name in ((tuple(COLUMNS), ""), (("ts",), ", one column of four")):
-            found.append((
-                f"object store (S3): the same Parquet on disk{name}",
-                ours("files", wanted, path=str(folder)),
-                ours("files", wanted, path=server.address("in")),
-            ))  # fmt: skip
+        for times, size in ((4, ""), (16, ", four times as large")):
+            folder = home / f"files{times}"
+            folder.mkdir()
+            for number in range(8):
+                file = folder / f"{number}.parquet"
+                pq.write_table(pa.concat_tables([rows] * times), file)
+                server.put(f"{folder.name}/{file.name}", file.read_bytes())
+            for wanted, name in ((tuple(COLUMNS), ""), (("ts",), ", one column of four")):
+                found.append((
+                    f"object store (S3): the same Parquet on disk{size}{name}",
+                    ours("files", wanted, path=str(folder)),
+                    ours("files", wanted, path=server.address(folder.name)),
+                ))  # fmt: skip
     import deltalake
 
     deltalake.write_deltalake(delta, pa.concat_tables([rows] * 8))

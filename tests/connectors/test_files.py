@@ -5,6 +5,7 @@ import json
 import os
 from hashlib import blake2b
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -36,6 +37,17 @@ def write(folder, format):
 def rows(source, position=None, size=2, columns=None):
     chunks = list(source.read(position, size, columns))
     return [row for chunk in chunks for row in chunk.rows.to_pylist()], chunks
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_no_end_of_the_process(tmp_path):
+    numbers = np.random.default_rng(1).integers(0, 1 << 60, 1_000_000)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": numbers}), path, row_group_size=250_000)
+    reading = FilesSource(str(tmp_path)).read(None, 50_000)
+    next(reading)
+    os.truncate(path, 1_000_000)
+    with pytest.raises(SourceError, match=r"changed after it was read|cannot be read"):
+        list(reading)
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])

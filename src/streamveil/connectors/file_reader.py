@@ -110,7 +110,8 @@ class ParquetReader(Reader):
         self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
     ) -> Iterator[FilePart]:
         """See `Reader.read`."""
-        file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
+        # not mapped: one that is cut meanwhile would end the process
+        file = guarded(path, lambda: pq.ParquetFile(path))
         self._require(file.schema_arrow, wanted, path)
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         groups, first = groups_behind(sizes, start.row)

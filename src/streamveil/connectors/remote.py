@@ -3,7 +3,8 @@
 One is copied before it is read, into a private folder that goes with it: what is read is one moment
 of the file, and all that holds for a file on disk holds for it. Of a Parquet file in a store
 those columns are copied that are read (`parquet_parts`). The next file is copied while one is read,
-so the disk has room for two. Keys come from where the store's own programs take them, never from
+so the disk has room for two; the one after it is written over the first, which costs less than
+new pages. Keys come from where the store's own programs take them, never from
 the address: that is written into queries, descriptions and logs.
 """
 
@@ -14,7 +15,7 @@ import posixpath
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -77,6 +78,7 @@ class RemoteFiles:
         self._pool = ThreadPoolExecutor(1, "copy")
         self._next: Wanted | None = None
         self._coming: tuple[Wanted, Future[CopiedFile]] | None = None
+        self._used: list[CopiedFile] = []  # read; the next one is written over it
         addresses = {address(pattern)[0] for pattern in patterns if MARK in pattern}
         if len(addresses) != 1 or not all(MARK in pattern for pattern in patterns):
             raise SourceError(
@@ -133,7 +135,9 @@ class RemoteFiles:
                 self._coming = self._next, self._pool.submit(self._copied, self._next)
             yield copied.path
         finally:
-            copied.folder.cleanup()
+            self._used.append(copied)
+            if self._next is None:
+                self._clean()
 
     def expect(self, name: str | None, columns: Columns = None) -> None:
         """See `LocalFiles`."""
@@ -143,12 +147,19 @@ class RemoteFiles:
         """See `LocalFiles`."""
         drop(self._coming)
         self._next = self._coming = None
+        self._clean()
+
+    def _clean(self) -> None:
+        while self._used:
+            self._used.pop().folder.cleanup()
 
     def _copied(self, wanted: Wanted) -> CopiedFile:
         name = wanted.name
-        folder = tempfile.TemporaryDirectory(prefix="streamveil-")
+        folder, before = self._place()
         try:
             path = Path(folder.name) / PurePosixPath(name).name
+            if before is not None:
+                before.rename(path)
             facts = self.facts(name)
             asked(name, lambda: self._copy(wanted, facts.size, path))
             if path.stat().st_size != facts.size or self.facts(name) != facts:
@@ -162,18 +173,28 @@ class RemoteFiles:
             raise
         return CopiedFile(folder, path)
 
+    def _place(self) -> tuple[tempfile.TemporaryDirectory[str], Path | None]:
+        """A folder for a copy, and the file in it that is to be written over."""
+        with suppress(IndexError):  # none is there: the first two copies
+            return self._used.pop()
+        return tempfile.TemporaryDirectory(prefix="streamveil-"), None
+
     def _copy(self, wanted: Wanted, size: int, path: Path) -> None:
         parts = getattr(self._files, "open_input_file", None)
-        with path.open("wb") as to, room(PIECE) as own:
+        path.touch(0o600)
+        with path.open("r+b") as to, room(PIECE) as own:
             if wanted.columns is None or parts is None:
                 with self._files.open_input_stream(wanted.name, compression=None) as source:
                     while read := source.readinto(own):
                         to.write(own[:read])
+                to.truncate()
                 return
             from streamveil.connectors.parquet_parts import spans  # loaded where parts are read
 
             with parts(wanted.name) as source:
                 for start, end in spans(source, size, wanted.columns):
+                    if start > to.tell():
+                        to.truncate()  # between parts lie zeros
                     source.seek(start), to.seek(start)
                     while start < end and (read := source.readinto(own[: end - start])):
                         to.write(own[:read])

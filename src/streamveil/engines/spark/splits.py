@@ -267,6 +267,6 @@ def read_group(split: Split, names: list[str]) -> pa.Table:
     """Some columns of a whole row group, if its file is as it was planned."""
     if mark_of(split.path, version_of(split.path)) != split.mark:
         raise changed()
-    file = pq.ParquetFile(Path(split.path), memory_map=True)
+    file = pq.ParquetFile(Path(split.path))
     select(file.schema_arrow, names, f"'{Path(split.path).name}'")
     return file.read_row_group(split.group, columns=names)
