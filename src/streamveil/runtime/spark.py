@@ -23,9 +23,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamveil import compiler
 from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
-from streamveil.compiler import compile
 from streamveil.compiler.group_by import check_public
 from streamveil.connectors import open_sinks, open_source
 from streamveil.connectors.base import signed
@@ -372,7 +372,7 @@ def operator_of(plan: Plan) -> Operator:
         )
     if kind == "kafka" and plan.clock.kind != "wall":
         raise PlanError("a topic has no end: give the query a wall clock with a start")
-    return compile.operator_of(as_on_spark(combined_plan(plan)))
+    return compiler.operator_of(as_on_spark(combined_plan(plan)))
 
 
 def require_alone(plan: Plan, source: OwnRows) -> None:
@@ -442,7 +442,7 @@ def as_on_spark(plan: Plan) -> Plan:
             " shards of Spark do not share.\n"
             "  to fix  leave them out, or run on the embedded engine"
         )
-    plain = plan.preset == "default" and not compile.is_sketched(plan)
+    plain = plan.preset == "default" and not compiler.is_sketched(plan)
     return (
         replace(plan, options={**plan.options, CUT_SHARE.name: 0, LOOK_SHARE.name: 0})
         if plain
