@@ -50,7 +50,14 @@ query = rows.protect(unit="user").group_by("key").agg(n=sv.count()).bound(max_ro
 query.release(every="1 s", start="2026-01-01", end="2026-01-02",
               budget=Budget(epsilon=6, delta=1e-9)).explain()
 """
-NO_PANDAS = "import sys\nsys.modules['pandas'] = None\n"  # Arrow loads it where it is installed
+NO_PANDAS = """
+import sys
+class NotInstalled:
+    def find_spec(name, *_):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NotInstalled)
+"""  # Arrow loads pandas where it finds it
 Measured = dict[str, float]
 
 

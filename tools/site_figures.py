@@ -120,6 +120,7 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     }.items():
         yield told, f"{run[name]['ns of CPU a record'] / 1e3:.2f}"
     yield "memory", f"{run['default, 2 processors']['peak MB'] / 1e3:.1f}"
+    yield "decoding", f"{kept('where')['as a user']['reading alone']:.0f}"
     shares = [
         found["ratios"]["of floor"]
         for name, kinds in kept("throughput").items() if name in (SMALL, FULL)
@@ -135,6 +136,14 @@ def of_steps() -> Iterator[tuple[str, str]]:
     yield "count", f"{found['ms a step']['count']:.1f}"
     names = {"median": "quantile", "more rows": "rows", "alone": "alone"}
     yield from ((told, f"{found['of count'][name]:.1f}") for told, name in names.items())
+
+
+def of_waits() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/latency.py`: milliseconds from a row to its release."""
+    ways = {"followed": "a followed folder", "alone": "without waiting"}
+    for told, name in ways.items():
+        yield f"{told} median", f"{kept('latency')[name]['p50 ms']:.0f}"
+        yield f"{told} most", f"{kept('latency')[name]['p99 ms']:.0f}"
 
 
 def of_memory() -> Iterator[tuple[str, str]]:
@@ -219,8 +228,9 @@ def of_sketches() -> Iterator[tuple[str, str]]:
 
 ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
-    "jobs": of_jobs, "steps": of_steps, "memory": of_memory, "spark": of_spark, "regret": of_regret,
-    "growing": of_growing, "sqlp": of_sqlp, "sketches": of_sketches,
+    "jobs": of_jobs, "steps": of_steps, "waits": of_waits, "memory": of_memory,
+    "spark": of_spark, "regret": of_regret, "growing": of_growing, "sqlp": of_sqlp,
+    "sketches": of_sketches,
 }  # fmt: skip
 
 

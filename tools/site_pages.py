@@ -175,7 +175,7 @@ MADE: dict[str, Callable[[], str]] = {
     "peer_sketches": site_results.peer_sketches, "growing": site_results.growing,
     "classifiers": site_results.classifiers,
     "throughput": site_performance.throughput, "looked": site_performance.looked,
-    "stages": site_performance.stages,
+    "stages": site_performance.stages, "growth": site_performance.growth,
     "scale": site_performance.scale, "sources": site_performance.sources,
     "dp_plain": partial(site_depth.dp_rows, ["plain"], 10_000_000),
     "dp_clumpy": partial(site_depth.dp_rows, ["clumpy"], 10_000_000),

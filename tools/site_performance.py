@@ -54,6 +54,16 @@ def stages() -> str:
     return table(["nanoseconds of CPU a record", "default settings", "32 rows a unit"], rows)
 
 
+def growth() -> str:
+    """How the cost of a job grows with what it counts."""
+    rows = [
+        [what, *(f"{size:,}: {took:.2f}" for size, took in
+                 zip(one["sizes"], one["seconds of CPU"], strict=True)), f"{one['exponent']:.2f}"]
+        for what, one in kept("growth").items()
+    ]  # fmt: skip
+    return table(("seconds of CPU by the number of", "", "", "", "exponent"), rows)
+
+
 SCALE = {
     "CPU for 500,000 records, ms": ("ms of CPU per batch of 500,000", 1, "{:.0f}"),
     "CPU for 100 records, ms": ("ms of CPU per batch of 100", 1, "{:.1f}"),
