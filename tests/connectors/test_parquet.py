@@ -23,9 +23,6 @@ TABLE = pa.table({
 })  # fmt: skip
 
 
-LISTS = pa.array([[1]], pa.list_(pa.field("element", pa.int64())))
-
-
 @pytest.mark.parametrize("room", [100, 100_000, 3 * TABLE.nbytes])
 def test_the_bytes_do_not_depend_on_the_memory_they_are_made_in(room: int) -> None:
     known = bytes(to_parquet(TABLE))
@@ -56,27 +53,6 @@ def test_every_column_has_its_encoding(name: str, word: str) -> None:
     encodings = group.column(TABLE.column_names.index(name)).encodings
     assert word in encodings
     assert word == "RLE_DICTIONARY" or "RLE_DICTIONARY" not in encodings
-
-
-@pytest.mark.parametrize(
-    ("column", "kept"),
-    [(pa.array(["a"]), False), (pa.array([0], pa.timestamp("us", "UTC")), False),
-     (pa.array([0], pa.uint16()), False), (pa.array([b"a"]), False), (pa.array([0.5]), False),
-     (pa.array([0], pa.timestamp("us", "Europe/Berlin")), True), (LISTS, True),
-     (pa.array(["a"], pa.large_string()), True),
-     (pa.array(["a"]).dictionary_encode(), True), (pa.array([0], pa.duration("us")), True)],
-)  # fmt: skip
-@pytest.mark.parametrize("note", [None, {"unit": "ms"}])
-def test_types_are_kept_beside_the_rows_only_where_parquet_lacks_them(
-    column: pa.Array, note: dict[str, str] | None, *, kept: bool
-) -> None:
-    plain = pa.field("n", column.type, nullable=False)
-    field = plain if note is None else plain.with_metadata(note)
-    table = pa.table([column], pa.schema([field], {"job": "a"}))
-    file = pq.ParquetFile(pa.BufferReader(to_parquet(table)))
-    assert (b"ARROW:schema" in file.metadata.metadata) == (kept or note is not None)
-    assert file.schema_arrow.equals(table.schema, check_metadata=True)
-    assert file.read().equals(table)
 
 
 def test_releases_of_one_sink_do_not_mix(tmp_path: Path) -> None:
