@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, floor, log10
 from pathlib import Path
 
-from tools.site_performance import FULL, SMALL
+from tools.site_performance import FULL, LOOK, SMALL
 from tools.site_results import PAPER_TABLE_1, kept, table
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +126,9 @@ def of_jobs() -> Iterator[tuple[str, str]]:
         for name, kinds in kept("throughput").items() if name in (SMALL, FULL)
         for kind, found in kinds.items() if kind in ("int", "text")
     ]  # fmt: skip
+    looked = kept("throughput")[LOOK]["int"]["ratios"]
+    yield "of bare", f"{looked['of duckdb once, own reader']:.1f}"
+    yield "of bounded", f"{looked['of duckdb once, own reader, bounded alike']:.1f}"
     yield "least of floor", f"{min(shares):.1f}"
     yield "most of floor", f"{max(shares):.1f}"
 
