@@ -39,6 +39,17 @@ def rows(source, position=None, size=2, columns=None):
     return [row for chunk in chunks for row in chunk.rows.to_pylist()], chunks
 
 
+def test_a_link_to_a_folder_above_gives_no_row_twice(tmp_path):
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "back").symlink_to(tmp_path / "in")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "other")
+    for place in ("in", "in/deep", "other"):
+        write(tmp_path / place, "parquet")
+    found, _ = rows(FilesSource(f"{tmp_path}/in/**/*.parquet"))
+    assert len(found) == 3 * len(TABLE)
+
+
 def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_no_end_of_the_process(tmp_path):
     numbers = np.random.default_rng(1).integers(0, 1 << 60, 1_000_000)
     path = tmp_path / "a.parquet"

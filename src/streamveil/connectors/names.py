@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -75,9 +76,21 @@ def matching(pattern: str) -> Iterator[str]:
     if guarded(path, path.is_file):
         yield str(path)
         return
+    again = cache(leads_back)  # looked at once for each folder
     for path in map(Path, glob.glob(pattern, recursive=True)):
-        if not is_temporary(path.name) and guarded(path, path.is_file):
+        own = "**" not in pattern or not guarded(path, partial(again, path.parent))
+        if own and not is_temporary(path.name) and guarded(path, path.is_file):
             yield str(path)
+
+
+def leads_back(folder: Path) -> bool:
+    """Whether a link on the way to a folder leads to a folder that holds it: a loop of names."""
+    for one in (folder, *folder.parents):
+        if one.is_symlink():
+            above = one.parent.resolve()
+            if one.resolve() in (above, *above.parents):
+                return True
+    return False
 
 
 def is_temporary(name: str) -> bool:
