@@ -15,8 +15,9 @@ from streamveil.sql.options import REFUSED_OPTIONS
 INTRODUCTION = """\
 # SQL
 
-streamveil reads GoogleSQL's differential-privacy clause. A query that is written for one table runs
-unchanged over a file and gives one answer; a few words more make it continual. This page is
+You find every statement, option and function of the SQL that streamveil reads. It is GoogleSQL's
+differential-privacy clause: a query that is written for one table runs unchanged over a file and
+gives one answer, and a few more words make it continual. This page is
 generated from the tables of the parser (`make docs/sql.md`).
 
 ## A one-shot query
@@ -50,11 +51,11 @@ Groups: `COUNT`, `COUNT(DISTINCT x)`, `COUNTIF`, `SUM`, `AVG`, `MIN`, `MAX`, `LO
 
 `FROM t, UNNEST(SPLIT(tags, ',')) AS tag`, or `UNNEST(column)` of lists, makes several rows of one,
 which count against the bounds as any rows do; `.unnest(tag="SPLIT(tags, ',')")` in Python. This
-asks for no other row, so that it runs on live data as well. A row is made into 1,000 at most, and
-into fewer where the texts beside the parts would take more than 16 MiB; no count of cut rows and
-no interval tells of parts beyond that.
+needs no other row, so it runs on live data as well. A row becomes at most 1,000 rows, and fewer if
+the texts beside the parts would take more than 16 MiB. Further parts are in no count of cut rows
+and in no interval.
 
-What combines rows needs all of them, held in memory, so the source must end: a one-shot query, or a
+To combine rows, all of them are held in memory, so the source must end: a one-shot query, or a
 replay by time. On live data, where a row to come would change what was released,
 `max_rows_contributed = 1` counts everybody's first row alone (new people), and `COUNT(DISTINCT
 user_id)` in windows those who came. What would let rows of two people meet is refused. Proof:
@@ -87,18 +88,18 @@ query is made; the job goes on with the same rows only |
 | `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are elsewhere, or not |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
-A row meets the first 1,000 that match it. A join by the unit has all rows, as whatever combines
-rows does; one with a public table asks for no other row and runs on live data as well. On live data
-(a followed source, `clock = 'wall'`) a join by the unit keeps rows of each person, so many as the
-query says: `join_rows = 1` is the newest row of a table that changes, and a row of the stream meets
-what is kept when it comes. With `join_within = INTERVAL 1 HOUR` two streams of events meet: rows
-whose times are at most so far apart, whichever came first, of each person the newest `join_rows`
-rows of either. Pairs come with their later row: windows need a `lateness` as long. Kept rows lie in
-the state, as they came. Neighbours
-have or lack a person's rows in all tables. Every other join would let rows of two people meet and
-is refused. In Python `visits.protect("user_id").join(people, on="user_id", how="left")`, and
-`sv.memory(table, public=True)`; a column of both tables is `name:column`. The first table's column
-of times (`event_time`) keeps its name. Proof:
+A row is joined to the first 1,000 rows that match it. A join by the unit needs all rows, as
+everything that combines rows does; a join with a public table needs no other row and runs on live
+data as well. On live data (a followed source, `clock = 'wall'`) a join by the unit keeps as many
+rows of each person as the query says: `join_rows = 1` keeps the newest row of a table that
+changes, and a row of the stream is joined to the rows kept when it arrives. `join_within =
+INTERVAL 1 HOUR` joins two streams of events: rows whose times are at most that far apart,
+whichever came first, among the newest `join_rows` rows of each person in either stream. A pair
+arrives with its later row, so windows need a `lateness` as long. The state holds the kept rows as
+they came. Neighbouring inputs have or lack a person's rows in all tables. Every other join could
+match rows of two people, and is refused. In Python `visits.protect("user_id").join(people,
+on="user_id", how="left")`, and `sv.memory(table, public=True)`; a column of both tables is
+`name:column`. The first table's column of times (`event_time`) keeps its name. Proof:
 `streamveil.plan.joins`.
 
 ## Totals beside groups
