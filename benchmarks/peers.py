@@ -118,10 +118,11 @@ def asked(python: str, script: str, *arguments: object) -> dict[str, Any]:
     """What a client prints last."""
     own = python == sys.executable
     environment = {**os.environ, **({} if own else {"PYTHONPATH": ""})}
-    done = subprocess.run(
-        [python, str(HERE / "peers" / script), *map(str, arguments)],
-        capture_output=True, text=True, check=True, env=environment,
-    )  # fmt: skip
+    command = [python, str(HERE / "peers" / script), *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as empty:  # for what Spark leaves where it runs
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment, cwd=empty
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -143,7 +144,7 @@ def summary(answers: list[list[dict[str, float]]], truth: list[dict[str, int]]) 
 
 
 def measure(
-    library: str, python: str, runs: int, folder: Path, only: str | None
+    library: str, python: str, runs: int, folder: Path, only: str | None, quarters: int
 ) -> list[dict[str, Any]]:
     """All questions to one library that it has a client for, or one of them."""
     about = {"library": library, "version": version(python, PACKAGES.get(library, library))}
@@ -159,7 +160,8 @@ def measure(
         )
         rows.append({**about, "question": "sketch", **one_table(library, told, [truth])})
     if only in (None, "weekly") and (HERE / "peers" / f"weekly_{library}.py").exists():
-        rows.append({**about, "question": "weekly", **each_week(library, python, runs, folder)})
+        found = each_week(library, python, runs, folder, quarters)
+        rows.append({**about, "question": "weekly", **found})
     return rows
 
 
@@ -173,24 +175,24 @@ def one_table(library: str, told: dict[str, Any], truth: list[dict[str, int]]) -
     }  # fmt: skip
 
 
-def each_week(library: str, python: str, runs: int, folder: Path) -> dict[str, Any]:
-    """What is kept of running totals, in the mean over four quarters."""
+def each_week(library: str, python: str, runs: int, folder: Path, quarters: int) -> dict[str, Any]:
+    """What is kept of running totals, in the mean over the first quarters of the year."""
     found = []
-    for quarter in range(QUARTERS):
+    for quarter in range(quarters):
         setting = weekly(folder, quarter)
         told = asked(python, f"weekly_{library}.py", folder / f"quarter-{quarter}.parquet",
                      *WEEKLY, runs, *setting["weeks"])  # fmt: skip
         found.append({"lines": told["lines"], "seconds": float(np.median(told["seconds"])),
                       **summary(told["answers"], setting["truth"])})  # fmt: skip
     mean = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    return {"runs": runs * QUARTERS, **mean}
+    return {"runs": runs * quarters, **mean}
 
 
-def cuts(folder: Path) -> dict[str, float]:
+def cuts(folder: Path, quarters: int) -> dict[str, float]:
     """What the bounds leave out of both questions' rows, where they bound groups."""
     once(folder)
     shares = []
-    for quarter in range(QUARTERS):
+    for quarter in range(quarters):
         weekly(folder, quarter)
         shares.append(cut(folder / f"quarter-{quarter}.parquet", *WEEKLY[2:]))
     return {"once": cut(folder / "once.parquet", *ONCE[2:]), "weekly": float(np.mean(shares))}
@@ -202,6 +204,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--quarters", type=int, default=QUARTERS, help="of the weekly question")
     parser.add_argument("--only", choices=QUESTIONS, help="leave the others as they are")
     for library in LIBRARIES[1:]:
         parser.add_argument(f"--{library}", help="a Python that has it")
@@ -212,9 +215,10 @@ def main() -> None:
     asks = (given["only"],) if given["only"] else QUESTIONS
     rows = [row for row in kept if row["library"] not in pythons or row["question"] not in asks]
     with tempfile.TemporaryDirectory() as folder:
-        left_out = cuts(Path(folder))
+        left_out = cuts(Path(folder), given["quarters"])
         for library, python in pythons.items():
-            for row in measure(library, python, given["runs"], Path(folder), given["only"]):
+            how = given["runs"], Path(folder), given["only"], given["quarters"]
+            for row in measure(library, python, *how):
                 rows.append(row)
                 print(row, flush=True)
     rows.sort(key=lambda row: (row["question"], LIBRARIES.index(row["library"])))

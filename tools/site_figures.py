@@ -229,11 +229,18 @@ def of_sketches() -> Iterator[tuple[str, str]]:
         )
 
 
+def of_peers() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/peers.py`: seconds until Tumult answered."""
+    for row in kept("peers")["rows"]:
+        if row["library"] == "tumult":
+            yield f"tumult {row['question']}", f"{row['seconds']:.0f}"
+
+
 ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
     "jobs": of_jobs, "steps": of_steps, "waits": of_waits, "memory": of_memory,
     "spark": of_spark, "regret": of_regret, "growing": of_growing, "sqlp": of_sqlp,
-    "sketches": of_sketches,
+    "sketches": of_sketches, "peers": of_peers,
 }  # fmt: skip
 
 

@@ -93,7 +93,8 @@ def peers(question: str) -> str:
     head = ["", "groups shown", "sum of errors / rows", "median error, in flights", "lines", "runs"]
     rows = [
         [f"{PEERS[row['library']]} {row['version']}", f"{row['groups']:.0f}",
-         f"{row['l1_share']:.1%}", f"{row['median']:,.0f}", f"{row['lines']:.0f}", str(row["runs"]),
+         f"{row['l1_share']:.1%}", f"{row['median']:,.0f}" if row["groups"] else "none shown",
+         f"{row['lines']:.0f}", str(row["runs"]),
          *([f"{row['cpu']:.1f}" if row["cpu"] else "not seen"] if timed else [])]
         for row in found["rows"] if row["question"] == question
     ]  # fmt: skip
