@@ -17,7 +17,6 @@ def test_a_state_of_every_format_is_kept():
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.parent.name)
 def test_a_kept_state_goes_on(archive, session, tmp_path):
     kept.unpack(archive, tmp_path)
