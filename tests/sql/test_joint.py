@@ -320,7 +320,9 @@ def test_what_was_put_together_is_read_drawn_and_verified(tmp_path, monkeypatch)
     assert "window 2026-01-02, release 1" in told("read")
     assert "2026-01-01/1" in told("read", "--list")
     told("dashboard", "--out", "d.html")
-    assert "share" in (tmp_path / "d.html").read_text()
+    page = (tmp_path / "d.html").read_text()
+    assert "share" in page
+    assert "<h1>s and b</h1>" in page
     done = CliRunner().invoke(app, ["verify-privacy", "q.sql", "--seconds", "1"])
     assert done.exit_code == 0, done.output
     assert done.output.count("the claim stands") == 2

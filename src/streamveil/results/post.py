@@ -129,7 +129,8 @@ def processed_together(
     """What a SELECT makes of releases of several answers, one of each, of the same time."""
     parts = tuple(map(part_rows, range(len(tables)), names, tables))
     made = reduce(step, posts, replace(parts[0], parts=parts))
-    plain_facts = None if made.facts is None else {**made.facts, "hidden": {}}
+    whose = {"hidden": {}, "job": " and ".join(names)}
+    plain_facts = None if made.facts is None else {**made.facts, **whose}
     computed: dict[str, Facts] = {name: {} for name in made.answered.answers}
     made = replace(
         made, facts=plain_facts, answered=replace(made.answered, answers=computed),
