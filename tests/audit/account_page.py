@@ -110,6 +110,7 @@ def render(campaigns: list[dict[str, Any]]) -> str:
     lines += [
         f"All campaigns together: {sum(counted(campaigns)):,} pairs, claims passed: {violations}.",
         "\n".join(table),
+        *([in_words(campaigns)] if violations else []),
         "Below: of the newest code where it was tried there, else of earlier code (marked)."
         if last else "Worst and median of the campaign that tried the mechanism most.",
     ]  # fmt: skip
@@ -127,6 +128,26 @@ def render(campaigns: list[dict[str, Any]]) -> str:
     if SPARK.exists():
         lines += of_spark(json.loads(SPARK.read_text()))
     return "\n\n".join(lines) + "\n"
+
+
+def last_of(broken: Any) -> str:
+    """What does not hold, without the query in which it does not."""
+    return broken if isinstance(broken, str) or not broken else last_of(broken[-1])
+
+
+def in_words(campaigns: list[dict[str, Any]]) -> str:
+    """What was found wrong, and the commit that mended it."""
+    found = [
+        f"on {one['digest']}, seed {wrong['seed']} ({TITLES[wrong['room']]}):"
+        f" {last_of(wrong['broken'])}"
+        + (f"; mended in {wrong['mended']}" if "mended" in wrong else "")
+        for one in campaigns
+        for wrong in one["violations"]
+    ]
+    return (
+        "Found wrong: " + "; ".join(found) + ". The changelog says what each fault of a guarantee"
+        " was, and names its test."
+    )
 
 
 def seen_in(
