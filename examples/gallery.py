@@ -9,7 +9,6 @@ those is a function of shopping or of flights that returns a figure; the page sh
 import inspect
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -312,8 +311,7 @@ def main() -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     for name in EXAMPLES:
-        sys.argv = [name]
-        runpy.run_path(str(ROOT / "examples" / name / "run.py"), run_name="__main__")
+        subprocess.run([sys.executable, ROOT / "examples" / name / "run.py"], check=True)
         picture = f"{name}.png"
         keep(
             out / name / picture, ROOT / "examples" / name / picture, FIGURES / f"gallery-{picture}"
