@@ -110,7 +110,7 @@ def of_audits() -> Iterator[tuple[str, str]]:
 def of_jobs() -> Iterator[tuple[str, str]]:
     """Figures of `benchmarks/as_run.py` and `benchmarks/throughput.py`."""
     found = kept("as_run")
-    start, run = found["start"], found["3000000 users"]
+    start, run = found["start"], found["10000000 users"]
     yield "import", f"{start['import streamveil']['cpu']:.2f}"
     yield "readme", f"{start['README']['cpu']:.1f}"
     yield "many releases", f"{start['explain of 86,400 releases']['cpu']:.1f}"
