@@ -355,11 +355,9 @@ class Stream:
                 raise PlanError(f"unknown option '{name}'{nearest(name, known)}")
         if not isinstance(budget, Budget):
             raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
-        for name in (
-            options_of.LATENESS.name, options_of.REFRESH.name, options_of.JOIN_WITHIN.name,
-        ):  # fmt: skip
-            if options.get(name) is not None:
-                options[name] = duration_us(options[name], name)
+        for name, value in options.items():
+            if value is not None and options_of.OPTIONS[name].kind == "interval":
+                options[name] = duration_us(value, name)
         values = {
             **options,
             **{name: value for name, value in self.limits.items() if value is not None},
