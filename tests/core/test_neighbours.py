@@ -22,7 +22,10 @@ def test_every_relation_has_words_and_survives_a_record(relation: Any) -> None:
 
 
 def test_the_period_is_part_of_the_promise() -> None:
-    assert "within each 1 day" in Neighbours("user_id", period=DAY).phrase
+    assert Neighbours("user_id", period=DAY).phrase.endswith("user_id within each day")
+    week, zone = Neighbours("user_id", period=7 * DAY), "1 day in Europe/Berlin"
+    assert week.phrase.endswith("user_id within each period of 7 days")
+    assert Neighbours("user_id", period=DAY, calendar=zone).each == "each day in Europe/Berlin"
     assert "over the whole stream" in Neighbours("user_id").phrase
     assert Neighbours("user_id", period=DAY) != Neighbours("user_id")
 

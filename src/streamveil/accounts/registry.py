@@ -129,7 +129,7 @@ def privacy_loss(ledger: Ledger) -> dict[str, Any]:
         epsilon = longer["epsilon"]
         what = "no finite epsilon" if epsilon is None else f"epsilon = {epsilon:.4g}"
         said.append(f"Present in all periods of a {span}: {what} at delta = {longer['delta']}.")
-    period = "" if protects.period is None else f", each {protects.span}"
+    period = "" if protects.period is None else f", {protects.each}"
     return {
         "privacy_unit": f"{protects.unit}{period}",
         "privacy_unit_details": f"Adjacent datasets: {protects.phrase}.",

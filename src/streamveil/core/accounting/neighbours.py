@@ -61,9 +61,15 @@ class Neighbours:
         return self.calendar or duration(self.period)
 
     @property
+    def each(self) -> str:
+        """Every period in words: "each day", "each period of 7 days"."""
+        one = self.span.removeprefix("1 ")
+        return f"each {one}" if one != self.span else f"each period of {one}"
+
+    @property
     def phrase(self) -> str:
         """Who is protected, in words, for `explain`."""
-        scope = f" within each {self.span}" if self.period else " over the whole stream"
+        scope = f" within {self.each}" if self.period else " over the whole stream"
         return {
             "add-remove": f"adding or removing all rows of one {self.unit}{scope}",
             "change-one": f"replacing all rows of one {self.unit}{scope}",
