@@ -10,7 +10,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes
-from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, error_of, released
+from streamveil.dynamic.trees import Difference, Tree, accumulator, error_of, released
 from streamveil.errors import HorizonError, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
@@ -62,33 +62,28 @@ class TwoStream:
     @property
     def guarantee(self) -> Guarantee:
         """See `DynamicMechanism`."""
-        return Guarantee(RECORD, self._side.loss + self._side.loss, self.horizon)
+        return Guarantee(RECORD, self._both.loss, self.horizon)
 
     @property
-    def _side(self) -> Accumulator:
+    def _both(self) -> Difference:
         half = self.share.scale(Fraction(1, 2))
-        if self.horizon is None:
-            return Hybrid(self.static, half, arity=self.arity)
-        return Tree(self.static, half, self.horizon, self.arity)
+        return Difference(accumulator(self.static, half, self.horizon, self.arity))
 
     def init(self, place: Place) -> TwoState:
         """See `DynamicMechanism`."""
-        return TwoState(self._side.init(), self._side.init())
+        return TwoState(self._both.side.init(), self._both.side.init())
 
     def step(self, state: TwoState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
-        self._side.step(state.born, Bag.of(changes.born), place.inside(b"born"))
-        self._side.step(state.gone, Bag.of(changes.gone), place.inside(b"gone"))
+        self._both.step(state, Bag.of(changes.born), Bag.of(changes.gone), place)
 
     def answers(self, state: TwoState) -> QueryAnswers:
         """See `DynamicMechanism`."""
-        both = [(1.0, self._side.answers(state.born)), (-1.0, self._side.answers(state.gone))]
-        return combine(both, self.queries.size)
+        return self._both.answers(state)
 
     def bound(self, state: TwoState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
-        parts = [*self._side.parts(state.born), *self._side.parts(state.gone)]
-        return float("inf") if self.static.adaptive else error_of(self.static, parts, 0.0, beta)
+        return error_of(self.static, self._both.parts(state), beta)
 
 
 @dataclass(repr=False)  # secret
@@ -233,20 +228,20 @@ class SnapshotDelta:
         return self.share.scale(Fraction(1, 2 * self.most))
 
     @property
-    def _side(self) -> Tree:
+    def _since(self) -> Difference:
         quarter = self.share.scale(Fraction(1, 4))
-        return Tree(self.static, quarter, max(self.every - 1, 1), self.arity)
+        return Difference(Tree(self.static, quarter, max(self.every - 1, 1), self.arity))
 
     @property
     def guarantee(self) -> Guarantee:
         """See `DynamicMechanism`."""
-        loss = self.snapshot.loss.times(self.most) + self._side.loss + self._side.loss
+        loss = self.snapshot.loss.times(self.most) + self._since.loss
         return Guarantee(RECORD, loss, self.horizon)
 
     def init(self, place: Place) -> BaselineState:
         """See `DynamicMechanism`."""
-        nothing = combine([], self.queries.size)
-        return BaselineState(0, Bag(), nothing, self._side.init(), self._side.init())
+        nothing, side = combine([], self.queries.size), self._since.side
+        return BaselineState(0, Bag(), nothing, side.init(), side.init())
 
     def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
@@ -257,20 +252,15 @@ class SnapshotDelta:
         here = place.inside(state.t + 1)
         if state.t % self.every == 0:
             state.latest = released(self.static, state.live, self.snapshot, here.inside(b"whole"))
-            state.born, state.gone = self._side.init(), self._side.init()
+            state.born, state.gone = self._since.side.init(), self._since.side.init()
         else:
-            self._side.step(state.born, born, here.inside(b"born"))
-            self._side.step(state.gone, gone, here.inside(b"gone"))
+            self._since.step(state, born, gone, here)
         state.t += 1
 
     def answers(self, state: BaselineState) -> QueryAnswers:
         """See `DynamicMechanism`."""
-        born, gone = self._side.answers(state.born), self._side.answers(state.gone)
-        return combine([(1.0, state.latest), (1.0, born), (-1.0, gone)], self.queries.size)
+        return self._since.answers(state, state.latest)
 
     def bound(self, state: BaselineState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
-        if self.static.adaptive:
-            return float("inf")
-        trees = [*self._side.parts(state.born), *self._side.parts(state.gone)]
-        return error_of(self.static, [self.snapshot, *trees], 0.0, beta)
+        return error_of(self.static, [self.snapshot, *self._since.parts(state)], beta)

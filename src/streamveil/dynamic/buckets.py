@@ -16,7 +16,7 @@ import numpy as np
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.protocol import Bag
-from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, released
+from streamveil.dynamic.trees import Accumulator, Hybrid, accumulator, released
 from streamveil.linear.additive import noisy_queries
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
@@ -71,15 +71,6 @@ class BucketPlan(Protocol):
 
     def most(self, state: BucketState, beta: float) -> float:
         """A bound on the records that those releases read, counted as often as they are read."""
-
-
-def accumulator(
-    static: StaticMechanism, share: Share, remaining: int | None, arity: int
-) -> Accumulator:
-    """A tree for a known life, a hybrid for an endless one."""
-    if remaining is None:
-        return Hybrid(static, share, arity=arity)
-    return Tree(static, share, remaining, arity)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise.keyed import Place
-from streamveil.dynamic.insertion_only import InsertionOnly, make
+from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.schedulers import PUBLIC_SIZES
-from streamveil.dynamic.trees import Accumulator, released
+from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.errors import require_positive
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Share
@@ -140,7 +140,7 @@ def growing(
         static = replace(static, replaced=True)
     told = PublicSizes(static)
     arity = arity or (4 if steps is None else best_arity(steps))
-    inner = Founded(told, share, make(told, share, steps, arity))
+    inner = Founded(told, share, accumulator(told, share, steps, arity))
     return InsertionOnly(inner=inner, static=told, protects=PUBLIC_SIZES)
 
 

@@ -19,7 +19,7 @@ from streamveil.dynamic.partition import (
     updates,
 )
 from streamveil.dynamic.protocol import Bag, Changes, require_growth
-from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, error_of
+from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.linear.queries import Queries
@@ -79,14 +79,16 @@ class InsertionOnly:
         """For streams where most steps bring nothing; `horizon` counts segments, None: any."""
         first, rest = share.split(*SPARSE)
         partition = TimeVarying(epsilon=first.epsilon)
-        return cls(inner=make(static, rest, horizon, arity), static=static, partition=partition)
+        return cls(
+            inner=accumulator(static, rest, horizon, arity), static=static, partition=partition
+        )
 
     @classmethod
     def dense(
         cls, static: StaticMechanism, share: Share, horizon: int | None = None, arity: int = 4
     ) -> InsertionOnly:
         """Every step is a segment."""
-        return cls(inner=make(static, share, horizon, arity), static=static)
+        return cls(inner=accumulator(static, share, horizon, arity), static=static)
 
     @property
     def queries(self) -> Queries:
@@ -128,30 +130,13 @@ class InsertionOnly:
     def bound(self, state: InsertionState, beta: float) -> float:
         """See `DynamicMechanism`: of the closed segments, plus what the open one may hide.
 
-        A static mechanism whose error grows with the data gets the sizes from the released answers
-        of nothing: the bound then covers what was inserted only if a public total is known.
+        Infinite where the error grows with the number of rows, which is private.
         """
         hidden = 0.0
         if self.partition is not None and state.partition is not None:
             beta /= 2
             hidden = self.partition.hidden(state.partition, beta)
-        parts = self.inner.parts(state.inner)
-        if self.static.adaptive:
-            return float("inf")  # the number of rows is private and was not paid for
-        return hidden + error_of(self.static, parts, 0.0, beta)
-
-
-def make(
-    static: StaticMechanism,
-    share: Share,
-    horizon: int | None,
-    arity: int,
-    root: Exact | None = None,
-) -> Accumulator:
-    """A tree when the horizon is known, a hybrid otherwise."""
-    if horizon is not None:
-        return Tree(static, share, horizon, arity)
-    return Hybrid(static, share, Fraction(1, 5) if root is None else root, arity)
+        return hidden + error_of(self.static, self.inner.parts(state.inner), beta)
 
 
 def partition_share(share: Share, protects: Neighbours) -> Exact:

@@ -293,12 +293,10 @@ class FullyDynamic:
         buckets = [bucket.state for bucket in state.buckets]
         parts = [share for bucket in buckets for share in self.bucket.parts(bucket)]
         if not self.static.adaptive:
-            return hidden + error_of(self.static, parts, 0.0, beta)
+            return hidden + error_of(self.static, parts, beta)
         beta /= 2
         size = sum(self.bucket.most(bucket, beta / max(len(buckets), 1)) for bucket in buckets)
-        if math.isinf(size):
-            return math.inf
-        return hidden + error_of(self.static, parts, size, beta)
+        return hidden + error_of(self.static, parts, beta, size)
 
 
 def segments_of(state: TreeTableState) -> Array:

@@ -15,7 +15,7 @@ from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, require_growth
-from streamveil.dynamic.trees import Accumulator, Hybrid, Tree
+from streamveil.dynamic.trees import Accumulator, accumulator
 from streamveil.errors import HorizonError, require_positive
 from streamveil.linear.additive import Additive, grain
 from streamveil.linear.budget_shares import Share
@@ -271,10 +271,7 @@ class TreeCounter:
     def inner(self) -> Accumulator:
         """The accumulator of signed batches."""
         share = self.share if self.only_grows else self.share.split(1, 1)[0]
-        static = Additive(self.strategy)
-        if self.horizon is None:
-            return Hybrid(static, share, arity=self.arity)
-        return Tree(static, share, self.horizon, self.arity)
+        return accumulator(Additive(self.strategy), share, self.horizon, self.arity)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -6,6 +6,7 @@ they only ever add released answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -233,8 +234,51 @@ class Hybrid:
         return roots + [node] * len(state.tree.nodes)
 
 
-def error_of(static: StaticMechanism, parts: Sequence[Share], size: float, beta: float) -> float:
-    """The error of a sum of releases on disjoint parts of together `size` records."""
+def accumulator(
+    static: StaticMechanism, share: Share, horizon: int | None, arity: int
+) -> Accumulator:
+    """A tree where the number of steps is known, a hybrid otherwise."""
+    if horizon is None:
+        return Hybrid(static, share, arity=arity)
+    return Tree(static, share, horizon, arity)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Insertions less deletions, each added up apart: the `born` and the `gone` of a state."""
+
+    side: Accumulator  # of either
+
+    @property
+    def loss(self) -> Loss:
+        """For one record, which enters each side once."""
+        return self.side.loss + self.side.loss
+
+    def step(self, state: Any, born: Bag, gone: Bag, place: Place) -> None:
+        """Adds what came and what went in one step."""
+        self.side.step(state.born, born, place.inside(b"born"))
+        self.side.step(state.gone, gone, place.inside(b"gone"))
+
+    def answers(self, state: Any, before: QueryAnswers | None = None) -> QueryAnswers:
+        """About all that came less all that went, added to what there was before."""
+        first = [] if before is None else [(1.0, before)]
+        born, gone = self.side.answers(state.born), self.side.answers(state.gone)
+        return combine([*first, (1.0, born), (-1.0, gone)], len(born.values))
+
+    def parts(self, state: Any) -> list[Share]:
+        """The shares of the releases of both sides."""
+        return self.side.parts(state.born) + self.side.parts(state.gone)
+
+
+def error_of(
+    static: StaticMechanism, parts: Sequence[Share], beta: float, size: float = math.inf
+) -> float:
+    """The error of a sum of releases on disjoint parts of together `size` records.
+
+    Without a size, which is private and was not paid for, infinite where the error grows with it.
+    """
+    if static.adaptive and math.isinf(size):
+        return math.inf
     if not parts:
         return 0.0
     if static.adaptive:

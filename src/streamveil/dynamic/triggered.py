@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Place
@@ -13,10 +12,10 @@ from streamveil.core.noisy import values
 from streamveil.dynamic.insertion_only import partition_share
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes
-from streamveil.dynamic.trees import Hybrid, HybridState, error_of, released
+from streamveil.dynamic.trees import Difference, Hybrid, HybridState, error_of, released
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.linear.queries import Queries
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
 
@@ -86,22 +85,22 @@ class TriggeredSnapshots:
         return self.static.queries
 
     @property
-    def parts(self) -> tuple[Share, Share, Share, Share, Share]:
-        """One snapshot, one size, insertions, deletions, comparisons."""
-        whole, size, born, gone, test = self.share.split(*SPLIT)
+    def parts(self) -> tuple[Share, Share, Share, Share]:
+        """One snapshot, one size, insertions (and deletions as much), comparisons."""
+        whole, size, side, _, test = self.share.split(*SPLIT)
         each = Fraction(1, self.most)
-        return whole.scale(each), size.scale(each), born, gone, test
+        return whole.scale(each), size.scale(each), side, test
 
     @property
     def above(self) -> AboveThreshold:
         """The comparisons between two snapshots."""
-        return AboveThreshold.cumulative(partition_share(self.parts[4], RECORD))
+        return AboveThreshold.cumulative(partition_share(self.parts[3], RECORD))
 
     @property
     def guarantee(self) -> Guarantee:
         """See `DynamicMechanism`."""
-        whole, size, born, gone, test = self.parts
-        loss = (whole.loss + size.loss).times(self.most) + born.loss + gone.loss + test.loss
+        whole, size, _, test = self.parts
+        loss = (whole.loss + size.loss).times(self.most) + self._since.loss + test.loss
         return Guarantee(RECORD, loss, None)
 
     def init(self, place: Place) -> TriggeredState:
@@ -121,8 +120,7 @@ class TriggeredSnapshots:
         if due:
             self._snapshot(state, place.inside(b"snapshot", state.taken + 1))
             return
-        self._side(2).step(state.born, born, here.inside(b"born"))
-        self._side(3).step(state.gone, gone, here.inside(b"gone"))
+        self._since.step(state, born, gone, here)
 
     def _snapshot(self, state: TriggeredState, place: Place) -> None:
         whole, size, *_ = self.parts
@@ -134,22 +132,14 @@ class TriggeredSnapshots:
         state.limit = math.ceil(max(found / 2, clear))
         state.above = self.above.init(place) if state.taken < self.most else None
 
-    def _side(self, which: int) -> Hybrid:
-        return Hybrid(self.static, self.parts[which], arity=self.arity)
+    @property
+    def _since(self) -> Difference:
+        return Difference(Hybrid(self.static, self.parts[2], arity=self.arity))
 
     def answers(self, state: TriggeredState) -> QueryAnswers:
         """See `DynamicMechanism`."""
-        if state.latest is None:
-            return combine([], self.queries.size)
-        born = self._side(2).answers(state.born)
-        gone = self._side(3).answers(state.gone)
-        return combine([(1.0, state.latest), (1.0, born), (-1.0, gone)], self.queries.size)
+        return self._since.answers(state, state.latest)
 
     def bound(self, state: TriggeredState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
-        if self.static.adaptive:
-            return float("inf")
-        sides: list[Any] = [
-            *self._side(2).parts(state.born), *self._side(3).parts(state.gone),
-        ]  # fmt: skip
-        return error_of(self.static, [self.parts[0], *sides], 0.0, beta)
+        return error_of(self.static, [self.parts[0], *self._since.parts(state)], beta)

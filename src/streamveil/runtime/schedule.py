@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.connectors import Chunk, Source
-from streamveil.connectors.base import Arrivals, arrivals, micros, slices
+from streamveil.connectors.base import Arrivals, arrivals, hand_on, micros, slices
 from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, rejected_table
 from streamveil.errors import PlanError, SourceError
@@ -150,8 +150,7 @@ class MicroBatches:
             due = self.clock.due_us(step) / 1e6
             while (left := due - self.now()) > 0 and not self.once:
                 self.sleep(min(left, 1.0))
-            if (begin := getattr(self.source, "begin_step", None)) is not None:
-                begin(self.clock.due_us(step - 1))
+            hand_on(self.source, "begin_step", self.clock.due_us(step - 1))
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
                 after = {"step": step, "source": place}

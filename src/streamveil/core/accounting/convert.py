@@ -197,21 +197,20 @@ def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: flo
     The curve falls: a bisection, which asks of no point beyond one whose answer is known. Where it
     ends, or at a smaller epsilon, the curve itself was asked.
     """
-    if curve(0.0) <= delta:
-        return 0.0
-    high = 1.0
-    while not curve(high) <= delta:
-        high *= 2
-        if high > largest:
-            return inf
-    low = 0.0 if high == 1.0 else high / 2
 
     def excess(epsilon: float) -> float:
         value = curve(epsilon)
         far = log(max(value, TINY) / max(delta, TINY))
         return min(far, 0.0) if value <= delta else max(far, TINY)
 
-    above, below = zero_between(excess, low, high)
+    low, high, over = 0.0, 1.0, excess(0.0)
+    if over <= 0:
+        return 0.0
+    while not (under := excess(high)) <= 0:
+        low, high, over = high, 2 * high, under
+        if high > largest:
+            return inf
+    above, below = zero_between(excess, (low, over), (high, under))
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
         fits = middle >= below or (middle > above and curve(middle) <= delta)
@@ -219,16 +218,19 @@ def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: flo
     return high
 
 
-def zero_between(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+def zero_between(
+    excess: Callable[[float], float], left: tuple[float, float], right: tuple[float, float]
+) -> tuple[float, float]:
     """Closer ends between which a falling function is 0, by false position (Illinois).
 
-    Each try stays `NEAR` away from both ends: once one end is at the zero, the next is behind it.
+    `left` and `right`: points with their values. Each try stays `NEAR` away from both ends: once
+    one end is at the zero, the next is behind it.
 
-    >>> low, high = zero_between(lambda x: 2 - x * x, 1.0, 2.0)
+    >>> low, high = zero_between(lambda x: 2 - x * x, (1.0, 1.0), (2.0, -2.0))
     >>> low < 2**0.5 <= high, high - low < 1e-10
     (True, True)
     """
-    over, under, side = excess(low), excess(high), 0
+    (low, over), (high, under), side = left, right, 0
     for _ in range(MOST_TRIES):
         near = NEAR * high
         if high - low <= 2 * near or not over > 0 >= under:
