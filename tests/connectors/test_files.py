@@ -1,9 +1,13 @@
 import bz2
+import glob
 import gzip
 import hashlib
 import json
 import os
+from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -357,6 +361,109 @@ def test_a_folder_that_is_closed_to_us_is_named(tmp_path, monkeypatch, call):
     monkeypatch.setattr(os if call == "scandir" else naming.Path, call, refuse)
     with pytest.raises(SourceError, match=f"cannot read '{tmp_path.name}': Permission denied"):
         rows(FilesSource(str(tmp_path), columns=COLUMNS))
+
+
+@pytest.fixture
+def closing():
+    """A folder, and what takes a user's rights to one of its paths for a while."""
+
+    @contextmanager
+    def closed(path, mode):
+        path.chmod(mode)
+        root = os.geteuid() == 0
+        if root:  # whom no right is denied
+            os.setegid(65534)
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            if root:
+                os.seteuid(0)
+                os.setegid(0)
+            path.chmod(0o755)
+
+    with TemporaryDirectory() as home:  # which another user can reach
+        os.chmod(home, 0o755)
+        (Path(home) / "in" / "sub").mkdir(parents=True)
+        (Path(home) / "in" / "sub" / "a.csv").write_text("user,page\n1,a\n")
+        yield Path(home) / "in", closed
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("pattern", ["sub", "sub/*.csv", "*/*.csv", "**/*.csv", "**", "*/a.csv"])
+@pytest.mark.parametrize(
+    ("lost", "mode"), [("sub", 0), ("sub", 0o444), ("sub", 0o111), ("sub/a.csv", 0)]
+)
+def test_rights_that_are_lost_are_told_and_nothing_is_passed_over(
+    closing, pattern, lost, mode, follow
+):
+    folder, closed = closing
+    source = FilesSource(str(folder / pattern), columns=COLUMNS, follow=follow)
+    whole, chunks = rows(source)
+    assert whole == [{"user": 1, "page": "a"}]
+    (folder / "sub" / "b.csv").write_text("user,page\n2,a\n")
+    with closed(folder / lost, mode):
+        if pattern == "*/a.csv" and mode == 0o111:  # who may enter a folder can name its files
+            assert rows(source)[0] == whole
+            return
+        with pytest.raises(SourceError, match=r"Permission denied(.|\n)*to fix  let this user"):
+            rows(FilesSource(str(folder / pattern), columns=COLUMNS, follow=follow))
+        if lost == "sub":
+            with pytest.raises(SourceError, match="Permission denied"):
+                rows(source, chunks[-1].position)
+    if pattern != "*/a.csv":
+        assert rows(source, chunks[-1].position)[0] == [{"user": 2, "page": "a"}]
+
+
+@pytest.mark.parametrize("pattern", ["in", "in/*.csv", "in/**/*.csv"])
+def test_a_folder_that_goes_is_told_from_files_that_go(tmp_path, pattern):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.csv").write_text("user,page\n1,a\n")
+    source = FilesSource(str(tmp_path / pattern), columns=COLUMNS, follow=True)
+    position = rows(source)[1][-1].position
+    (folder / "a.csv").unlink()
+    assert rows(source, position)[0] == []
+    folder.rename(tmp_path / "away")
+    for again in (source, FilesSource(str(tmp_path / pattern), columns=COLUMNS, follow=True)):
+        with pytest.raises(SourceError, match=r"the folder 'in'.* not there(.|\n)*to fix  mount"):
+            rows(again, position)
+    assert rows(source)[0] == [], "who has read nothing waits for the first file"
+    folder.mkdir()
+    (folder / "b.csv").write_text("user,page\n2,a\n")
+    assert rows(source, position)[0] == [{"user": 2, "page": "a"}]
+
+
+def test_one_file_may_go_once_it_is_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("user,page\n1,a\n")
+    source = FilesSource(str(path), columns=COLUMNS, follow=True)
+    position = rows(source)[1][-1].position
+    path.unlink()
+    assert rows(source, position)[0] == []
+
+
+@pytest.mark.parametrize("path", ["a\0b", "in/*\0", ["in", "\0"]])
+def test_a_nul_in_an_option_is_refused(path):
+    for open_one, kind in ((open_source, "files"), (open_sink, "files"), (open_sink, "sqlite")):
+        with pytest.raises(SourceError, match=r"'path' holds a NUL(.|\n)*to fix"):
+            open_one(kind, {"path": path})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["**", "**/*", "*", "[ab]*", ".h*/*", "**/x/*.csv", "*/**", "**/**/*.csv", "x/../x/*",
+     "x/a.csv", "no/*.csv", "a.csv/*"],
+)  # fmt: skip
+def test_patterns_stand_for_the_files_that_the_shell_s_stand_for(tmp_path, monkeypatch, pattern):
+    for name in ("a.csv", "b.csv", "x/a.csv", "x/.h.csv", ".h/a.csv", "x/y/x/c.csv", "x/[a].csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for form in (pattern, str(tmp_path / pattern)):
+        told = [Path(one) for one in glob.glob(form, recursive=True)]
+        told = [str(one) for one in told if one.is_file() and not one.name.startswith(".")]
+        assert naming.found([form]) == sorted(set(told), key=lambda one: one.split(os.sep))
 
 
 def test_a_folder_of_many_files_is_read_in_time_that_follows_their_number(tmp_path, monkeypatch):

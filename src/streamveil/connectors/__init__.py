@@ -50,6 +50,12 @@ def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, An
     for given in options:
         if given not in allowed:
             raise SourceError(f"{what} '{kind}' has no option '{given}'{nearest(given, allowed)}")
+        texts = [options[given]] if isinstance(options[given], str) else options[given]
+        if isinstance(texts, list) and any("\0" in str(text) for text in texts):
+            raise SourceError(
+                f"{what} '{kind}': the option '{given}' holds a NUL character, which no path, table"
+                " or address can.\n  to fix  take it out"
+            )
     asked = signature(made).parameters.values()
     missing = [f"'{p.name}'" for p in asked if p.default is p.empty and p.name not in options]
     if missing:

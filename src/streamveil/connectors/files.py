@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from glob import has_magic
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -43,7 +44,9 @@ from streamveil.connectors.names import (
     FileGoneError,
     ListedFile,
     LocalFiles,
+    fixed_part,
     format_of,
+    guarded,
     require_formats,
     shown,
 )
@@ -224,6 +227,8 @@ class FilesSource:
                 with suppress(FileGoneError):  # it may go at any time, also since it was listed
                     self._require_same(present[name], file)
         self._checked = True
+        if not present and len(self._manifest):
+            self._require_folder()
         fresh = [name for name, file in known.items() if file is None and name != place.name]
         if place.name and place.name not in present:
             raise SourceError(
@@ -234,6 +239,22 @@ class FilesSource:
         if place.row or place.malformed:
             self._require_same(present[place.name], FileIdentity(place.size, place.mark, -1))
         return [place.name] * bool(place.name) + fresh
+
+    def _require_folder(self) -> None:
+        """SourceError where files were read, and neither they nor a folder of them are there.
+
+        The disk of the folder may be missing: to wait for files would say that none had come.
+        """
+        folders = [Path(fixed_part(one) if has_magic(one) else one) for one in self.patterns]
+        if not self.on_disk or any(guarded(one, one.exists) for one in folders):
+            return
+        if not any(self._manifest.find([one.name for one in folders])):  # else it was a file
+            raise SourceError(
+                f"the folder '{shown(folders[0].name)}', of which files were read, is not there any"
+                " more.\n"
+                "  to fix  mount or restore it, or make an empty one of its name, then start again:"
+                " the job goes on where it was"
+            )
 
     def _require_same(self, name: str, known: FileIdentity) -> None:
         """SourceError if a file that was read has another content now.

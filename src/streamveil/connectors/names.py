@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -67,30 +68,56 @@ def matching(pattern: str) -> Iterator[str]:
     path = Path(pattern)
     if guarded(path, path.is_dir):
         before = str(path / "x")[:-1]
-        with guarded(path, lambda: os.scandir(path)) as entries:
-            for entry in entries:
-                known = format_of(entry.name) is not None
-                if known and not is_temporary(entry.name) and guarded(path, entry.is_file):
-                    yield before + entry.name
-        return
-    if guarded(path, path.is_file):
+        for entry in entries_of(path):
+            known = format_of(entry.name) is not None
+            if known and not is_temporary(entry.name) and guarded(path, entry.is_file):
+                yield before + entry.name
+    elif guarded(path, path.is_file):
         yield str(path)
+    else:
+        yield from matched(Path(), path.parts)
+
+
+def matched(folder: Path, parts: Sequence[str]) -> Iterator[str]:
+    """The files below a folder that the parts of a pattern stand for.
+
+    Unlike `glob`, which passes over a folder that may not be read, this raises a SourceError.
+    """
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        path = folder / part
+        if rest:
+            yield from matched(path, rest)
+        elif not is_temporary(part) and guarded(path, path.is_file):
+            yield str(path)
         return
-    again = cache(leads_back)  # looked at once for each folder
-    for path in map(Path, glob.glob(pattern, recursive=True)):
-        own = "**" not in pattern or not guarded(path, partial(again, path.parent))
-        if own and not is_temporary(path.name) and guarded(path, path.is_file):
+    deep = part == "**"
+    if deep and rest:
+        yield from matched(folder, rest)
+    for entry in entries_of(folder):
+        hidden = entry.name.startswith(".") and not part.startswith(".")
+        if hidden or not (deep or fnmatchcase(entry.name, part)):
+            continue
+        path = folder / entry.name
+        if guarded(path, entry.is_dir):
+            below = parts if deep else rest
+            if below and not (deep and leads_back(path)):
+                yield from matched(path, below)
+        elif not rest and not is_temporary(entry.name) and guarded(path, entry.is_file):
             yield str(path)
 
 
-def leads_back(folder: Path) -> bool:
-    """Whether a link on the way to a folder leads to a folder that holds it: a loop of names."""
-    for one in (folder, *folder.parents):
-        if one.is_symlink():
-            above = one.parent.resolve()
-            if one.resolve() in (above, *above.parents):
-                return True
-    return False
+def entries_of(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What is in a folder; nothing if it is not there."""
+    with suppress(FileGoneError), guarded(folder, lambda: os.scandir(folder)) as entries:
+        while entry := guarded(folder, partial(next, entries, None)):
+            yield entry
+
+
+def leads_back(path: Path) -> bool:
+    """Whether a link leads to a folder that holds it: a loop of names."""
+    above = path.parent.resolve()
+    return path.is_symlink() and path.resolve() in (above, *above.parents)
 
 
 def is_temporary(name: str) -> bool:
@@ -155,8 +182,15 @@ def guarded(path: Path, action: Callable[[], T]) -> T:
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else (
             "it is damaged or of another format")  # fmt: skip
-        kind = FileGoneError if isinstance(error, FileNotFoundError) else SourceError
-        raise kind(f"cannot read '{shown(path.name)}': {reason}") from None
+        kind, fix = SourceError, ""
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            kind = FileGoneError
+        elif isinstance(error, PermissionError):
+            fix = (
+                ".\n  to fix  let this user read it and its folder, then start again: the job goes"
+                " on where it was"
+            )
+        raise kind(f"cannot read '{shown(path.name)}': {reason}{fix}") from None
     except UnicodeEncodeError:
         raise SourceError(
             f"cannot read '{shown(path.name)}': files of this format need a name in UTF-8.\n"
@@ -191,7 +225,7 @@ class LocalFiles:
 
     def exists(self, name: str) -> bool:
         """Whether it is there."""
-        return Path(name).exists()
+        return guarded(Path(name), Path(name).exists)
 
     @contextmanager
     def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
