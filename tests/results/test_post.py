@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli
+from streamveil.dataflow.outputs import Estimate
+from streamveil.dataflow.release_tables import since_published
 from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.dialect import parse_text
 from streamveil.plan.plan import SourceSpec
@@ -317,6 +319,51 @@ def test_totals_of_groups_and_of_all_stand_beside_the_answers():
     assert table["n_high"].to_pylist() == pytest.approx([100 + Z * 29**0.5, 80 + Z * 5, 20 + Z * 2])
     together = post("SELECT SUM(n) AS n FROM p", COUNTS, {"rounds": True})
     assert together["n_sd"].to_pylist() == [9.0]  # deviations add up at worst
+
+
+def chosen_rows(rng, runs):
+    """Runs of one release of ten groups, each shown where its noisy number is above 60."""
+    true = np.tile([20.0, 35, 45, 50, 55, 60, 70, 80, 400, 900], runs)
+    run, sd = np.repeat(np.arange(runs), 10), 9.0
+    x = true + rng.normal(0, sd, len(true))
+    shown = x > 60
+    noise = Estimate(x, np.full(len(x), sd), x - Z * sd, x + Z * sd)
+    fixed = since_published(noise, shown, np.full(len(x), 60.0), 0.95)
+    rows = {
+        "c": run, "d": np.tile(np.arange(10), runs), "n": np.rint(x).astype(np.int64),
+        "n_sd": noise.sd, "n_low": np.maximum(fixed.low, 0), "n_high": fixed.high,
+        "opened": np.ones(len(x), np.int64), "trigger": np.ones(len(x), np.int64),
+    }  # fmt: skip
+    total = np.bincount(run[shown], true[shown])
+    return {name: cells[shown] for name, cells in rows.items()}, true[shown], total[run[shown]]
+
+
+@pytest.mark.parametrize(
+    ("text", "exact"),
+    [
+        ("SUM(n) OVER (PARTITION BY c)", lambda n, total: total),
+        ("n / SUM(n) OVER (PARTITION BY c)", lambda n, total: n / total),
+        ("2 * n - SUM(n) OVER (PARTITION BY c)", lambda n, total: 2 * n - total),
+    ],
+)
+def test_totals_hold_of_groups_that_their_own_numbers_showed(text, exact, monkeypatch):
+    """P(fewer than 3,760 of 4,000) < 1e-2 at 0.95; planted: as if nothing had been chosen."""
+    rows, n, total = chosen_rows(np.random.default_rng(20260214), 4_000)
+
+    def covered():
+        found = post(f"SELECT c, d, {text} AS r FROM p", rows)
+        low, high = (found[f"r_{end}"].to_numpy() for end in ("low", "high"))
+        assert np.isfinite(low).all()
+        assert np.isfinite(found["r_sd"].to_numpy()).all()
+        one = rows["d"] == 9  # one row of each run, so that they are apart
+        return int(((low <= exact(n, total)) & (exact(n, total) <= high))[one].sum()), one.sum()
+
+    hits, runs = covered()
+    assert hits / runs > 0.94
+    monkeypatch.setattr(
+        answer_sums.Answered, "centre", lambda self, name: self.column(name)
+    )  # planted
+    assert_rejects_rate(*covered(), 0.95)
 
 
 def test_places_within_groups_choose_rows():

@@ -66,11 +66,6 @@ class PostTotal:
     column: str | None
     by: tuple[str, ...] = ()
 
-    @property
-    def own_column(self) -> str:
-        """The deviation of the row's own number, which is among those that are added up."""
-        return self.name + "_own"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PostPlace:

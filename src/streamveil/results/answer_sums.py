@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +18,24 @@ from streamveil.release_metadata import SUFFIXES, Facts
 from streamveil.results.intervals import deviations
 from streamveil.types import Array
 
-LINEAR = ("count", "count_units", "count_distinct", "sum")
+COUNTED = ("count", "count_units", "count_distinct")
+LINEAR = (*COUNTED, "sum")
 SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
-TOTAL = "total"  # among the facts of a total over rows: the deviation of the row's own number
+TOTAL = "total"  # among the facts of a total over rows: the columns that `TotalParts` names
 REPEATED = "repeated"  # among the facts of a number that may stand in several rows, as one draw
 ROW = "row of the release"  # a column, where numbers of other rows stand beside
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
+HALF = 0.5  # by which a released count may lie below the number it was rounded from
+
+
+class TotalParts(NamedTuple):
+    """Columns beside a total over rows."""
+
+    own: str  # the deviation of the row's own number
+    least: str  # what is added up without the groups that were chosen by these numbers
+    least_sd: str
+    most: str  # with all of them
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ class Answered:
     answers: Mapping[str, Facts]  # by column; no facts: nothing but the interval is known
     confidence: float = 0.95
     is_correlated: bool = False  # noise of different answers may go together, nobody knows how
+    holds_cut_rows: bool = False  # intervals hold the rows over the bound too (intervals = 'true')
 
     def column(self, name: str) -> Array:
         """A column as numbers, nulls as NaN."""
@@ -79,11 +92,16 @@ class Answered:
         Where an interval was cut at 0 its other end tells; where nothing is left of it, the number
         is at most the one taken, which is nearer to the truth.
         """
+        if TOTAL in self.answers[name]:
+            parts: TotalParts = self.answers[name][TOTAL]
+            is_plain = self.column(parts.least_sd) == self.column(name + "_sd")
+            return np.where(is_plain, self.column(parts.least), np.nan)
         low, high, sd = (self.column(name + end) for end in ("_low", "_high", "_sd"))
         reach, facts = self.z * sd, self.answers[name]
         off = SLACK * sd + ROUNDED * np.maximum(np.abs(low), np.abs(high))
-        whole = np.abs(high - low - 2 * reach) <= off
-        found = np.where(whole, (low + high) / 2, np.nan)
+        with np.errstate(invalid="ignore"):  # of ends that are infinite
+            whole = np.abs(high - low - 2 * reach) <= off
+            found = np.where(whole, (low + high) / 2, np.nan)
         if not facts.get("non_negative") or SHIFT in facts:
             return np.asarray(found)
         cut = (low == 0) & (high <= 2 * reach) & ~self._may_be_new
@@ -95,6 +113,41 @@ class Answered:
         if {"opened", "trigger"} <= set(self.table.column_names):
             return np.asarray(self.column("opened") == self.column("trigger"))
         return np.ones(self.table.num_rows, np.bool_)
+
+    def chosen(self, name: str) -> Array:
+        """The groups that this number itself showed for the first time: it was above a threshold.
+
+        Of counts only, which are at least 0; see `ends_at`.
+        """
+        facts = self.answers[name]
+        is_known = facts.get("function") in COUNTED and SHIFT not in facts
+        if (
+            not is_known
+            or self.holds_cut_rows
+            or not {"opened", "trigger"} <= set(self.table.column_names)
+        ):
+            return np.zeros(self.table.num_rows, np.bool_)
+        return np.asarray(np.isnan(self.centre(name)) & self._may_be_new)
+
+    def ends_at(self, name: str, z: float) -> tuple[Array, Array]:
+        """Between which ends the true number lies, with the confidence of z deviations.
+
+        Proof: the noise of a group that its own number showed is Gaussian, given that the number
+            is above a threshold, so it tends to be larger than without that condition: it is below
+            -z deviations at most as often, and the upper end holds. The lower end is 0. Noise of
+            different rows is drawn apart, so the same is true of the sum of several, and leaving
+            such groups out takes nothing negative from a sum.
+        """
+        facts, sd = self.answers[name], self.column(name + "_sd")
+        if TOTAL in facts:
+            parts: TotalParts = facts[TOTAL]
+            low = self.column(parts.least) - z * self.column(parts.least_sd)
+            high = self.column(parts.most) + z * sd
+        else:
+            chosen, centre = self.chosen(name), self.centre(name)
+            low = np.where(chosen, 0.0, centre - z * sd)
+            high = np.where(chosen, self.column(name) + HALF, centre) + z * sd
+        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
     def covariance(self, one: str, two: str) -> tuple[Array, Array]:
         """Between which ends the covariance of the noise of two answers lies."""
@@ -121,7 +174,7 @@ class Answered:
         facts = self.answers[other]
         if TOTAL in facts or SHIFT in facts:
             return -most, most
-        own = self.column(self.answers[total][TOTAL]) * self.column(other + "_sd")
+        own = self.column(self.answers[total][TOTAL].own) * self.column(other + "_sd")
         return own, own
 
     def _row(self, name: str) -> Array:
@@ -142,10 +195,11 @@ class Answered:
         return low, high
 
     def noise_of(self, part: Sum) -> tuple[Array, Array]:
-        """Value and variance of a sum."""
+        """Value and variance of a sum; the released number stands in for a centre not known."""
         value = part.constant + np.zeros(self.table.num_rows)
         for name, factor in part.factors.items():
-            value = value + factor * self.centre(name)
+            centre = self.centre(name)
+            value = value + factor * np.where(np.isnan(centre), self.column(name), centre)
         return value, self.joint(part, part)[1]
 
 

@@ -9,8 +9,9 @@ Proof: let an expression have k leaves, and give each an interval of confidence 
     otherwise for the true numbers, the interval holds every branch.
 Limits: intervals of means, variances and quantiles are known at the confidence of the query alone,
     so an expression of one of them and another leaf has none; nor have functions that are not
-    monotone. A sum or ratio is unbounded in rows of which an answer's interval holds more than
-    Gaussian noise (near the threshold that a group was first seen above; with rows that were cut).
+    monotone. Where a group was first seen by the very number that is added or divided, near its
+    threshold, the interval of that row is wider (`apart`). A sum or ratio is unbounded where an
+    answer's interval holds rows that were cut.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.expr import compile_expression
 from streamveil.results.answer_sums import (
     Answered,
+    Sum,
     answer_of,
     as_numbers,
     called,
@@ -88,13 +90,13 @@ class Leaves:
             top, bottom = parts
             noises, cov = [answered.noise_of(part) for part in parts], answered.joint(top, bottom)
             found = ratio(noises[0], noises[1], cov, z)
-            return spanned(found, [*top.factors, *bottom.factors], answered)
+            return self.spanned(found, top, bottom)
         one = answer_of(tree, answered)
         if one is not None and self.number == 1:
             return Span(*(answered.column(one + end) for end in ("_low", "_high", "_sd")))
         part = sum_of(tree, answered)
         if part is not None and part.factors:
-            return spanned(plain(*answered.noise_of(part), z), [*part.factors], answered)
+            return self.spanned(plain(*answered.noise_of(part), z), part)
         if one is None:
             return None
         raise NoIntervalError(
@@ -102,13 +104,31 @@ class Leaves:
             " that hold at once need more"
         )
 
+    def spanned(self, found: Interval, *sums: Sum) -> Span:
+        """The interval of a leaf; where an answer's is not that of its noise alone, from its ends.
 
-def spanned(found: Interval, names: list[str], answered: Answered) -> Span:
-    """The interval of a leaf, unbounded where that of an answer has other parts than noise."""
-    unknown = np.any([np.isnan(answered.centre(name)) for name in names], axis=0)
-    return Span(
-        np.where(unknown, -np.inf, found.low), np.where(unknown, np.inf, found.high), found.sd
-    )
+        Proof: each of the k answers of the leaf is within its ends but for a k-th of the chance of
+            errors that the leaf has, so all of them are, by the union bound.
+        """
+        names = dict.fromkeys(name for part in sums for name in part.factors)
+        other = np.any([np.isnan(self.answered.centre(name)) for name in names], axis=0)
+        if not other.any():
+            return Span(found.low, found.high, found.sd)
+        z = deviations(1 - (1 - self.answered.confidence) / (self.number * len(names)))
+        parts = [self.apart(part, z) for part in sums]
+        wide = parts[0] if len(parts) == 1 else quotient(*parts)
+        return Span(
+            np.where(other, wide.low, found.low), np.where(other, wide.high, found.high), found.sd
+        )
+
+    def apart(self, part: Sum, z: float) -> Span:
+        """A sum while each of its answers is within its ends."""
+        whole = part.constant + np.zeros(self.answered.table.num_rows)
+        found = Span(whole, whole)
+        for name, factor in part.factors.items():
+            one = product(Span(factor, factor), Span(*self.answered.ends_at(name, z)))
+            found = Span(found.low + one.low, found.high + one.high)
+        return found
 
 
 # ---- interval arithmetic
@@ -189,7 +209,11 @@ def product(left: Span, right: Span) -> Span:
 
 
 def _divide(tree: exp.Expr, leaves: Leaves) -> Span:
-    left, right = _both(tree, leaves)
+    return quotient(*_both(tree, leaves))
+
+
+def quotient(left: Span, right: Span) -> Span:
+    """Left / right; unbounded where the right may be 0."""
     has_zero = (right.low <= 0) & (right.high >= 0)
     with np.errstate(divide="ignore"):
         low = np.where(has_zero, -np.inf, 1 / right.high)

@@ -52,7 +52,18 @@ from streamveil.release_metadata import (
     read_note,
     sentences,
 )
-from streamveil.results.answer_sums import LINEAR, REPEATED, ROW, SHIFT, TOTAL, Answered, names_in
+from streamveil.results.answer_sums import (
+    COUNTED,
+    HALF,
+    LINEAR,
+    REPEATED,
+    ROW,
+    SHIFT,
+    TOTAL,
+    Answered,
+    TotalParts,
+    names_in,
+)
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
 from streamveil.results.post_joins import BOTH_NUMBERS, one_type, paired
 from streamveil.results.releases import Releases
@@ -72,7 +83,6 @@ SHOWN_PAIRS = (
 )
 EARLIER = "earlier rows are those of groups that are shown: hidden ones are passed over"
 INSTANT = pa.timestamp("us", tz="UTC")
-WHOLE = ("count", "count_units", "count_distinct")
 
 
 def post_processed(release: Release, posts: tuple[Post, ...]) -> Release:
@@ -172,6 +182,7 @@ def rows_of(table: pa.Table) -> PostRows:
         {name: outputs.get(name, {}) for name in numbers_of(table.column_names)},
         float((facts or {}).get("confidence", 0.95)),
         bool((facts or {}).get("rounds", True)),
+        bool((facts or {}).get("true_intervals")),
     )  # fmt: skip
     return PostRows(answered, facts)
 
@@ -272,20 +283,34 @@ def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
         sd = rows.answered.column(one.column + "_sd")
         together = rows.answered.is_correlated
         together |= REPEATED in facts
-        spread = summed(sd, group) if together else np.sqrt(summed(sd**2, group))
-        value = summed(rows.answered.column(one.column), group)
+        value = rows.answered.column(one.column)
+        chosen = np.zeros(len(group), np.bool_)
+        if known and not together:
+            chosen = rows.answered.chosen(one.column)
+        centre = np.where(known, rows.answered.centre(one.column), np.nan)
+        spread, least_sd = (
+            summed(some, group) if together else np.sqrt(summed(some**2, group))
+            for some in (sd, np.where(chosen, 0.0, sd))
+        )
+        least = summed(np.where(chosen, 0.0, centre), group)
+        most = summed(np.where(chosen, value + HALF, centre), group)
+        parts = TotalParts(*(f"{one.name}_{part}" for part in TotalParts._fields))
         whole = pa.types.is_integer(rows.table.schema.field(one.column).type)
-        middle = summed(centre, group) if known else np.full(len(group), np.nan)
-        reach = np.where(np.isnan(middle), np.inf, rows.answered.z * spread)
-        middle = np.where(np.isnan(middle), value, middle)
-        ends = {"": value, "_sd": spread, "_low": middle - reach, "_high": middle + reach}
-        for end, cells in ends.items():
+        found = summed(value, group)
+        columns = {
+            one.name: found, one.name + "_sd": spread, parts.own: sd,
+            parts.least: least, parts.least_sd: least_sd, parts.most: most,
+        }  # fmt: skip
+        for name, cells in columns.items():
             column = pa.array(cells, from_pandas=True)
-            column = column.cast(pa.int64()) if whole and not end else column
-            table = table.append_column(one.name + end, column)
-        table = table.append_column(one.own_column, pa.array(sd, from_pandas=True))
+            column = column.cast(pa.int64()) if whole and name == one.name else column
+            table = table.append_column(name, column)
+        total = {TOTAL: parts}
+        ends = Answered(table, {one.name: total}).ends_at(one.name, rows.answered.z)
+        for end, cells in zip(("_low", "_high"), ends, strict=True):
+            table = table.append_column(one.name + end, pa.array(cells))
         plain = {name: said for name, said in facts.items() if name != "non_negative"}
-        answers[one.name] = {**plain, TOTAL: one.own_column} if known else {}
+        answers[one.name] = {**plain, **total} if known else {}
     if not totals:
         return rows
     made = rows.with_table(table, SHOWN_ONLY)
@@ -355,6 +380,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
     answered = replace(
         left.answered, table=pa.table(found).replace_schema_metadata(left.table.schema.metadata),
         is_correlated=left.answered.is_correlated or right.answered.is_correlated, answers=answers,
+        holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows,
     )  # fmt: skip
     notes = tuple(dict.fromkeys([*left.notes, *right.notes, SHOWN_PAIRS]))
     return unsaid(replace(left, answered=answered, notes=notes))
@@ -536,7 +562,7 @@ def empty_release(plan: Plan, schema: pa.Schema) -> pa.Table:
     for key in plan.keys:
         fields[key.name] = KINDS[compile_key(key.expression, schema).kind]
     for one in plan.aggregates:
-        fields[one.name] = pa.int64() if one.function in WHOLE else pa.float64()
+        fields[one.name] = pa.int64() if one.function in COUNTED else pa.float64()
         fields |= {one.name + end: pa.float64() for end in SUFFIXES}
     if plan.window.kind != "whole":
         fields |= {"window_start": INSTANT, "window_end": INSTANT}
