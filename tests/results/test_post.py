@@ -321,6 +321,23 @@ def test_totals_of_groups_and_of_all_stand_beside_the_answers():
     assert together["n_sd"].to_pylist() == [9.0]  # deviations add up at worst
 
 
+INSIDE = "c, COUNT(*) AS n, COUNT(*) / SUM(COUNT(*)) OVER () AS share FROM t"
+OUTSIDE = "SELECT c, n, n / SUM(n) OVER () AS share FROM (" + PRIVATE + " c, COUNT(*) AS n FROM t"
+
+
+def test_over_in_a_private_select_is_that_of_a_select_around_it(tmp_path):
+    """HAVING filters what OVER sees, QUALIFY what it gives; the private query is the same."""
+    late = "QUALIFY RANK() OVER (ORDER BY n DESC) = 1"
+    inside = f"{PRIVATE} {INSIDE} GROUP BY c HAVING n > 5 {late}"
+    outside = f"{OUTSIDE} GROUP BY c HAVING n > 5) {late}"
+    plans = [sv.sql(text, {"t": TABLE}).plan for text in (inside, outside)]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    made = [run(text, tmp_path / "state").table for text in (inside, outside)]
+    assert made[0] == made[1]
+    assert made[0].num_rows == 1
+    assert made[0]["share_low"].to_pylist()[0] > 0.3
+
+
 def chosen_rows(rng, runs):
     """Runs of one release of ten groups, each shown where its noisy number is above 60."""
     true = np.tile([20.0, 35, 45, 50, 55, 60, 70, 80, 400, 900], runs)

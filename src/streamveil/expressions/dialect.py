@@ -120,13 +120,7 @@ def as_call(node: Any) -> exp.Expr:
     'RANGE_BUCKET(x, 1, 2)'
     """
     if isinstance(node, exp.Bracket) and isinstance(node.this, exp.Anonymous):
-        call, places = node.this, node.expressions
-        plain = len(places) == 1 and isinstance(places[0], exp.Literal) and places[0].is_int
-        if str(call.this).upper() == "SPLIT" and plain and 1 <= len(call.expressions) <= 2:
-            text, *rest = call.expressions
-            at = int(places[0].this) + 1 - int(node.args.get("offset") or 0)
-            between = rest[0] if rest else exp.Literal.string(",")
-            return call_of("SPLIT_PART", text, between, exp.Literal.number(at))
+        return element_of(node)
     if isinstance(node, exp.SafeFunc):  # no function here raises
         return node.this.transform(as_call, copy=False)  # type: ignore[no-any-return]
     if isinstance(node, exp.Extract) and node.name.upper() in ("DATE", "DATETIME"):
@@ -140,6 +134,38 @@ def as_call(node: Any) -> exp.Expr:
             for end in (one.expressions if isinstance(one, exp.Array) else [one])
         ))  # fmt: skip
     return node  # type: ignore[no-any-return]  # sqlglot is untyped here
+
+
+def element_of(node: exp.Bracket) -> exp.Expr:
+    """One element of what SPLIT or APPROX_QUANTILES gives; any other node as it is.
+
+    >>> parse_text("APPROX_QUANTILES(x, 4)[OFFSET(1)]").sql(Veil)
+    'PERCENTILE_CONT(x, 0.25)'
+    """
+    call, at = node.this, place_of(node)
+    name, (first, *rest) = str(call.this).upper(), call.expressions or [None]
+    if at is None or first is None:
+        return node
+    if name == "SPLIT" and len(rest) <= 1:
+        between = rest[0] if rest else exp.Literal.string(",")
+        return call_of("SPLIT_PART", first, between, exp.Literal.number(at + 1))
+    if name == "APPROX_QUANTILES" and rest and isinstance(rest[0], exp.Literal) and rest[0].is_int:
+        pieces = int(rest[0].this)
+        if not 0 <= at <= pieces or not pieces:
+            raise PlanError(
+                f"{shown(canonical(node))}: there are {pieces + 1} numbers.\n"
+                f"  to fix  [OFFSET(0)] to [OFFSET({pieces})]"
+            )
+        return call_of("PERCENTILE_CONT", first, exp.Literal.number(repr(at / pieces)), *rest[1:])
+    return node
+
+
+def place_of(node: exp.Bracket) -> int | None:
+    """Which element [OFFSET(1)], [ORDINAL(2)] or [1] names, from 0; None where it is no number."""
+    places = node.expressions
+    if len(places) != 1 or not isinstance(places[0], exp.Literal) or not places[0].is_int:
+        return None
+    return int(places[0].this) - int(node.args.get("offset") or 0)
 
 
 def call_of(name: str, *arguments: exp.Expr) -> exp.Expr:

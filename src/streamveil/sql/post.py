@@ -18,6 +18,7 @@ from streamveil.expressions.dialect import (
     key_name,
     parse_query,
     parse_text,
+    place_of,
     shown,
     tokenize,
 )
@@ -110,6 +111,9 @@ class PostScope:
             if self.group is None or function_name(tree) not in ADDED_UP:
                 raise PlanError(f"{shown(canonical(tree))}: {_AGAIN}")
             return total(tree, self.group, self)
+        if isinstance(tree, exp.Bracket) and isinstance(tree.this, exp.Column):
+            one = exp.column(f"{tree.this.name}_{place_of(tree)}", quoted=True)  # of quantiles
+            return self.column_of(one) if self.named(one) else None
         if not isinstance(tree, exp.Column) or is_unit_word(tree):
             return None
         alias, name = self.aliases.get(tree.name.lower()), self.named(tree)
@@ -121,6 +125,15 @@ class PostScope:
                 f"{nearest(tree.name, self.columns)}"
             )
         return exp.column(name, quoted=True)
+
+    def name_of(self, tree: exp.Expr | None) -> str | None:
+        """The column that an expression is, if it is nothing more."""
+        if tree is None:
+            return None
+        known = self.stands_for.get(canonical(tree))
+        if known is None and isinstance(tree, exp.Column):
+            return self.named(tree)
+        return known.name if isinstance(known, exp.Column) else None
 
     def named(self, tree: exp.Column) -> str | None:
         """The column that is named; refuses one that both sides of a join have."""
@@ -162,7 +175,7 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
 
     if name == "COUNT" and isinstance(argument, exp.Star):
         return added(None)
-    column = released.named(argument) if isinstance(argument, exp.Column) else None
+    column = released.name_of(argument)
     if name == "COUNT" or column is None:
         raise PlanError(f"{shown(canonical(call))}: {_AGAIN}")
     if column + SUFFIXES[0] not in released.columns:
@@ -208,8 +221,8 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
     """A number of other rows of a release, as columns that a step adds: LAG, LEAD, AVG, SUM."""
     if released.shifts is None:
         raise PlanError(
-            "OVER stands in the columns of a SELECT over a private answer.\n"
-            "  to fix  compute it in a SELECT, and filter or sort in one around that"
+            "OVER stands in the columns of a SELECT and in QUALIFY, not in WHERE and HAVING.\n"
+            "  to fix  compute it in a SELECT, and filter in one around that"
         )
     call = node.this
     name = function_name(call) if isinstance(call, exp.Anonymous) else ""
@@ -224,7 +237,7 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
             f"'{shown(canonical(node))}' is not there over released rows.\n  to fix  {OVER}"
         )
     first = call.expressions[0] if call.expressions else None
-    column = released.named(first) if isinstance(first, exp.Column) else None
+    column = released.name_of(first)
     if column is None:
         raise PlanError(f"{name} takes a column of the released rows: compute others in a SELECT")
     by, order = parts_of(node, released)
@@ -340,6 +353,31 @@ def clauses_of(
     )
 
 
+def around_windows(
+    tree: exp.Expr, early: str, late: tuple[str, ...], released: PostScope,
+    items: Mapping[str, exp.Expr],
+) -> tuple[tuple[Post, ...], Post]:  # fmt: skip
+    """The steps of a SELECT but for its columns, in the order of SQL.
+
+    `early` filters what OVER sees; `late` clauses filter afterwards, in a step of their own.
+    """
+    post = clauses_of(tree, early, released, items)
+    aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
+    conditions = [tree.args[clause].this for clause in late if tree.args.get(clause)]
+    later = " AND ".join(f"({aliased.text(one)})" for one in conditions) or None
+    found = list((released.shifts or {}).values())
+    post = replace(
+        post, one_for=released.group,
+        shifts=tuple(one for one in found if isinstance(one, PostShift)),
+        totals=tuple(one for one in found if isinstance(one, PostTotal)),
+        places=tuple(one for one in found if isinstance(one, PostPlace)),
+    )  # fmt: skip
+    if later is None:
+        return (), post
+    before = replace(post, order=(), limit=None, offset=0)
+    return (before,), Post(where=later, order=post.order, limit=post.limit, offset=post.offset)
+
+
 def _rows(tree: exp.Expr, what: str) -> int:
     number = whole(tree.expression, what)
     if number < 0:
@@ -410,27 +448,15 @@ def _select(tree: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Step
     if group is not None:
         released = replace(released, group=group)
     items = dict(_items(tree.expressions, released))
-    post = clauses_of(tree, "where", released, items)
-    late = [tree.args[name].this for name in ("qualify", "having") if tree.args.get(name)]
-    aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
-    later = " AND ".join(f"({aliased.text(condition)})" for condition in late) or None
-    found = list((released.shifts or {}).values())
-    post = replace(
-        post, one_for=group,
-        shifts=tuple(one for one in found if isinstance(one, PostShift)),
-        totals=tuple(one for one in found if isinstance(one, PostTotal)),
-        places=tuple(one for one in found if isinstance(one, PostPlace)),
-    )  # fmt: skip
+    before, post = around_windows(tree, "where", ("qualify", "having"), released, items)
     whole = all(item.is_star for item in tree.expressions)
     made = tuple(
         PostColumn(name=name, expression=released.text(value)) for name, value in items.items()
     )
+    found = list((released.shifts or {}).values())
     if group is not None:
         _require_grouped(made, group, found)
-    if later is not None:
-        before = replace(post, order=(), limit=None, offset=0)
-        post = Post(where=later, order=post.order, limit=post.limit, offset=post.offset)
-        steps = (*steps, before)
+    steps = (*steps, *before)
     if whole and not found:
         return ((*steps, post) if not is_nothing(post) else steps), columns
     return (*steps, replace(post, columns=made)), after(made)

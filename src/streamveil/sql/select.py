@@ -26,7 +26,7 @@ from streamveil.sql.names import From, only, resolved, row_text
 from streamveil.sql.options import length, whole
 from streamveil.sql.own_rows import with_sets
 from streamveil.sql.parts import Ticks
-from streamveil.sql.post import PostScope, clauses_of, is_nothing
+from streamveil.sql.post import PostScope, around_windows, is_nothing
 from streamveil.sql.scope import read_from
 from streamveil.sql.script import Cursor
 from streamveil.sql.table import grouping_sets
@@ -45,7 +45,7 @@ def read_select(
             "times under one bound. Run them as separate queries"
         )
     allowed = {"expressions", "from_", "joins", "where", "group", "with_", "having", "order"}
-    only(tree, allowed | {"limit", "offset"}, _OUTER)
+    only(tree, allowed | {"limit", "offset", "qualify"}, _OUTER)
     scope = read_from(tree, sources, options.PRIVACY_UNIT.of(values))
     where = scope.where
     named = _named_columns(values, scope)
@@ -94,8 +94,6 @@ def _named_columns(values: Mapping[str, Any], scope: From) -> dict[str, str]:
 
 _OUTER = {
     "distinct": "SELECT DISTINCT: groups are distinct already.\n  to fix  leave DISTINCT out",
-    "qualify": "QUALIFY in a private SELECT.\n  to fix  SELECT * FROM (this SELECT) "
-    "QUALIFY RANK() OVER (ORDER BY n DESC) <= 3, which costs nothing",
 }
 
 
@@ -147,7 +145,15 @@ def is_computed(value: exp.Expr) -> bool:
     """Whether an expression computes with aggregates."""
     if is_aggregate(value):
         return decided(function_name(value), "") is not None
-    return any(map(is_aggregate, value.find_all(exp.Anonymous)))
+    return value.find(exp.Window) is not None or any(aggregates_in(value))
+
+
+def aggregates_in(tree: exp.Expr) -> Iterator[exp.Expr]:
+    """The aggregates of rows in an expression; functions with OVER are of released groups."""
+    for call in tree.find_all(exp.Anonymous):
+        is_over = isinstance(call.parent, exp.Window) and call.arg_key == "this"
+        if is_aggregate(call) and not is_over:
+            yield call
 
 
 def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
@@ -170,12 +176,11 @@ def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
         name = alias or value.alias_or_name or f"key_{place}"
         (chosen.computed if is_computed(value) else chosen.plain)[name] = value
         chosen.order.append((name, value))
-    clauses = [tree.args[name] for name in ("having", "order") if tree.args.get(name)]
+    clauses = [tree.args[name] for name in ("having", "qualify", "order") if tree.args.get(name)]
     inside = {
         canonical(call): call
         for part in (*chosen.computed.values(), *clauses)
-        for call in part.find_all(exp.Anonymous)
-        if is_aggregate(call)
+        for call in aggregates_in(part)
     }
     for text in sorted(inside.keys() - chosen.calls.keys()):
         chosen.add_unnamed(inside[text], scope)
@@ -200,6 +205,7 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
             for name in grouped
             if name in chosen.plain
         },
+        shifts={},
     )
     items = dict[str, exp.Expr]()
     for name, value in chosen.order:
@@ -218,13 +224,13 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
             if name in chosen.plain:
                 raise not_grouped(name, value) from None
             raise
-    post = clauses_of(tree, "having", released, items)
+    before, post = around_windows(tree, "having", ("qualify",), released, items)
     unnamed = len(chosen.aggregates) > len([*named_calls(tree, chosen)])
-    if unnamed or any(is_new(name, value) for name, value in items.items()):
+    if unnamed or released.shifts or any(is_new(name, value) for name, value in items.items()):
         made = (PostColumn(name=name, expression=released.text(value))
                 for name, value in items.items())  # fmt: skip
         post = replace(post, columns=tuple(made))
-    return () if is_nothing(post) else (post,)
+    return before if is_nothing(post) else (*before, post)
 
 
 def is_new(name: str, value: exp.Expr) -> bool:
