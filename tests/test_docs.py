@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import site_figures
+from tools import site_figures, site_typed
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
@@ -58,6 +58,14 @@ def test_numbers_in_sentences_are_those_of_the_results():
     assert (
         site_figures.filled("0.3<!-- = noise word --> ns", known) == "1.3<!-- = noise word --> ns"
     )
+
+
+def test_no_measurement_is_typed():
+    assert site_typed.unknown() == {}, "make it in tools/site_figures.py, or list it as a setting"
+    page = (
+        "A step takes 3.2 ms and 5<!-- = counters worst --> % of `7 s`; twice 1,000 to 2,000 bytes."
+    )
+    assert [*site_typed.typed(page)] == ["3.2 ms", "1,000 to 2,000 bytes"]
 
 
 ROOT = DOCS.parent

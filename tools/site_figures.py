@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from math import ceil, floor, log10
 from pathlib import Path
+from typing import Any
 
-from tools.site_performance import FULL, LOOK, SMALL
+from tools import site_derived
+from tools.site_performance import FULL, LOOK, RATE, SMALL
 from tools.site_results import PAPER_TABLE_1, kept, table
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +24,7 @@ COUNTERS = {"binary tree": "binary tree", "honaker": "Honaker", "haar": "Haar",
             "blt + columns": "BLT, the default", "blt + both": "BLT, noise schedule too",
             "lower bound": "lower bound"}  # fmt: skip
 
+BOUNDED = {"duckdb": "duckdb once, own reader, bounded", "polars": "polars once, bounded"}
 TIMED = {
     "blt d=2": "two", "blt d=6": "six", "haar T=1000": "haar", "haar T=2^20": "long haar",
     "numpy float Gaussian alone": "numpy", "opendp exact Gaussian alone": "opendp",
@@ -126,7 +129,10 @@ def of_jobs() -> Iterator[tuple[str, str]]:
         for name, kinds in kept("throughput").items() if name in (SMALL, FULL)
         for kind, found in kinds.items() if kind in ("int", "text")
     ]  # fmt: skip
-    looked = kept("throughput")[LOOK]["int"]["ratios"]
+    beside = kept("throughput")[LOOK]["int"]
+    looked, rate = beside["ratios"], {way: one[RATE] for way, one in beside["found"].items()}
+    yield "bounding", f"{rate['duckdb once, own reader'] / rate[BOUNDED['duckdb']]:.1f}"
+    yield "bounding polars", f"{rate['polars once'] / rate[BOUNDED['polars']]:.1f}"
     yield "of bare", f"{looked['of duckdb once, own reader']:.1f}"
     yield "of bounded", f"{looked['of duckdb once, own reader, bounded alike']:.1f}"
     yield "least of floor", f"{min(shares):.1f}"
@@ -166,6 +172,8 @@ def of_spark() -> Iterator[tuple[str, str]]:
     unit, key = parts["bytes of deltas"]
     yield "unit", f"{parts['bytes per unit']:.0f}"
     yield "key", f"{parts['bytes per key']:.0f}"
+    yield "billion keys", f"{parts['bytes per key']:.0f}"
+    yield "shard", f"{parts['bytes per key'] / 800:.1f}"
     yield "unit delta", f"{unit / found['rows per step']:.0f}"
     yield "key delta", f"{key / parts['rows to key stage']:.0f}"
     wall, cpu = found["seconds of a small step [wall, CPU], private"]
@@ -174,11 +182,53 @@ def of_spark() -> Iterator[tuple[str, str]]:
 
 
 def of_regret() -> Iterator[tuple[str, str]]:
-    """Figures of `benchmarks/regret.py`: which share of true counts intervals held."""
-    held = [row["coverage"] for row in kept("regret")["rows"]
-            if (row["stream"], row["arm"]) == ("reddit", "covered")]  # fmt: skip
-    yield "comments least", f"{100 * min(held):.0f}"
-    yield "comments most", f"{100 * max(held):.0f}"
+    """Figures of `benchmarks/regret.py` and `regret_judge.py`."""
+    cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in kept("regret")["rows"]:
+        cells.setdefault((row["stream"], row["triggers"], *row["budget"]), {})[row["arm"]] = row
+    cells = {cell: arms for cell, arms in cells.items() if "weighted" in arms}  # whole ones
+    least: dict[str, float] = {}
+    for cell, arms in cells.items():
+        if "coverage" in arms["covered"]:
+            least[cell[0]] = min(least.get(cell[0], 1.0), arms["covered"]["coverage"])
+    yield "streams", str(len(least))
+    yield "covered streams", str(sum(share >= 0.9 for share in least.values()))
+    yield from ((f"{name} least", percent(least[name])) for name in ("few", "small", "reddit"))
+    yield "noise least", percent(min(arms["default"]["coverage"] for arms in cells.values()))
+    wider = [arms["covered"]["width"] / arms["default"]["width"]
+             for arms in cells.values() if "coverage" in arms["covered"]]  # fmt: skip
+    yield "wider", f"{max(wider):.0f}"
+    ahead = [arms["default"]["forecast"]["l1"] / arms["default"]["l1"]
+             for arms in cells.values() if "forecast" in arms["default"]]  # fmt: skip
+    yield "forecasts", str(len(ahead))
+    yield "forecasts off", str(sum(not 0.8 <= one <= 1.25 for one in ahead))
+    live = [arms["blind"]["l1"] / arms["expected"]["l1"]
+            for arms in cells.values() if {"blind", "expected"} <= set(arms)]  # fmt: skip
+    yield "live worst", f"{max(live):.0f}"
+    looks = [one for name, found in kept("regret_judge")["after"].items() if "e=1 " in name
+             for one in found["misses"]]  # fmt: skip
+    yield "look worst", f"{max(looks):.0f}"
+
+
+def percent(share: float) -> str:
+    """A share in whole percent."""
+    return f"{100 * share:.0f}"
+
+
+def of_changing() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/papers/dynamic.py`."""
+    opened = {row["matching"]: row["buckets"] for row in kept("dynamic_E12")["rows"]
+              if row["steps"] == 256}  # fmt: skip
+    yield "oldest first", str(opened["first in, first out"])
+    [once] = [row for row in kept("dynamic_E13")["rows"] if row["mechanism"] == "static reference"]
+    yield "static", f"{once['smallest']:,.0f}"
+
+
+def of_scale() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/scale.py`: how many times as much a record costs with more units."""
+    found = kept("scale")["C=32"].values()
+    cost = [one["ms of CPU per batch of 500,000"] for one in found]
+    yield "slower", f"{cost[-1] / cost[0]:.1f}"
 
 
 def of_growing() -> Iterator[tuple[str, str]]:
@@ -240,7 +290,9 @@ ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
     "jobs": of_jobs, "steps": of_steps, "waits": of_waits, "memory": of_memory,
     "spark": of_spark, "regret": of_regret, "growing": of_growing, "sqlp": of_sqlp,
-    "sketches": of_sketches, "peers": of_peers,
+    "sketches": of_sketches, "peers": of_peers, "changing": of_changing, "scale": of_scale,
+    "space": site_derived.of_strategies, "cells": site_derived.of_cells,
+    "bets": site_derived.of_bets,
 }  # fmt: skip
 
 
