@@ -337,7 +337,7 @@ MISTAKES = [
     ("columns of their groups", lambda: q().select("url", m="LAG(n) OVER (ORDER BY n)")),
     ("OVER sees one release", lambda: q().select("url", m="LAG(n) OVER (ORDER BY trigger)")),
     ("not there over released", lambda: q().select("url", m="NTILE(4) OVER (ORDER BY url)")),
-    ("and filter or sort", lambda: q().having("LAG(n) OVER (ORDER BY url) > 1")),
+    ("and in QUALIFY", lambda: q().having("LAG(n) OVER (ORDER BY url) > 1")),
     (
         "a join before",
         lambda: sv.sql(
