@@ -161,32 +161,35 @@ def render(content: dict[str, Any]) -> str:
     named = ", ".join(f"`{name}`" for name in NAMED)
     parts = [
         "# Regret: how far is the default from the best settings?",
-        "You see how much more error the default settings give than the best ones, which are chosen"
-        " with the truth in hand.",
-        "This page is written by `python benchmarks/regret_page.py` from"
-        " `benchmarks/results/regret.json`, which `python benchmarks/regret.py` measures"
-        f" (seed {content['seed']}; one run of each setting).",
-        f"Streams of `benchmarks/regret_streams.py` at {times} releases; error of a count per"
-        " discovered group at the end, over all groups of the stream; a group that is not released"
-        " counts as 0. The default looks at the rows first, as a job over files does. Named"
-        f" alternatives: {named}; each but the first two is the best of several settings, for each"
-        " error by itself, chosen with the truth in hand.",
+        "You see how much larger the error is with the default settings than with the best ones,"
+        " which were chosen by somebody who knew the truth.",
+        f"**What was measured.** Counts of discovered groups on the streams of"
+        f" `benchmarks/regret_streams.py`, at {times} releases. The error is that of the last"
+        " release, over all groups of the stream; a group that is not released counts as 0. The"
+        " default looks at the rows first, as a job over files does. The named alternatives are"
+        f" {named}. Each but the first two is the best of several settings, chosen with knowledge"
+        " of the truth, for each measure of error by itself.",
+        "`python benchmarks/regret.py` measures this"
+        f" (seed {content['seed']}, one run of each setting), and"
+        " `python benchmarks/regret_page.py` writes the page from"
+        " `benchmarks/results/regret.json`.",
         "![default over best named alternative](figures/regret.png)",
         "\n".join(summary(found)),
     ]
     for budget in budgets:
         parts += [
             f"## epsilon = {budget:g}, delta = {deltas[budget]:g}",
-            "Default over best named alternative: l1 / l2 / largest error, with the alternative"
-            " whose l1 is least, by number of releases.",
+            "The error of the default divided by that of the best named alternative: l1 / l2 /"
+            " largest error, by the number of releases. In brackets is the alternative with the"
+            " least l1.",
             "\n".join(table(found, budget)),
         ]
     parts += [
         "## Intervals and forecasts",
-        "Share of released groups whose 95 % interval holds the true count, over all releases and"
-        " budgets of a stream: intervals of the noise, as they are by default, and those that are"
-        " asked to hold the rows over the bound too, with their width as a multiple of the"
-        f" others'. {told(found)}",
+        "The share of released groups whose 95 % interval holds the true count, over all numbers of"
+        " releases and budgets of a stream. By default intervals cover the noise alone; with"
+        " `intervals = 'true'` they cover the rows over the bound too. The width is a multiple of"
+        f" that of the default. {told(found)}",
         "\n".join(coverage(found)),
     ]
     parts += [

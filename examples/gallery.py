@@ -32,11 +32,12 @@ FIVE = ("weekly", "active", "typical", "top", "newcomers")
 COLORS = 64  # of a picture that is kept
 HEAD = """# Gallery
 
-Twenty questions that can be asked privately, each with the picture of its answer. All data are
-public, and packages ship them: `purchases` are 1,469,307 things that 2,469 households bought in a
-year, `flights` the 336,776 departures from New York in 2013. Every answer is private with the
-epsilon that its code says; shaded bands and bars are 95 % intervals. This page is written by
-`python examples/gallery.py`, and the tests run all of it on a small part.
+You see twenty questions, each with the code that asks it privately and a picture of the answer.
+
+All data are public and come with packages. `purchases` holds 1,469,307 things that 2,469
+households bought in a year, `flights` the 336,776 departures from New York in 2013. The epsilon of
+each answer is in its code. Shaded bands and bars are 95 % intervals. `python examples/gallery.py`
+writes this page, and the tests run all of it on a small part of the data.
 
 ```python
 import numpy as np, streamveil as sv
@@ -56,7 +57,7 @@ flights = sv.memory(departures(), event_time="scheduled")
 def hours(purchases) -> Figure:
     """At which hours do people shop?
 
-    Times are in UTC, hours those of clocks in New York.
+    The times in the rows are in UTC; the hours are those of New York.
     """
     day = (
         purchases.protect("household_id")
@@ -125,7 +126,7 @@ def discount(purchases) -> Figure:
 def spread(purchases) -> Figure:
     """How are prices spread?
 
-    Nine quantiles of one tree, paid once.
+    Nine quantiles from one tree, for the price of one.
     """
     deciles = (
         purchases.protect("household_id")
@@ -146,7 +147,7 @@ def spread(purchases) -> Figure:
 def visits(purchases) -> Figure:
     """On how many days of December did a household come?
 
-    Its own rows, combined first.
+    Each household's own rows are combined first.
     """
     days = (
         purchases.protect("household_id")
@@ -181,7 +182,7 @@ def filling(flights) -> Figure:
 def lately(flights) -> Figure:
     """Where did flights go in the last four weeks of the year?
 
-    From weekly releases, free.
+    Computed from weekly releases, at no cost.
     """
     weeks = (
         flights.protect("plane", per="1 day")
@@ -214,7 +215,7 @@ def distance(flights) -> Figure:
 def noise(flights) -> Figure:
     """How much would another epsilon give?
 
-    Asked of the query: no row is read, nothing spent.
+    The query itself tells: no row is read and nothing is spent.
     """
     epsilons = [0.1, 0.2, 0.5, 1, 2, 5]
 
@@ -261,12 +262,16 @@ def page() -> str:
         words = re.sub(r"[^a-z0-9 ]", "", title.lower()).replace(" ", "-")
         place = f"five-questions.md#{number}-{words}"
         parts.append(
-            shown(title, f"five-{name}", f"[In SQL, at the command line and in Python]({place}).")
+            shown(
+                title,
+                f"five-{name}",
+                f"[The code, in SQL, at the command line and in Python]({place}).",
+            )
         )
     for name in EXAMPLES:
         lines = (ROOT / "examples" / name / "README.md").read_text().splitlines()
         text = (
-            f"One command: `python examples/{name}/run.py`; `examples/{name}/README.md` says more."
+            f"Run it with `python examples/{name}/run.py`; `examples/{name}/README.md` says more."
         )
         parts.append(shown(lines[0].removeprefix("# "), f"gallery-{name}", text))
     for question in SHORT:

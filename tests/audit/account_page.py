@@ -77,7 +77,7 @@ def render(campaigns: list[dict[str, Any]]) -> str:
     last, violations = newest(campaigns), sum(len(one["violations"]) for one in campaigns)
     queries, others = counted(last)
     table = [
-        "| code | seed | of queries | of the library | claims passed |",
+        "| code | seed | of queries | of the library | claims exceeded |",
         "|---|---|--:|--:|--:|",
     ]
     for one in campaigns:
@@ -87,32 +87,34 @@ def render(campaigns: list[dict[str, Any]]) -> str:
                      f" {len(one['violations'])} |")  # fmt: skip
     lines = [
         "# How tight the claims are",
-        "You see how tight the privacy claims are: for generated queries and neighbours, how much"
-        " of the claimed loss really occurs.",
-        "The exact account measures what one unit really loses and compares it with what is claimed"
-        " ([how it works](review-mechanisms.md)). A tightness of 1 is a claim without slack; above"
-        " 1 it is false.",
-        "This page is written by `python -m tests.audit.campaign` from"
-        " `benchmarks/results/account.json`. Code is named by a digest of the source files that"
-        " decide what is released, and by its commit (in earlier campaigns: by git's name of the"
-        " core's folder).",
+        "You see how tight the privacy claims are: how much of the claimed loss really occurs, on"
+        " generated queries and pairs of neighbouring inputs.",
+        "The exact account computes what one unit really loses and divides it by what is claimed"
+        " ([how it works](review-mechanisms.md)). The quotient is the tightness. At 1 the claim has"
+        " no slack; above 1 the claim is false.",
+        "`python -m tests.audit.campaign` measures this and writes the page from"
+        " `benchmarks/results/account.json`. A version of the code is named by a digest of the"
+        " source files that decide what is released, and by its commit. In the first campaigns it"
+        " was named by git's hash of the core's folder.",
     ]
     if last:
         refused = sum(sum(one.get("refused", {}).values()) for one in last)
         draws = sum(one.get("draws", 0) for one in last)
         lines.append(
-            f"**On the code {last[-1]['digest']}: {queries:,} pairs of neighbours of queries and"
-            f" {others:,} of the library's mechanisms. Claims passed:"
+            f"**On the newest code, {last[-1]['digest']}: {queries:,} pairs of neighbours for"
+            f" queries and {others:,} for the library's mechanisms. Claims exceeded:"
             f" {sum(len(one['violations']) for one in last)}.**"
         )
         if draws:
-            lines[-1] += f" The compiler refused {refused:,} of {draws:,} draws: they are no pairs."
+            lines[-1] += f" The compiler refused {refused:,} of {draws:,} generated queries."
     lines += [
-        f"All campaigns together: {sum(counted(campaigns)):,} pairs, claims passed: {violations}.",
+        f"All campaigns together: {sum(counted(campaigns)):,} pairs, claims exceeded:"
+        f" {violations}.",
         "\n".join(table),
         *([in_words(campaigns)] if violations else []),
-        "Below: of the newest code where it was tried there, else of earlier code (marked)."
-        if last else "Worst and median of the campaign that tried the mechanism most.",
+        "The tables below give the tightness of each mechanism on the newest code, or on earlier"
+        " code (marked) if the newest campaign did not try it."
+        if last else "The tables below are of the campaign that tried the mechanism most.",
     ]  # fmt: skip
     for room, title in TITLES.items():
         rows = [
@@ -145,8 +147,8 @@ def in_words(campaigns: list[dict[str, Any]]) -> str:
         for wrong in one["violations"]
     ]
     return (
-        "Found wrong: " + "; ".join(found) + ". The changelog says what each fault of a guarantee"
-        " was, and names its test."
+        "Faults found: " + "; ".join(found) + ". The changelog describes each fault of a guarantee"
+        " and names its test."
     )
 
 
