@@ -337,6 +337,10 @@ MISTAKES = [
     ("columns of their groups", lambda: q().select("url", m="LAG(n) OVER (ORDER BY n)")),
     ("OVER sees one release", lambda: q().select("url", m="LAG(n) OVER (ORDER BY trigger)")),
     ("not there over released", lambda: q().select("url", m="NTILE(4) OVER (ORDER BY url)")),
+    (
+        "CSV is text without that",
+        lambda: done(stream.protect("u").where("DATE(url) > '2026-01-01'")).run(state=FOLDER),
+    ),
     ("and in QUALIFY", lambda: q().having("LAG(n) OVER (ORDER BY url) > 1")),
     (
         "a join before",

@@ -248,7 +248,7 @@ BRANCHES = {
         shape("IF({}, {}, {})", "bool", "int", "int"),
         shape("COALESCE({}, {})", "int", "int"),
         shape("NULLIF({}, {})", "int", "int"),
-        shape("CAST({} AS INT64)", "string"),
+        shape("CAST(COALESCE(s, {}) AS INT64)", "string"),
     ),
     "float": st.one_of(shape("{} / {}", "int", "int"), shape("{} + {}", "float", "int")),
     "string": st.one_of(

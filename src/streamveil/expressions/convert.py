@@ -24,7 +24,7 @@ from streamveil.expressions.kernels import (
     string_to_instant,
     string_to_int,
 )
-from streamveil.expressions.rules import Argument, common
+from streamveil.expressions.rules import Argument, common, mistyped
 
 KINDS: dict[str, Any] = {
     "int": pa.int64(),
@@ -69,7 +69,7 @@ def convert(node: Node, kind: str, place: str) -> Node:
         return Node(kind, lambda table: cast(node.run(table)))
     if node.kind == "date" and kind == "timestamp":
         return Node("timestamp", lambda table: times.to_instant(node.run(table)))
-    raise PlanError(f"{place} must be {kind}, not {node.kind}")
+    raise mistyped(place, kind, node.kind)
 
 
 def require_readable(text: str, kind: str, place: str) -> None:

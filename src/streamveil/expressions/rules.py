@@ -57,9 +57,19 @@ def constant(name: str, arguments: Sequence[Argument], place: int, kind: Kind) -
     return argument.constant
 
 
+def mistyped(place: str, wanted: str, kind: str) -> PlanError:
+    """A type error that names the place and never a value, with the way out."""
+    way = "CAST it"
+    if wanted == "bool":
+        way = "compare it, as in x > 0 or x = 'a'"
+    elif kind == "string":
+        way = "CAST it, or declare the column's type in CREATE STREAM: CSV is text without that"
+    return PlanError(f"{place} must be {wanted}, not {kind}.\n  to fix  {way}")
+
+
 def wrong(name: str, argument: Argument, place: int, wanted: str) -> PlanError:
-    """A type error that names the place and never a value."""
-    return PlanError(f"argument {place + 1} of {name} must be {wanted}, not {argument.kind}")
+    """The same of an argument of a function."""
+    return mistyped(f"argument {place + 1} of {name}", wanted, argument.kind)
 
 
 def fixed(result: Kind, *wanted: Kind, kernel: Kernel) -> Rule:
