@@ -27,6 +27,7 @@ from streamveil.dynamic import (
     TwoStream,
     growing,
 )
+from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.pmwg import first_share
 from streamveil.linear import (
     Dense,
@@ -95,6 +96,12 @@ def neighbour(rng, steps, kind):
     return [[row for j, row in enumerate(here) if (s, j) != (t, i)] for s, here in enumerate(steps)]
 
 
+def distinct(share, horizon, changes=2):
+    """Whether there is any record, and whether there is one at each point."""
+    groups = Marginals((N,), ((), (0,)))
+    return DistinctCounter(cells=groups, share=share, horizon=horizon, changes=changes)
+
+
 def tables(steps):
     """Name -> (mechanism, how updates are matched)."""
     for kind, share in (("pure", PURE), ("zcdp", ZCDP)):
@@ -148,6 +155,8 @@ def tables(steps):
         yield f"continual mwem {kind}", (
             ContinualMwem(queries=CELLS, share=share, horizon=steps), "ids",
         )  # fmt: skip
+        for horizon in (steps, None):
+            yield f"distinct {kind} {horizon}", (distinct(share, horizon), "ids")
         for only in (False, True):
             yield (
                 f"tree counter {kind} {only}",
@@ -158,6 +167,7 @@ def tables(steps):
                     "ids",
                 ),
             )
+    yield "distinct gdp", (distinct(GDP, steps), "ids")
     for only in (False, True):
         yield f"signed counter {only}", (
             SignedCounter(strategy=Direct(CELLS), share=GDP, horizon=steps, only_grows=only), "ids",

@@ -21,6 +21,8 @@ SETS = ("", "GROUP BY city", "GROUP BY city, age", "GROUP BY ROLLUP (city, age)"
         "GROUP BY CUBE (city, age)", "GROUP BY GROUPING SETS ((city), (age), ())")  # fmt: skip
 COUNTS = ("COUNT(*) AS n", "COUNT(*) AS n, COUNTIF(age < 2) AS young", "COUNTIF(age > 1) AS old",
           "COUNT(city) AS n, COUNT(*) AS all_of_them")  # fmt: skip
+VALUES = ("shop", "shop", "city", "IF(age > 0, shop, NULL)")  # that are counted apart
+CHANGES = (1, 2, 2, 3, 50)
 LIVES = ("", "", ", lives = 2", ", lives = 3")
 CONDITIONS = ("", "", "WHERE age > 0", "WHERE city = 'Oslo' OR age IS NULL")
 OPERATIONS = ("+", "-", "U", "d", "c", "update", "I", "?", None)
@@ -34,19 +36,26 @@ def text_of(rng):
         changes = "source = rows, changelog = 'insert-delete', operation = op"
     if ids:
         changes += ", id = id" + pick(rng, ("",) if grows else LIVES)
-    mechanism = pick(rng, MECHANISMS)
+    mechanism, count = pick(rng, MECHANISMS), pick(rng, COUNTS)
     more = [
         pick(rng, BUDGETS), f"steps = {STEPS}", f"expected_size = {pick(rng, (20, 60, 5000))}",
-        "accept_error = TRUE", pick(rng, ("", "ask_share = 0.3", "ask_share = 0.7")),
-        f"mechanism = '{mechanism}'" if mechanism else "", pick(rng, ("", "preset = 'theorem'")),
-        pick(rng, ("", "non_negative = TRUE", "integer = TRUE")),
+        "accept_error = TRUE", pick(rng, ("", "non_negative = TRUE", "integer = TRUE")),
     ]  # fmt: skip
+    if ids and rng.random() < 0.2:
+        count = f"COUNT(DISTINCT {pick(rng, VALUES)}) AS shops"
+        more.append("" if grows else f"max_changes = {pick(rng, CHANGES)}")
+    else:
+        more += [
+            pick(rng, ("", "ask_share = 0.3", "ask_share = 0.7")),
+            f"mechanism = '{mechanism}'" if mechanism else "",
+            pick(rng, ("", "preset = 'theorem'")),
+        ]
     by = pick(rng, SETS)
     names = ", ".join(name for name in ("city", "age") if name in by)
     return (
         "CREATE TABLE people (city CHECK (city IN ('Lima', 'Oslo', 'Rome')), age CHECK (age BETWEEN"
         f" 0 AND 3)) WITH ({changes}); SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS"
-        f" ({', '.join(filter(None, more))}) {names + ', ' * bool(names)}{pick(rng, COUNTS)}"
+        f" ({', '.join(filter(None, more))}) {names + ', ' * bool(names)}{count}"
         f" FROM people {pick(rng, CONDITIONS)} {by} EMIT EVERY {EACH} ROWS"
     )
 
@@ -59,6 +68,7 @@ def rows_drawn(rng):
             "op": pick(rng, OPERATIONS), "id": pick(rng, (*range(ids), None)),
             "city": pick(rng, (*CITIES, *CITIES, "Bonn", None)),
             "age": pick(rng, (0, 1, 2, 3, 0, 1, 9, None)),
+            "shop": pick(rng, ("a", "a", "a", "b", None)),
         }
         for _ in range(STEPS * EACH)
     ]  # fmt: skip
@@ -75,7 +85,8 @@ def neighbour(rng, rows, relation):
     return [gap if nth == place else row for nth, row in enumerate(rows)]
 
 
-KINDS = {"op": pa.string(), "id": pa.int64(), "city": pa.string(), "age": pa.int64()}
+KINDS = {"op": pa.string(), "id": pa.int64(), "city": pa.string(), "age": pa.int64(),
+         "shop": pa.string()}  # fmt: skip
 
 
 def table_of(rows):

@@ -9,6 +9,9 @@ import pytest
 
 from streamveil.changing_tables import operator as module
 from streamveil.changing_tables.operator import ChangingTable
+from streamveil.core.accounting.guarantee import Pure
+from streamveil.core.sensitivity import presence_moves
+from streamveil.dynamic import distinct
 from streamveil.dynamic.records import Records
 from tests.audit import table_texts
 
@@ -49,6 +52,15 @@ START = (
 )
 COUNTED = START.format("", "mechanism = 'counter'")
 LIVES = START.format(", lives = 3", "mechanism = 'counter'")
+COUNTED_VALUES = START.replace("COUNT(*) AS n", "COUNT(DISTINCT shop) AS n")
+CHANGES = COUNTED_VALUES.format("", "max_changes = 3")
+ONE_CHANGE = COUNTED_VALUES.format("", "max_changes = 1")
+VALUE_LIVES = COUNTED_VALUES.format(", lives = 3", "max_changes = 1")
+SETS = (
+    COUNTED_VALUES.replace("EMIT", "GROUP BY GROUPING SETS ((city), (age), ()) EMIT")
+    .format("", "max_changes = 1")
+    .replace("COUNT(DISTINCT", "city, age, COUNT(DISTINCT")
+)
 ASKED = START.format("", "mechanism = 'counter', ask_share = 0.7")
 
 
@@ -72,6 +84,17 @@ def twice(honest):
     return match
 
 
+def all_changes(patch):
+    """A value is counted anew however often it comes and goes."""
+    honest = distinct.DistinctCounter.step
+
+    def step(self, state, changes, place):
+        state.used[:] = 0
+        honest(self, state, changes, place)
+
+    patch.setattr(distinct.DistinctCounter, "step", step)
+
+
 def nothing(patch):
     """The code is honest: the fault is in the claim."""
 
@@ -88,12 +111,40 @@ def of_one_life(operator):
     return operator.mechanism.guarantee.loss
 
 
+def moved_as(**other):
+    """The claim of a table of values whose counter moves as if some number were another."""
+
+    def claim(operator):
+        made = operator.mechanism
+        pure = made.share.kind == "pure"
+        numbers = {"changes": made.changes, "sets": len(made.cells.sets), **other}
+        return made.counter.guarantee.loss.times(presence_moves(**numbers, pure=pure))
+
+    return claim
+
+
+def as_an_event(operator):
+    """One number moves once by one: half of what a life that comes and goes costs."""
+    ((epsilon, times),) = operator.mechanism.counter.inner.loss.pure
+    return Pure(epsilon).times(times)
+
+
 def churn(rng):
     """One id that comes and goes at every other step, among rows of others."""
     rows = table_texts.rows_drawn(rng)
     rows = [{**row, "id": row["id"] and row["id"] + 1} for row in rows]
     for step in range(table_texts.STEPS):
-        some = {"op": "+-"[step % 2], "id": 0, "city": "Oslo", "age": 1}
+        some = {"op": "+-"[step % 2], "id": 0, "city": "Oslo", "age": 1, "shop": f"x{step}"}
+        rows[table_texts.EACH * step + int(rng.integers(table_texts.EACH))] = some
+    return rows
+
+
+def flips(rng):
+    """One id stays, while another of its value comes or goes at every later step."""
+    rows = [{**row, "id": row["id"] and row["id"] + 4} for row in table_texts.rows_drawn(rng)]
+    rows = [row if row["id"] else dict.fromkeys(row) for row in rows]
+    for step, (op, one) in enumerate((("+", 0), ("+", 1), ("-", 1), ("+", 3), ("-", 3))):
+        some = {"op": op, "id": one, "city": "Oslo", "age": 1, "shop": "x"}
         rows[table_texts.EACH * step + int(rng.integers(table_texts.EACH))] = some
     return rows
 
@@ -103,6 +154,11 @@ FAULTS = {
     "updates never delete": (COUNTED, updates_stay, whole),
     "lives are charged as one": (LIVES, nothing, of_one_life),
     "questions are not charged": (ASKED, nothing, without_questions),
+    "changes of a value are not bounded": (ONE_CHANGE, all_changes, whole),
+    "changes of a value are charged as one": (CHANGES, nothing, moved_as(changes=1)),
+    "a value moves its count once": (CHANGES, nothing, as_an_event),
+    "values of a record's lives are charged as one": (VALUE_LIVES, nothing, of_one_life),
+    "sets of groups are charged as one": (SETS, nothing, moved_as(sets=1)),
 }
 
 
@@ -113,7 +169,7 @@ def test_planted_faults_in_tables_are_caught(name):
     plan = table_texts.plan_of(text)
     operator = table_texts.work_of(plan).operator
     for seed in range(10):
-        rows = churn(rng)
+        rows = flips(rng) if "changes" in name else churn(rng)
         other = [dict.fromkeys(row) if row["id"] == 0 else row for row in rows]
         with pytest.MonkeyPatch.context() as patch:
             plant(patch)

@@ -196,7 +196,8 @@ def explain_table(plan: Plan) -> Explanation:
     sections = (
         *([Section("WARNING", ((useless,),))] if useless else []),
         Section("QUERY", tables.table_rows(plan, _clock(plan.clock), sinks_of(plan))),
-        Section("MECHANISM (errors of the worst answer, in records)", tables.choice_rows(design),
+        Section(f"MECHANISM (errors of the worst answer, in {design.counts})",
+                tables.choice_rows(design),
                 tables.CHOICE),
         Section("NOISE", tables.noise_rows(design, triggers), heading),
         Section("QUESTIONS", tables.question_rows(design)),

@@ -6,8 +6,14 @@ from math import isfinite
 from typing import Any
 
 from streamveil.compiler.tables import Design
-from streamveil.plan.options import ASK_SHARE, CONFIDENCE, EXPECTED_UPDATES, MECHANISM
-from streamveil.plan.plan import Plan
+from streamveil.plan.options import (
+    ASK_SHARE,
+    CONFIDENCE,
+    EXPECTED_UPDATES,
+    MAX_CHANGES,
+    MECHANISM,
+)
+from streamveil.plan.plan import Aggregate, Plan
 
 Row = tuple[str, ...]
 MANY = 12  # values of a domain or sets of columns that are written out
@@ -27,10 +33,16 @@ def table_rows(plan: Plan, releases: str, sinks: str) -> tuple[Row, ...]:
         *(("domain", f"{name}: {_values(values)}") for name, values in source.domains),
         ("where", plan.where or "every record"),
         ("groups", shown),
-        *(("answer", f"{one.name} = count({one.expression or '*'})") for one in plan.aggregates),
+        *(("answer", f"{one.name} = {_counted(one)}") for one in plan.aggregates),
         ("releases", releases),
         ("sinks", sinks),
     )
+
+
+def _counted(one: Aggregate) -> str:
+    """What an answer counts."""
+    distinct = "distinct " if one.function == "count_distinct" else ""
+    return f"count({distinct}{one.expression or '*'})"
 
 
 def _values(values: tuple[Any, ...]) -> str:
@@ -75,13 +87,16 @@ def noise_rows(design: Design, triggers: tuple[int, ...]) -> tuple[Row, ...]:
 
 def deviation_at(design: Design, triggers: tuple[int, ...]) -> dict[int, float]:
     """Standard deviations of the worst answer; empty where answers are not data plus noise."""
-    at = getattr(design.candidate.mechanism, "deviation", None)
+    mechanism = design.candidate.mechanism
+    at = getattr(getattr(mechanism, "counter", mechanism), "deviation", None)
     return {} if at is None else {t: float(at(t)) for t in triggers}
 
 
 def question_rows(design: Design) -> tuple[Row, ...]:
     """What questions cost and how good their answers are."""
     live = design.adaptive
+    if design.distinct is not None:
+        return (("ASK", "questions count records: ask them of a statement that does"),)
     if live is None:
         return (("ASK", "what follows from the releases (free); ask_share pays for more"),)
     share = float(design.ask_share)
@@ -103,6 +118,11 @@ def bias_rows(plan: Plan) -> tuple[Row, ...]:
         rows.append((
             f"ids inserted more than {source.lives:,} time(s)",
             "later insertions are left out; lives = n allows n, at n times the cost",
+        ))  # fmt: skip
+    if (changes := plan.options.get(MAX_CHANGES.name)) is not None:
+        rows.append((
+            f"values that come or go more than {changes:,} time(s) in a group",
+            "counted, or not, as they were after these changes; how many they are is not told",
         ))  # fmt: skip
     return tuple(rows)
 
@@ -131,6 +151,7 @@ def usefulness(design: Design) -> str | None:
     if error < design.worth:
         return None
     return (
-        f"the worst answer is expected to be wrong by {error:,.0f} of {w.size:,.0f} records. The "
+        f"the worst answer is expected to be wrong by {error:,.0f} of {w.size:,.0f} "
+        f"{design.counts}. The "
         "job is refused; accept_error = TRUE runs it"
     )

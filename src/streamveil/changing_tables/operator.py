@@ -23,6 +23,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Noise, Place, SilentNoise
 from streamveil.core.noisy import Noisy, post_process, public, values
 from streamveil.dataflow.hashing import name_column
+from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.live import together
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.dynamic.pack import pack, unpack
@@ -32,7 +33,8 @@ from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.errors import PlanError, StoreError, nearest
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.structured import Marginals
-from streamveil.types import Array, Bool, Float64, Int64
+from streamveil.release_metadata import NOTE
+from streamveil.types import Array, Bool, Float64, Int64, UInt64
 
 Arrays = dict[str, Array]
 Bind = Callable[[pa.Schema], Callable[[pa.Table], Any]]  # a condition, compiled for some columns
@@ -88,7 +90,9 @@ class ChangingTable:
         released is a function of the mechanism's answers and of public numbers. `condition` looks
         at one row: a record that does not meet it is not in the table.
     Numerics: ids are told apart by 128-bit names under the job's secret, integers surely, two of n
-        texts but for a chance of n^2 / 2^129, as the keys of a group-by are.
+        texts but for a chance of n^2 / 2^129, as the keys of a group-by are. Values that are
+        counted have names of the bits that a label leaves, 40 or more: two may count as one, which
+        no guarantee depends on.
     """
 
     kind: ClassVar[str] = "changing-table"
@@ -102,6 +106,7 @@ class ChangingTable:
     outputs: tuple[str, ...] = ("n",)  # released columns; queries go through the rows of each
     cells: Marginals | None = None  # rows of a release; None: the queries, one after another
     condition: Bind | None = field(default=None, compare=False)  # which records are in the table
+    value: Bind | None = field(default=None, compare=False)  # of a record, for a `DistinctCounter`
     adaptive: LivePmw | None = None
     total: int | None = None  # the output that counts every record: needed by `adaptive`
     confidence: float = 0.95
@@ -124,6 +129,8 @@ class ChangingTable:
             _ = self.guarantee
         except ValueError as wrong:
             raise PlanError(str(wrong)) from None
+        if self.distinct is not None and (self.id_column is None or self.value is None):
+            raise PlanError("different values are counted of records that have an id")
         if self.id_column is None and self.lives != 1:
             raise PlanError("`lives` belongs to records with ids")
         if self.adaptive is not None and (self.total is None or self.cells is None):
@@ -133,12 +140,18 @@ class ChangingTable:
     def records(self) -> Records:
         """How deletions find their record."""
         relation = self.mechanism.guarantee.protects.relation
+        values = 1 if self.distinct is None else self.distinct.values
         return Records(
             matching="labels" if self.id_column is None else "ids",
-            domain=self.mechanism.queries.domain,
+            domain=self.mechanism.queries.domain * values,
             counts_no_ops=relation == "update",
             lives=self.lives,
         )
+
+    @property
+    def distinct(self) -> DistinctCounter | None:
+        """The mechanism, where it counts different values."""
+        return self.mechanism if isinstance(self.mechanism, DistinctCounter) else None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -188,6 +201,10 @@ class ChangingTable:
         if self.condition is not None:
             passes = pc.fill_null(self.condition(rows.schema)(rows), False)  # noqa: FBT003
             inside = inside & np.asarray(passes)
+        if self.distinct is not None:
+            numbers, has_value = self._numbers(rows, noise)
+            labels = numbers * self.distinct.queries.domain + labels
+            inside = inside & has_value
         by_id = self.id_column is not None
         known = (first != 0) & (by_id | (second == 0))  # an update without id: of which record?
         outside = known & named & ~inside & ((first > 0) | (second > 0) | (not by_id))
@@ -210,6 +227,19 @@ class ChangingTable:
         column = _column(rows, self.id_column)
         words = name_column(column, noise.derive("changing-table ids"))
         return words.view(np.int64), np.asarray(pc.is_valid(column))
+
+    def _numbers(
+        self, rows: pa.Table, noise: Noise
+    ) -> tuple[Int64[Array, " n"], Bool[Array, " n"]]:
+        """The value of each record as a number, and which records have one."""
+        assert self.value is not None  # noqa: S101  (checked when it was made)
+        assert self.distinct is not None  # noqa: S101
+        column = _plain(self.value(rows.schema)(rows))
+        names: UInt64[Array, " n"] = name_column(column, noise.derive("changing-table values"))[
+            :, 0
+        ]
+        numbers = (names % np.uint64(self.distinct.values)).astype(np.int64)
+        return numbers, np.asarray(pc.is_valid(column))
 
     def _operations(self, rows: pa.Table) -> tuple[Int64[Array, " n"], Int64[Array, " n"]]:
         """What each row does first, and then; 0: nothing."""
@@ -281,10 +311,10 @@ class ChangingTable:
         return found, bound * (np.ones(size) if counter is None else counter.relative)
 
     @property
-    def _counter(self) -> SignedCounter | TreeCounter | None:
+    def _counter(self) -> SignedCounter | TreeCounter | DistinctCounter | None:
         """The mechanism when its answers are data plus noise."""
         found = self.mechanism
-        return found if isinstance(found, SignedCounter | TreeCounter) else None
+        return found if isinstance(found, SignedCounter | TreeCounter | DistinctCounter) else None
 
     def answers(self, state: TableState) -> pa.Table:
         """A release: all answers as of the last closed step. Post-processing.
@@ -318,7 +348,18 @@ class ChangingTable:
             for suffix, column in parts.items():
                 part = column.reshape(len(self.outputs), -1)[place]
                 columns[name + suffix] = pa.array(part, pa.float64(), from_pandas=True)
-        return pa.table(columns)
+        frozen = self.distinct is not None and self.operation_column is not None
+        return pa.table(columns).replace_schema_metadata({NOTE: self._note} if frozen else None)
+
+    @property
+    def _note(self) -> str:
+        """What no interval covers, of different values that come and go."""
+        assert self.distinct is not None  # noqa: S101  (the caller looked)
+        return (
+            f"of each value only the first {self.distinct.changes:,} changes of whether there is a"
+            " record with it count; afterwards it stays counted, or not, as it was: no interval"
+            " holds what that changes"
+        )
 
     @cached_property
     def _labels_of_queries(self) -> dict[str, pa.Array]:
@@ -384,8 +425,12 @@ def _column(rows: pa.Table, name: str) -> pa.Array:
     """One column in one piece; names the nearest when there is none."""
     if name not in rows.column_names:
         raise PlanError(f"there is no column '{name}'{nearest(name, rows.column_names)}")
-    column = rows.column(name)
+    return _plain(rows.column(name))
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column written out, in one piece."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    column = column.combine_chunks()
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -14,10 +14,12 @@ from streamveil.dynamic.choose import (
     Preset,
     Workload,
     choose,
+    counter_candidate,
 )
+from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_predicate
+from streamveil.expressions.expr import compile_key, compile_predicate
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.queries import Queries
 from streamveil.linear.structured import Marginals
@@ -29,6 +31,7 @@ from streamveil.plan.options import (
     EXPECTED_SIZE,
     EXPECTED_UPDATES,
     INTEGER,
+    MAX_CHANGES,
     MECHANISM,
     NON_NEGATIVE,
 )
@@ -46,9 +49,9 @@ def compile_table(plan: Plan) -> ChangingTable:
     if best.expected >= made.worth and not ACCEPT_ERROR.of(plan.options):
         raise PlanError(
             "no mechanism is useful for this table: its worst answer would be wrong by "
-            f"{best.expected / made.workload.size:.0%} of all records ({best.name}).\n"
-            "  to fix  fewer steps, fewer or coarser groups, more records, a larger budget; or "
-            "accept_error = TRUE"
+            f"{best.expected / made.workload.size:.0%} of all {made.counts} ({best.name}).\n"
+            f"  to fix  fewer steps, fewer or coarser groups, more {made.counts}, a larger budget; "
+            "or accept_error = TRUE"
         )
     return made.operator
 
@@ -79,9 +82,22 @@ class Design:
         counts = [place for place, one in enumerate(self.plan.aggregates) if one.expression is None]
         return counts[0] if counts else None
 
+    @property
+    def distinct(self) -> str | None:
+        """The expression whose different values are counted; None: records are counted."""
+        one = self.plan.aggregates[0]
+        return one.expression if one.function == "count_distinct" else None
+
+    @property
+    def counts(self) -> str:
+        """What the answers count, in a word."""
+        return "records" if self.distinct is None else "values"
+
     @cached_property
     def queries(self) -> Queries:
         """One for each row and output."""
+        if self.distinct is not None:
+            return self.cells
         if len(self.plan.aggregates) == 1 and self.total == 0:
             return self.cells
         counted = [counted_points(self.plan, one.expression) for one in self.plan.aggregates]
@@ -115,9 +131,22 @@ class Design:
         """All mechanisms for the released answers, best first."""
         budget, ask = self.plan.budget, self.ask_share
         preset: Preset = "theorem" if self.plan.preset == "theorem" else "practical"
+        if self.distinct is not None:
+            return MechanismChoice(self.workload, preset, (self._of_values,))
         if ask and not budget.is_pure:  # questions add to noise as zCDP, not as mu
             budget = Budget(rho=Fraction(Share.of(budget).amount))
         return choose(self.workload, budget, preset, self.life * (1 - ask))
+
+    @property
+    def _of_values(self) -> Candidate:
+        """The one mechanism for different values. Where nothing is deleted each comes once."""
+        w, given = self.workload, self.plan.options
+        mechanism = DistinctCounter(
+            cells=self.cells, share=Share.for_noise(self.plan.budget).scale(self.life),
+            horizon=w.steps, changes=1 if w.grows else MAX_CHANGES.of(given),
+        )  # fmt: skip
+        why = f"noise only, for {mechanism.changes:,} change(s) of a value in each set of groups"
+        return counter_candidate(mechanism.counter, mechanism, why)
 
     @property
     def candidate(self) -> Candidate:
@@ -138,7 +167,7 @@ class Design:
 
     @property
     def worth(self) -> float:
-        """The error from which on answers are useless, in records."""
+        """The error from which on answers are useless, in what is counted."""
         return self.choice.limit
 
     @cached_property
@@ -166,6 +195,7 @@ class Design:
             outputs=tuple(one.name for one in plan.aggregates),
             cells=self.cells,
             condition=None if plan.where is None else condition(plan.where),
+            value=None if self.distinct is None else value_of(self.distinct),
             adaptive=self.adaptive,
             total=self.total,
             confidence=float(CONFIDENCE.of(plan.options)),
@@ -177,6 +207,11 @@ class Design:
 def condition(text: str) -> Bind:
     """WHERE, compiled for the columns of a batch."""
     return lambda schema: compile_predicate(text, schema)
+
+
+def value_of(text: str) -> Bind:
+    """What tells records' values apart, compiled for the columns of a batch."""
+    return lambda schema: compile_key(text, schema)
 
 
 def spelled(name: str) -> str:

@@ -253,3 +253,40 @@ def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
     if bounds.scale > 1:  # a group costs one squared quantum of weight or more
         touched = bounds.l2_squared * bounds.scale**2
     return Fraction(lane.reach) * root_up(Fraction(squared)), touched
+
+
+def presence_moves(changes: int, sets: int, *, pure: bool) -> int:
+    """How many lives of one record move a counter as far as one life moves counts of values.
+
+    A value is shown as there or not, and at most `changes` changes of that are passed on; then it
+    stays as shown. A life belongs to one value, which has such a series in each of `sets` groups.
+    The factor multiplies epsilon (`pure`), or squares: rho and mu^2.
+
+    Proof: p and q are the series of the value with and without the life, 0 or 1 at every step with
+        at most w changes. So d = p - q is in {-1, 0, 1}, starts at 0, and its changes x add up to
+        at most 2 w in absolute value. d is 1 or -1 on stretches of steps. Each takes a change to
+        begin and, but for the last, one to end: n of them take 2 n - 1 or more, so n is at most w.
+        On each, x is what a record adds (or, negative, takes away) that is there for these steps.
+        Every other value has the same series in both.
+        *Laplace noise.* Lives add up, whatever reads them: w.
+        *A tree.* A block moves by the difference of d at its ends, by at most 2; the blocks of a
+        level move by at most 2 w together, so their squares by at most 4 w. For one life it is 2,
+        that is a factor of 2 w; at w = 1 there is one stretch, and the factor is 1.
+        *A lower triangular encoder* whose columns are one row c_0, c_1, ... moved down, where c
+        falls and is convex (`root_coefficients`). For stretches [s, e) before [s', e') of one sign
+        the product of what both move is -(sum over t of A_t B_t) from s' on, where A_t = c_(t-e) -
+        c_(t-s) is positive and falls, and B_t = c_(t-s') - c_(t-e') has partial sums of at least 0
+        (c is 0 before 0); so it is at most 0, by summation by parts, wherever the steps end. So n
+        stretches of one sign move by at most sqrt(n) lives, those of both by sqrt(n) + sqrt(w - n),
+        at most sqrt(2 w).
+        Sets have numbers of their own: squares add up over them, and so do absolute values.
+        `tests/dynamic/test_distinct.py` tries all series of up to 6 steps.
+
+    >>> presence_moves(1, 1, pure=False), presence_moves(3, 2, pure=False)
+    (1, 12)
+    >>> presence_moves(3, 2, pure=True)
+    6
+    """
+    if min(changes, sets) < 1:
+        raise ValueError("a value changes at least once, in at least one set of groups")
+    return sets * changes * (1 if pure or changes == 1 else 2)

@@ -18,7 +18,8 @@ from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.interval_tree import FullyDynamic
-from streamveil.dynamic.signed_counter import LONGEST, SignedCounter, TreeCounter
+from streamveil.dynamic.protocol import DynamicMechanism
+from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter, counter_of
 from streamveil.dynamic.trees import levels
 from streamveil.dynamic.triggered import TriggeredSnapshots
 from streamveil.errors import require_one_of, require_positive
@@ -182,21 +183,24 @@ def static_error(queries: Queries, size: float, share: Share, amount: float) -> 
 def _counter(w: Workload, share: Share) -> Candidate:
     """Signed changes through one counter, in the strategy with the least error."""
     strategy = best_strategy(w.queries, share.kind)
-    mechanism: SignedCounter | TreeCounter
-    if share.kind != "pure" and w.steps is not None and w.steps <= LONGEST:
-        mechanism = SignedCounter(
-            strategy=strategy, share=share, horizon=w.steps, only_grows=w.grows
-        )
-        deviation = mechanism.deviation(w.steps)
-        proved = deviation * math.sqrt(2 * math.log(2 * w.queries.size / BETA))
-    else:
-        mechanism = TreeCounter(strategy=strategy, share=share, horizon=w.steps, only_grows=w.grows)
-        node, count = _tree_parts(mechanism, w.horizon)
-        deviation = node.deviation(1, 1) * strategy.unit(share.kind) * math.sqrt(count)
-        bound = mechanism_error(mechanism).union([(node, 0.0)] * count, BETA)
-        proved = bound
-    expected = deviation * math.sqrt(2 * math.log(max(w.queries.size, 2)))
+    mechanism = counter_of(strategy, share, w.steps, only_grows=w.grows)
     why = f"noise only ({type(strategy).__name__.lower()}), whatever the number of records"
+    return counter_candidate(mechanism, mechanism, why)
+
+
+def counter_candidate(
+    counter: SignedCounter | TreeCounter, mechanism: DynamicMechanism, why: str
+) -> Candidate:
+    """A mechanism whose errors are those of a counter."""
+    queries, kind = counter.queries.size, counter.share.kind
+    if isinstance(counter, SignedCounter):
+        deviation = counter.deviation(counter.horizon)
+        proved = deviation * math.sqrt(2 * math.log(2 * queries / BETA))
+    else:
+        node, count = _tree_parts(counter, counter.horizon or UNKNOWN)
+        deviation = node.deviation(1, 1) * counter.strategy.unit(kind) * math.sqrt(count)
+        proved = mechanism_error(counter).union([(node, 0.0)] * count, BETA)
+    expected = deviation * math.sqrt(2 * math.log(max(queries, 2)))
     return Candidate("counter", mechanism, proved, expected, why)
 
 

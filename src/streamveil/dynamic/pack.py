@@ -17,6 +17,7 @@ from streamveil.core.noisy import restored
 from streamveil.dynamic.baselines import BaselineState, TwoState
 from streamveil.dynamic.buckets import BucketState
 from streamveil.dynamic.continual_mwem import ContinualState
+from streamveil.dynamic.distinct import DistinctState
 from streamveil.dynamic.insertion_only import InsertionState
 from streamveil.dynamic.interval_tree import Live, TreeTableState
 from streamveil.dynamic.partition import PartitionState
@@ -37,9 +38,10 @@ FIRST_NAMES: dict[type, str] = {  # under which saved states know classes that w
 NAMES: dict[type, str] = {
     cls: FIRST_NAMES.get(cls, cls.__name__)
     for cls in (
-        AboveState, BaselineState, Bag, BucketState, Changes, ContinualState, HybridState,
-        InsertionState, Live, Meter, PartitionState, PmwgState, QueryAnswers, RootState, Share,
-        TreeCounterState, TreeNode, TreeState, TreeTableState, TriggeredState, TwoState,
+        AboveState, BaselineState, Bag, BucketState, Changes, ContinualState, DistinctState,
+        HybridState, InsertionState, Live, Meter, PartitionState, PmwgState, QueryAnswers,
+        RootState, Share, TreeCounterState, TreeNode, TreeState, TreeTableState, TriggeredState,
+        TwoState,
     )
 }  # fmt: skip
 CLASSES: dict[str, Any] = {name: cls for cls, name in NAMES.items()}

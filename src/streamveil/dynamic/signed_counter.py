@@ -313,3 +313,12 @@ class TreeCounter:
         """See `DynamicMechanism`."""
         parts = [(part, 0.0) for part in self.inner.parts(state.inner)]
         return Additive(self.strategy).error.union(parts, beta)
+
+
+def counter_of(
+    strategy: Strategy, share: Share, steps: int | None, *, only_grows: bool = False
+) -> SignedCounter | TreeCounter:
+    """The better counter of the two: the root, where noise is Gaussian and its steps are few."""
+    if share.kind == "pure" or steps is None or steps > LONGEST:
+        return TreeCounter(strategy=strategy, share=share, horizon=steps, only_grows=only_grows)
+    return SignedCounter(strategy=strategy, share=share, horizon=steps, only_grows=only_grows)

@@ -401,7 +401,16 @@ EXPECTED_SIZE = Option(
     "expected_size",
     "whole",
     NONE + " for changing tables",
-    "records of a changing table, about: chooses the mechanism, forecasts the error",
+    "records of a changing table, or different values where those are counted, about: chooses the "
+    "mechanism, forecasts the error",
+    part_of=(TABLE,),
+)
+MAX_CHANGES = Option(
+    "max_changes",
+    "whole",
+    "none: must be given with COUNT(DISTINCT x) of a changing table; 1 when nothing is deleted",
+    "how often a value of x may come or go in a group of a changing table; then it stays as it is",
+    within=Limits(1, 10**6, whole=True, with_low=True),
     part_of=(TABLE,),
 )
 EXPECTED_UPDATES = Option(

@@ -187,8 +187,12 @@ def no_rows(spec: OwnRows) -> pa.Table:
 def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
     """The source's columns that the plan mentions, in the source's order."""
     texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
-    if not isinstance(plan.source, TableSource):  # whose aggregates are over declared columns
-        texts += [aggregate.expression for aggregate in plan.aggregates]
+    declared = isinstance(plan.source, TableSource)  # columns are what its other counts are over
+    texts += [
+        one.expression
+        for one in plan.aggregates
+        if not declared or one.function == "count_distinct"
+    ]
     mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
     exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
     exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()

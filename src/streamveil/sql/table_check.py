@@ -19,7 +19,7 @@ from streamveil.plan.check import (
     check_names,
     check_numbers,
 )
-from streamveil.plan.plan import Bounding, KeySet, Plan, TableSource, Window
+from streamveil.plan.plan import Aggregate, Bounding, KeySet, Plan, TableSource, Window
 
 MECHANISMS = (
     "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
@@ -85,22 +85,47 @@ def _shape(plan: Plan) -> Iterator[str]:
 
 
 def _aggregates(plan: Plan) -> Iterator[str]:
+    distinct = any(one.function == "count_distinct" for one in plan.aggregates)
+    grows = isinstance(plan.source, TableSource) and plan.source.changelog == "insert"
+    if options.MAX_CHANGES.name in plan.options and (grows or not distinct):
+        yield "max_changes belongs to COUNT(DISTINCT x) of a table that deletes: leave it out"
     for one in plan.aggregates:
         if one.function == "count_distinct":
-            text = shown(one.expression or "x")
-            yield (
-                f"'{shown(one.name)}': nothing bounds how often one record changes how many values "
-                "there are.\n"
-                "  why     while it is the last of its value, others of that value come and go\n"
-                "  to fix  count values whose noisy count stands out, which is free: COUNT(*) over"
-                f" (SELECT ... {text}, COUNT(*) AS n ... GROUP BY {text}) WHERE n > 20"
-            )
+            yield from _distinct(plan, one)
         elif one.function != "count" or one.low is not None:
             yield (
-                f"'{shown(one.name)}': a changing table answers COUNT(*), COUNT(x) and "
-                "COUNTIF(condition).\n"
+                f"'{shown(one.name)}': a changing table answers COUNT(*), COUNT(x), "
+                "COUNTIF(condition) and COUNT(DISTINCT x).\n"
                 "  to fix  count in classes of the value: COUNTIF(age BETWEEN 20 AND 29)"
             )
+
+
+def _distinct(plan: Plan, one: Aggregate) -> Iterator[str]:
+    """COUNT(DISTINCT x): what bounds how often one record moves it."""
+    name, text = shown(one.name), shown(one.expression or "x")
+    alone = f"SELECT ... COUNT(DISTINCT {text}) AS {name}"
+    source = plan.source
+    assert isinstance(source, TableSource)  # noqa: S101  (the caller looked)
+    if len(plan.aggregates) > 1:
+        yield (
+            f"'{name}': different values are counted by a statement of their own, which has a "
+            f"budget of its own.\n  to fix  {alone} in one statement, the other columns in a second"
+        )
+    elif options.ASK_SHARE.of(plan.options):
+        yield (
+            "questions are about records, and so of a statement that counts them.\n"
+            "  to fix  ask_share and COUNT(*) in a statement of its own"
+        )
+    elif source.record is None:
+        yield f"'{name}': different values are those of records with an id.\n  to fix  id = column"
+    elif source.operation and options.MAX_CHANGES.of(plan.options) is None:
+        yield (
+            f"'{name}': how often may a value come or go? max_changes has no default.\n"
+            "  why     a record moves this number again whenever the others of its value come or go"
+            "\n  to fix  max_changes = 4; a value that comes or goes more often counts as it was "
+            "then.\n          Or count values whose noisy count stands out: COUNT(*) over"
+            f" (SELECT ... {text}, COUNT(*) AS n ... GROUP BY {text}) WHERE n > 20"
+        )
 
 
 def _unit(plan: Plan, source: TableSource) -> Iterator[str]:
@@ -123,7 +148,8 @@ def _options(plan: Plan) -> Iterator[str]:
     size, updates = options.EXPECTED_SIZE.of(given), options.EXPECTED_UPDATES.of(given)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         yield (
-            "how many records will there be, about? expected_size has no default.\n"
+            "how many records (or different values, where those are counted) will there be, "
+            "about? expected_size has no default.\n"
             "  why     it chooses the mechanism and forecasts the error; it is public and need not "
             "be exact\n"
             "  to fix  expected_size = 20000"
