@@ -67,11 +67,8 @@ class Bounds:
     scale: int = 1  # quanta of weight that make one row; weights are integers 1..scale
 
     def __post_init__(self) -> None:
-        for name, bound in (
-            ("max_rows", self.max_rows),
-            ("quadratic", self.quadratic),
-            ("max_rows_per_group", self.per_group),
-        ):
+        limits = {"max_rows": self.max_rows, "max_rows_per_group": self.per_group}
+        for name, bound in (limits | {"quadratic": self.quadratic}).items():
             if bound is not None and not 1 <= bound <= LARGEST_ROWS:
                 raise PlanError(f"{name} must be between 1 and {LARGEST_ROWS}, not {bound}")
         if self.max_rows is None and self.quadratic is None:
@@ -287,6 +284,4 @@ def presence_moves(changes: int, sets: int, *, pure: bool) -> int:
     >>> presence_moves(3, 2, pure=True)
     6
     """
-    if min(changes, sets) < 1:
-        raise ValueError("a value changes at least once, in at least one set of groups")
     return sets * changes * (1 if pure or changes == 1 else 2)
