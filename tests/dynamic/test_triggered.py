@@ -59,7 +59,7 @@ def test_an_empty_table_takes_no_snapshot_by_noise_alone():
 def test_the_comparison_is_paid_for_both_updates_of_a_record():
     for share in (PURE, ZCDP):
         mechanism = TriggeredSnapshots(static=noisy_queries(CELLS), share=share, most=5)
-        test, one = mechanism.parts[4], mechanism.above.epsilon
+        test, one = mechanism.parts[3], mechanism.above.epsilon
         both = 2 * one if share.kind == "pure" else (2 * one) ** 2 / 2
         assert both <= test.amount
         assert both > Fraction(999, 1000) * test.amount

@@ -16,7 +16,7 @@ import numpy as np
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.protocol import Bag
-from streamveil.dynamic.trees import Accumulator, Hybrid, accumulator, released
+from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, accumulator, released
 from streamveil.linear.additive import noisy_queries
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
