@@ -96,9 +96,9 @@ class Job:
         with suppress(ProcessLookupError):  # it may have ended
             os.kill(self.pid, signal.SIGKILL)
         code = self._told()
-        self.kills += code == -signal.SIGKILL
-        if code not in (0, -signal.SIGKILL):
-            raise SystemExit(f"the job ended by itself: {code}")
+        if code != -signal.SIGKILL:
+            raise SystemExit(f"the job ended by itself after {self.kills} kills: {code}")
+        self.kills += 1
 
     def finish(self) -> None:
         """Lets it end by itself."""
@@ -152,19 +152,25 @@ def files(given: argparse.Namespace, home: Path) -> dict[str, Any]:
             time.sleep(given.pace)
 
     def fill() -> None:
-        """Ten times: files of eight writers at once; when all of them are counted, they go."""
+        """Ten times: files of eight writers at once; when all of them are counted, they go.
+
+        The last file waits for the last kill.
+        """
         nonlocal deleted
         each = given.files // 10
         for turn in range(10):
-            first = turn * each
+            first, last = turn * each, (turn + 1) * each - (turn == 9)
             writers = [
-                threading.Thread(target=write, args=(w, range(first + w, first + each, 8)))
+                threading.Thread(target=write, args=(w, range(first + w, last, 8)))
                 for w in range(8)
             ]
             for thread in writers:
                 thread.start()
             for thread in writers:
                 thread.join()
+            while job.kills < given.kills * (turn + 1) // 10:
+                time.sleep(0.2)
+            write(8, range(last, first + each))
             while released() < 10 * (turn + 1):
                 time.sleep(0.2)
             for name in folder.glob("*.jsonl"):

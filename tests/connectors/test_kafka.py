@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -130,18 +131,90 @@ def test_an_open_transaction_is_not_read_and_not_waited_for(broker, topic):
     assert [row["u"] for row in rows_of(source.read(chunks[-1].position, 50))] == [100]
 
 
-@needs_broker
-def test_messages_that_retention_deleted_unread_stop_the_job_in_words(broker, topic):
+def delete_before(broker, topic, offset):
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient
 
+    client = AdminClient({"bootstrap.servers": broker.servers})
+    places = [TopicPartition(topic, p, offset) for p in range(2)]
+    for done in client.delete_records(places).values():
+        done.result(30)
+
+
+@needs_broker
+def test_messages_that_retention_deleted_unread_stop_the_job_in_words(broker, topic):
     broker.send(topic, sent(range(10)))
     source = KafkaSource(broker.servers, topic, COLUMNS)
     position = next(chunk for chunk in source.read(None, 2) if chunk.rows.num_rows).position
-    client = AdminClient({"bootstrap.servers": broker.servers})
-    for done in client.delete_records([TopicPartition(topic, 0, 4)]).values():
-        done.result(30)
+    delete_before(broker, topic, 4)
     with pytest.raises(SourceError, match="retention deleted them"):
+        list(source.read(position, 2))
+
+
+def made_again(broker, topic, partitions=2):
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({"bootstrap.servers": broker.servers})
+    for done in client.delete_topics([topic]).values():
+        done.result(30)
+    while topic in client.list_topics(timeout=10).topics:
+        time.sleep(0.1)
+    broker.make(topic, partitions)
+
+
+@needs_broker
+@pytest.mark.parametrize("users", [range(6), range(10), range(50, 90)], ids=["fewer", "as", "more"])
+def test_a_topic_that_was_made_anew_is_told_however_many_messages_it_has(broker, topic, users):
+    broker.send(topic, sent(range(10)))
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    positions = [chunk.position for chunk in source.read(None, 2)]
+    made_again(broker, topic)
+    broker.send(topic, sent(users))
+    for again in (source, KafkaSource(broker.servers, topic, COLUMNS)):
+        for position in positions:
+            with pytest.raises(SourceError, match=r"deleted and made anew(.|\n)*to fix"):
+                list(again.read(position, 2))
+    assert len(rows_of(source.read(None, 100))) == len(users), "a new state reads all of it"
+
+
+@needs_broker
+@pytest.mark.parametrize("known", ["another", "", None])
+def test_a_copy_of_a_topic_on_other_brokers_goes_on_and_so_does_an_older_position(
+    broker, topic, known
+):
+    """A copy has the same messages at the same offsets, and brokers tell it by another name."""
+    broker.send(topic, sent(range(10)))
+    broker.send(topic, sent(range(-9, 0)), "aborted")
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    position = json.loads(list(source.read(None, 100))[-1].position)
+    broker.send(topic, sent(range(10, 14)))
+    if known is None:
+        del position["topic"], position["last"]
+    else:
+        position["topic"] = known
+    follows = list(source.read(json.dumps(position), 100))
+    assert sorted(row["u"] for row in rows_of(follows)) == [10, 11, 12, 13]
+    assert json.loads(follows[-1].position)["topic"] not in ("another", "")
+    if known is not None:
+        for last in (None, [0, 1, "other digest"]):
+            with pytest.raises(SourceError, match="made anew"):
+                list(source.read(json.dumps({**position, "topic": "b", "last": last}), 100))
+
+
+@needs_broker
+def test_brokers_that_give_topics_no_identifier_are_asked_for_the_last_message(
+    broker, topic, monkeypatch
+):
+    monkeypatch.setattr(Topic, "identifier", lambda *_: "")
+    broker.send(topic, sent(range(10)))
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    position = list(source.read(None, 100))[-1].position
+    assert list(source.read(position, 2)) == []
+    delete_before(broker, topic, 5)
+    assert list(source.read(position, 2)) == [], "nobody can tell, and nothing is refused"
+    made_again(broker, topic)
+    broker.send(topic, sent(range(50, 80)))
+    with pytest.raises(SourceError, match="made anew"):
         list(source.read(position, 2))
 
 

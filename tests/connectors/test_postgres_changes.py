@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from collections import Counter
 from contextlib import contextmanager
 
@@ -14,7 +17,7 @@ from streamveil.connectors import open_source, postgres_changes
 from streamveil.connectors.rejected_rows import traced
 from streamveil.errors import SourceError
 from streamveil.runtime.run import Pace, run
-from tests.servers.postgres import PASSWORD
+from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
 
 
 @pytest.fixture
@@ -167,6 +170,88 @@ def until_it_fails(source, position):
     for _ in range(50):  # the server takes note when it can
         list(source.read(position, 100))
         postgres_changes.time.sleep(0.1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_slot_that_was_dropped_is_told_also_where_one_was_made_again(
+    server, table, tmp_path, again
+):
+    position = list(opened(server, tmp_path).read(None, 100))[-1].position
+    busy(server, 0)
+    dropped(server)
+    if again:
+        server.ask("SELECT pg_create_logical_replication_slot('p', 'pgoutput')")
+        busy(server, 1)
+    with pytest.raises(SourceError, match=r"are gone that this job had not read(.|\n)*to fix"):
+        list(opened(server, tmp_path).read(position, 100))
+
+
+@pytest.fixture
+def standby():
+    """A server, what keeps a copy of it, and what lets that copy take over."""
+    if binaries() is None:
+        pytest.skip(ABSENT)
+    pytest.importorskip("psycopg")
+    server = Postgres()
+    copy = server.home / "copy"
+
+    def stopped():
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(30)
+
+    def keep():
+        stopped()
+        subprocess.run(["cp", "-a", server.home / "data", copy], check=True)
+        server.start()
+
+    def take_over(*, promoted):
+        stopped()
+        (server.home / "data").rename(server.home / "lost")
+        copy.rename(server.home / "data")
+        if promoted:  # recovery ends in a timeline of its own
+            (server.home / "data" / "recovery.signal").touch()
+            with (server.home / "data" / "postgresql.auto.conf").open("a") as settings:
+                settings.write("restore_command = 'false'\n")
+        server.start()
+        while server.ask("SELECT pg_is_in_recovery()") != [(False,)]:
+            time.sleep(0.1)
+
+    yield server, keep, take_over
+    server.remove()
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+def test_a_server_that_took_over_without_what_was_read_is_told(
+    standby, promoted, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    server, keep, take_over = standby
+    server.ask("CREATE TABLE visits (id bigint PRIMARY KEY, page \"char\"); "
+               "CREATE PUBLICATION p FOR TABLE visits")  # fmt: skip
+    list(opened(server, tmp_path).read(None, 100))
+    position = list(opened(server, tmp_path).read(None, 100))[-1].position
+    server.ask("INSERT INTO visits VALUES (1, 'a')")
+    before = list(opened(server, tmp_path).read(position, 100))[-1].position
+    keep()
+    server.ask("INSERT INTO visits VALUES (2, 'a')")
+    after = list(opened(server, tmp_path).read(before, 100))[-1].position
+    take_over(promoted=promoted)
+
+    def require_told():
+        with pytest.raises(SourceError, match=r"does not have(.|\n)*to fix  start a new state"):
+            list(opened(server, tmp_path).read(after, 100))
+
+    if not promoted:  # a copy of the disk: it is told from the server until it has written as much
+        require_told()
+        return
+    for n in range(50):
+        server.ask(f"INSERT INTO visits VALUES ({100 + n}, 'b')")
+    require_told()  # also where the log of the new timeline is longer
+    found = list(opened(server, tmp_path).read(before, 100))
+    assert [key for _, key, _ in rows(found)] == [*range(100, 150)]
+    assert json.loads(found[-1].position)["timeline"] == 2
+    older = json.dumps({k: v for k, v in json.loads(before).items() if k != "timeline"})
+    assert rows(opened(server, tmp_path).read(older, 100)) == rows(found)
 
 
 def test_what_would_be_left_out_is_refused(server, table, tmp_path):

@@ -7,16 +7,26 @@ Only messages of committed transactions are read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, select
 from streamveil.connectors.kafka_rows import TopicRows
-from streamveil.connectors.kafka_topic import AT_ONCE, Format, Topic, left, messages
+from streamveil.connectors.kafka_topic import (
+    AT_ONCE,
+    Format,
+    Range,
+    Topic,
+    left,
+    made_anew,
+    messages,
+)
 
 
 class KafkaSource:
@@ -33,6 +43,10 @@ class KafkaSource:
     reading goes on with the same rows in the same order: rows follow a position within one
     partition, the one that it names, up to the next position; and messages of a partition never
     change. What another partition has got meanwhile comes after the next position.
+
+    Offsets start again where a topic is deleted and made anew, so a position also holds what the
+    brokers tell the topic by, and a digest of the last message. A topic that they tell by something
+    else is a copy, on other brokers, if it has that message at its offset; else it is refused.
     """
 
     def __init__(  # noqa: PLR0913  (options of SQL, given by name)
@@ -66,6 +80,10 @@ class KafkaSource:
 
     _partitions = 0  # seen so far
 
+    @cached_property
+    def _administrator(self) -> Any:
+        return self.topic.administrator()
+
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
         return self.rows.schema
@@ -79,7 +97,11 @@ class KafkaSource:
         offsets = {int(p): offset for p, offset in at["offsets"].items()}
         consumer = self.topic.consumer()
         try:
-            parts = list(left(self.topic, offsets, self.topic.ends(consumer), at["next"]))
+            ends = self.topic.ends(consumer)
+            own = self.topic.identifier(self._administrator)
+            making = Making(at.get("topic", ""), at.get("last"))
+            making = making.as_now(own, consumer, self.topic, ends)
+            parts = list(left(self.topic, offsets, ends, at["next"]))
             self.rows.refresh()  # after the ends: see the proof of `schema_registry`
             self._partitions = max([self._partitions, *(part.partition + 1 for part in parts)])
             following = at["next"]
@@ -87,18 +109,55 @@ class KafkaSource:
                 here = part.partition
                 if following != here or here not in offsets:  # else the last position says it
                     offsets[here], following = part.start, here
-                    yield self.rows.chunk([], wanted, position_of(offsets, here))
+                    yield self.rows.chunk([], wanted, position_of(offsets, here, making))
                 for found, after in messages(consumer, self.topic, part, min(max_rows, AT_ONCE)):
                     offsets[here] = after
-                    ends = after == part.stop and later is not None
-                    following = later.partition if ends and later else here
-                    position = position_of(offsets, following)
+                    following = later.partition if later and after == part.stop else here
+                    making = making.behind(found[-1])
+                    position = position_of(offsets, following, making)
                     yield self.rows.chunk(found, wanted, position, traced=self.traced)
         finally:
             consumer.close()
 
 
-def position_of(offsets: dict[int, int], following: int) -> str:
+class Making(NamedTuple):
+    """Which of the topics of one name it is."""
+
+    topic: str  # see `Topic.identifier`
+    last: list[Any] | None  # partition, offset and digest of the last message that was read
+
+    def behind(self, message: Any) -> Making:
+        """The same after a message."""
+        here = [message.partition(), message.offset(), digest_of(message)]
+        return self._replace(last=here)
+
+    def as_now(
+        self, own: str, consumer: Any, topic: Topic, ends: dict[int, tuple[int, int]]
+    ) -> Making:
+        """The same as brokers tell it now; SourceError if it is neither that topic nor a copy."""
+        if own == self.topic != "":
+            return self
+        partition, offset, digest = self.last or (0, -1, "")
+        low, high = ends.get(partition, (0, 0))
+        seen = None
+        if low <= offset < high:
+            one = Range(partition, offset, offset + 1)
+            some = (found for found, _ in messages(consumer, topic, one, 1))
+            seen = next((digest_of(message) for found in some for message in found), None)
+        untold = seen is None and "" in (own, self.topic)  # it was deleted since
+        if seen != digest and not untold:
+            raise made_anew(topic.topic)
+        return self._replace(topic=own or self.topic)
+
+
+def digest_of(message: Any) -> str:
+    """Of one message."""
+    _, when = message.timestamp()
+    parts = (message.key() or b"", str(when).encode(), message.value() or b"")
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+
+
+def position_of(offsets: dict[int, int], following: int, making: Making) -> str:
     """The position after which rows of a partition follow."""
     known = {str(p): offset for p, offset in sorted(offsets.items())}
-    return json.dumps({"offsets": known, "next": following})
+    return json.dumps({"offsets": known, "next": following, **making._asdict()})

@@ -147,9 +147,9 @@ def ends_of(topic: Topic) -> dict[int, tuple[int, int]]:
 def make_compacted(topic: Topic) -> None:
     """Makes the topic of marks where it is missing; refuses one that forgets."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
+    from confluent_kafka.admin import ConfigResource, NewTopic  # type: ignore[attr-defined]
 
-    client = AdminClient({**topic.settings(), "bootstrap.servers": topic.servers})
+    client = topic.administrator()
     wanted = NewTopic(topic.topic, 1, config={"cleanup.policy": "compact"})
     try:
         client.create_topics([wanted])[topic.topic].result(WAIT)

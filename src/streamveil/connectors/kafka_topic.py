@@ -19,6 +19,7 @@ FIRST = 3.0  # seconds after which it is heard whether they refuse
 POLL = 0.1  # seconds between two looks at how far a range is read
 AT_ONCE = 50_000  # messages
 MOST = 1 << 31  # partitions
+NONE = "A" * 22  # the identifier of no topic
 QUIET = 2  # of librdkafka's log: it repeats the same error ten times a second
 SILENT = "do not answer.\n  to fix  check the address and config"
 REFUSED = {  # kinds of errors, and what they mean
@@ -85,6 +86,27 @@ class Topic:
                 f"config='{self.config}' of 'kafka' holds a setting that librdkafka does not take,"
                 " or names a file that is not there.\n  to fix  correct it where the job runs"
             ) from None
+
+    def administrator(self) -> Any:
+        """A client that asks what topics are, and makes them."""
+        from confluent_kafka.admin import AdminClient
+
+        settings = {"log_level": QUIET, **self.settings(), "bootstrap.servers": self.servers}
+        return AdminClient(settings, logger=logging.getLogger("streamveil.kafka"))
+
+    def identifier(self, administrator: Any) -> str:
+        """What brokers tell the topic by from others of its name; empty if they do not, or not now.
+
+        They do since Kafka 2.8.
+        """
+        kafka = self.client()
+        asked = kafka.TopicCollection([self.topic])
+        try:
+            waiting = administrator.describe_topics(asked, request_timeout=min(FIRST, WAIT))
+            found = str(waiting[self.topic].result(WAIT).topic_id)
+        except (kafka.KafkaException, TimeoutError):
+            return ""
+        return "" if found == NONE else found
 
     def settings(self) -> dict[str, Any]:
         """What the file of settings says of brokers. Its content appears in no message."""
@@ -208,6 +230,16 @@ def left(
     >>> list(left(topic, {0: 5}, {0: (2, 5), 1: (3, 9)}, 0))
     [Range(partition=1, start=3, stop=9)]
     """
+    require_kept(topic, offsets, ends)
+    for p in sorted(ends, key=lambda p: (p < first, p)):
+        low, high = ends[p]
+        start = offsets.get(p, low)
+        if start < high:
+            yield Range(p, start, high)
+
+
+def require_kept(topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[int, int]]) -> None:
+    """SourceError where messages that were not read yet are gone."""
     gone = sorted(offsets.keys() - ends.keys())
     lost = [p for p, (low, high) in ends.items() if not low <= offsets.get(p, low) <= high]
     if gone or lost:
@@ -217,11 +249,15 @@ def left(
             "  to fix  keep messages longer than a job may stand still; to go on without them,"
             " start a new state"
         )
-    for p in sorted(ends, key=lambda p: (p < first, p)):
-        low, high = ends[p]
-        start = offsets.get(p, low)
-        if start < high:
-            yield Range(p, start, high)
+
+
+def made_anew(topic: str) -> SourceError:
+    """What to say of another topic of the same name."""
+    return SourceError(
+        f"the topic '{topic}' is not the one that this job has read: it was deleted and made anew,"
+        " and its offsets start again.\n"
+        "  to fix  let the job read a topic of another name, or start a new state, which is charged"
+    )
 
 
 def messages(

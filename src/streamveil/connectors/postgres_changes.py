@@ -9,7 +9,9 @@ A position is the end of a transaction in the log and a number of rows after it.
 on the same: a server sends transactions whole, in the order of their commits, those whose commit
 begins at the position or behind it; what a transaction changed is in the log, which does not
 change, and the slot keeps it until a job has made durable that it is past it. Where a slot is past
-the position, or on another server, rows are gone, and the source says so.
+the position, or on another server, rows are gone, and the source says so. A server that takes over
+from another continues its log from some place on, in a timeline of its own: a position behind that
+place is of transactions that this server does not have.
 
 No gap and no doubling where the first rows meet the changes. The slot is made first; from there on
 it has every transaction. Then one snapshot is taken, and its rows are kept in the job's state: they
@@ -21,7 +23,9 @@ none of them is in it, since a commit is in the log before anybody sees it.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import select as wait_for
 import struct
 import tempfile
@@ -68,6 +72,7 @@ class LogPlace:
     snapshot: str | None = None  # the name of the first rows, while they are read
     seen: str = ""  # transactions in the snapshot, as PostgreSQL writes them
     until: int = 0  # behind it none of them is
+    timeline: int = 0  # of the log; 0: an older version did not ask
 
     def text(self) -> str:
         """The JSON of the position."""
@@ -180,7 +185,7 @@ class PostgresChanges:
                 table, rejected = read_as(rows, wanted)
                 yield Chunk(self._placed(table, done), place.text(), rejected)
             place = replace(place, snapshot=None)
-        with self._stream(place) as stream:
+        with self._stream(place) as (place, stream):
             changes: list[TableChange] = []
             for change in TableChanges(place, facts, stream):
                 changes.append(change)
@@ -209,7 +214,7 @@ class PostgresChanges:
     def _first(self, connection: Any) -> LogPlace:
         """Makes the slot where it is missing, then keeps a snapshot of the table."""
         with self._replication() as replication:
-            server = identifier(replication)
+            server, timeline = identifiers(replication)
         ask = connection.execute
         slot = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
         if not (found := ask(slot, [self.slot]).fetchall()):
@@ -226,7 +231,7 @@ class PostgresChanges:
         ask(PLAIN_TEXT)
         name = uuid.uuid4().hex
         self._keep(connection, name, now)
-        return LogPlace(int(found[0][0]), server, 0, 0, name, seen, int(until))
+        return LogPlace(int(found[0][0]), server, 0, 0, name, seen, int(until), timeline)
 
     def _keep(self, connection: Any, name: str, now: int) -> None:
         """Writes the table as it is into a file, durably."""
@@ -295,14 +300,15 @@ class PostgresChanges:
             yield connection.pgconn
 
     @contextmanager
-    def _stream(self, place: LogPlace) -> Iterator[Any]:
-        """The log from a place on."""
+    def _stream(self, place: LogPlace) -> Iterator[tuple[LogPlace, ChangeLog]]:
+        """The log from a place on, and that place in the timeline of the server."""
         with self._connection() as connection, self._replication() as replication:
             slots = connection.execute(
                 "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1",
                 [self.slot],
             ).fetchall()
-            if not slots or slots[0][0] > place.lsn or identifier(replication) != place.server:
+            server, timeline = identifiers(replication)
+            if not slots or slots[0][0] > place.lsn or server != place.server:
                 raise SourceError(
                     f"changes of '{self.table}' are gone that this job had not read: the slot "
                     f"'{self.slot}' is missing, is past them, or is one of another server.\n"
@@ -311,8 +317,16 @@ class PostgresChanges:
                 )
             (end,) = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
             connection.commit()
+            if place.lsn > min(end, left_at(replication, place.timeline, timeline)):
+                raise SourceError(
+                    f"this job has read changes of '{self.table}' that the server does not have: it"
+                    " was restored from a backup, or took over from another one before it had"
+                    " them.\n"
+                    "  to fix  start a new state, which reads the table anew and is charged"
+                )
             started(replication, self.slot, place.lsn, self.publication)
-            yield ChangeLog(replication, int(end), min(self._durable, place.lsn))
+            log = ChangeLog(replication, int(end), min(self._durable, place.lsn))
+            yield replace(place, timeline=timeline), log
 
 
 @dataclass(frozen=True)
@@ -545,7 +559,7 @@ class MessageFields:
 
 @dataclass
 class ChangeLog:
-    """Messages of a slot up to an end. `durable`: what the server may forget."""
+    """Messages of a slot up to an end, or a bit further. `durable`: what the server may forget."""
 
     connection: Any
     end: int
@@ -573,6 +587,7 @@ class ChangeLog:
                     "the server ended the stream of changes, or does not answer any more.\n"
                     "  to fix  start again when it does: the job goes on where it was"
                 )
+        self.end = reached  # where a record ends: a crash leaves all before it as it is
         self._end()
 
     def _tell(self) -> None:
@@ -588,10 +603,23 @@ class ChangeLog:
         self.connection.flush()
 
 
-def identifier(connection: Any) -> str:
-    """Which server it is."""
-    found: bytes = connection.exec_(b"IDENTIFY_SYSTEM").get_value(0, 0)
-    return found.decode()
+def identifiers(connection: Any) -> tuple[str, int]:
+    """Which server it is, and which timeline of its log it writes."""
+    found = connection.exec_(b"IDENTIFY_SYSTEM")
+    return found.get_value(0, 0).decode(), int(found.get_value(0, 1))
+
+
+def left_at(connection: Any, known: int, now: int) -> float:
+    """The place behind which a timeline `now` has nothing of the timeline `known`.
+
+    A timeline's history names those before it, and where it left each of them.
+    """
+    if known in (0, now):
+        return math.inf
+    told = connection.exec_(f"TIMELINE_HISTORY {now}".encode())
+    history = (told.get_value(0, 1) or b"" if told.ntuples else b"").decode(errors="replace")
+    left = re.search(rf"^{known}\s+([0-9A-F]+)/([0-9A-F]+)", history, re.MULTILINE)
+    return -math.inf if left is None else (int(left[1], 16) << 32) + int(left[2], 16)
 
 
 def started(connection: Any, slot: str, lsn: int, publication: str) -> None:

@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from streamveil.connectors.kafka_rows import TopicRows
-from streamveil.connectors.kafka_topic import AT_ONCE, WAIT, Range, Topic, messages
+from streamveil.connectors.kafka_topic import (
+    AT_ONCE,
+    WAIT,
+    Range,
+    Topic,
+    made_anew,
+    messages,
+    require_kept,
+)
 from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
 from streamveil.errors import SourceError
 from streamveil.plan.plan import Clock
@@ -25,7 +33,7 @@ PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
 
 @dataclass(frozen=True)
 class KafkaFeed:
-    """See `Feed`. What is seen: for every partition, where a step starts and stops."""
+    """See `Feed`. What is seen: for every partition, where a step starts and stops; which topic."""
 
     topic: Topic
     clock: Clock
@@ -41,6 +49,12 @@ class KafkaFeed:
         consumer, name = self.topic.consumer(), self.topic.topic
         try:
             ends = self.topic.ends(consumer)
+            own = self.topic.identifier(self.topic.administrator())
+            known = before.get("topic") or own
+            if own not in ("", known):
+                raise made_anew(name)
+            read = {int(p): stop for p, (_, stop) in before["ranges"].items()}
+            require_kept(self.topic, read, ends)
             asked = [TopicPartition(name, p, int(due * 1000)) for p in ends]
             found = consumer.offsets_for_times(asked, timeout=WAIT)
         except KafkaException:
@@ -55,7 +69,7 @@ class KafkaFeed:
             start = before["ranges"].get(str(p), [0, low])[1]
             stop = later[p] if later[p] >= 0 else high
             ranges[str(p)] = [start, max(start, stop)]
-        return {"ranges": ranges}
+        return {"ranges": ranges, "topic": known}
 
     def has(self, seen: Seen, step: int) -> bool:
         """See `Feed`; a topic has no end."""
