@@ -62,8 +62,8 @@ user_id)` in windows those who came. What would let rows of two people meet is r
 `streamveil.plan.own_rows`.
 
 ## Joins
-One person's rows may meet rows of the same person elsewhere: funnels, retention, attributes of
-people. And every row may meet rows of a table that is nobody's.
+Rows of a person may be joined with rows of the same person elsewhere: for funnels, retention or
+attributes of people. Any row may be joined with rows of a table that is about nobody.
 ```sql
 CREATE STREAM visits WITH (source = 'files', path = 'visits.parquet', event_time = 'ts');
 CREATE TABLE people WITH (source = 'files', path = 'people.parquet');
@@ -85,7 +85,7 @@ by more equalities; other conditions too in an inner join. Tables, subqueries by
 table itself under another name |
 | `v JOIN r ON v.country = r.country` | r is declared `public = TRUE`: one file, read when the \
 query is made; the job goes on with the same rows only |
-| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are elsewhere, or not |
+| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are in the other relation, or not in it |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
 A row is joined to the first 1,000 rows that match it. A join by the unit needs all rows, as
@@ -96,7 +96,7 @@ changes, and a row of the stream is joined to the rows kept when it arrives. `jo
 INTERVAL 1 HOUR` joins two streams of events: rows whose times are at most that far apart,
 whichever came first, among the newest `join_rows` rows of each person in either stream. A pair
 arrives with its later row, so windows need a `lateness` as long. The state holds the kept rows as
-they came. Neighbouring inputs have or lack a person's rows in all tables. Every other join could
+they arrived. Neighbouring inputs have or lack a person's rows in all tables. Every other join could
 match rows of two people, and is refused. In Python `visits.protect("user_id").join(people,
 on="user_id", how="left")`, and `sv.memory(table, public=True)`; a column of both tables is
 `name:column`. The first table's column of times (`event_time`) keeps its name. Proof:
