@@ -38,6 +38,7 @@ def main(out: Path = Path("out/classifier"), people: int = 22272) -> None:
             curve.append((seen, model.score(x[test], y[test]), plain.score(x[test], y[test])))
     print(model.guarantee.sentence(1e-6))
     draw(np.array(curve), max(y[test].mean(), 1 - y[test].mean()), out / "classifier.png")
+    print(f"look at {out / 'classifier.png'}")
 
 
 def features(people: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ def main(out: Path = Path("out/counters"), days: int = 365) -> None:
     for name, each in error.items():
         print(f"{name:30} {each.mean():8.1f} flights off, {each.max():8.1f} on its worst day")
     draw(error, out / "counters.png")
+    print(f"look at {out / 'counters.png'}")
 
 
 def counter(daily: np.ndarray) -> np.ndarray:

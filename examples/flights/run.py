@@ -27,6 +27,7 @@ def main(out: Path = Path("out/flights"), days: int = 365) -> None:
     subprocess.run([sys.executable, "-m", "streamveil", *command], cwd=out, check=True)
     private = pq.read_table(out / "releases").to_pandas()
     draw(flights.to_pandas(), private, out / "flights.png")
+    print(f"look at {out / 'flights.png'}")
 
 
 def draw(flights, private, path: Path) -> None:

@@ -32,6 +32,7 @@ def main(out: Path = Path("out/heavy"), households: int = 2500) -> None:
         pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), "purchases.parquet")
         *_, last = sv.sql(QUERY.read_text()).run(state="heavy.veil")
         draw(last.to_arrow().to_pandas(), rows.code, names, Path("heavy.png"))
+    print(f"look at {out / 'heavy.png'}")
 
 
 def draw(private, codes, names, path: Path) -> None:

@@ -44,6 +44,7 @@ def main(out: Path = Path("out/live"), seconds: int = 20, servers: str = LOCAL) 
         plt.close("all")
         CliRunner().invoke(cli.app, ["dashboard", "live.veil", "--out", "live.html"])
     sender.join()
+    print(f"look at {out / 'live.html'}")
 
 
 def send(producer: Producer, flights: list[dict], seconds: int) -> None:

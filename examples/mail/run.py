@@ -35,6 +35,7 @@ def main(out: Path = Path("out/mail"), senders: int = 2000) -> None:
         pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), "messages.parquet")
         *_, last = sv.sql(QUERY.read_text()).run(state="mail.veil")
         draw(last.to_arrow().to_pandas(), rows, Path("mail.png"))
+    print(f"look at {out / 'mail.png'}")
 
 
 def draw(private, rows, path: Path) -> None:

@@ -30,6 +30,7 @@ def main(out: Path = Path("out/orders"), households: int = 2500) -> None:
         print(query.explain().promise)
         (release,) = query.run(state="orders.veil")
         draw(release.to_arrow().to_pylist()[0], returned(rows), Path("orders.png"))
+    print(f"look at {out / 'orders.png'}")
 
 
 def returned(rows: pd.DataFrame) -> list[float]:

@@ -32,6 +32,7 @@ def main(out: Path = Path("out/rare"), households: int = 2500) -> None:
     true = bought.groupby("product_type").household.nunique()
     print(f"{len(answer):,} of {len(true):,} product types are published")
     draw(true, answer.set_index("product_type"), out / "rare.png")
+    print(f"look at {out / 'rare.png'}")
 
 
 def draw(true, answer, path: Path) -> None:

@@ -35,6 +35,7 @@ def main(out: Path = Path("out/reports"), year: int = 2019) -> None:
     true = reports.groupby(["motive", "borough"]).report.nunique()
     print(f"{len(answer)} of {len(true)} pairs of borough and motive are published")
     draw(true, answer.set_index(["motive", "borough"]).reports, out / "reports.png")
+    print(f"look at {out / 'reports.png'}")
 
 
 def draw(true, private, path: Path) -> None:

@@ -29,6 +29,7 @@ def main(out: Path = Path("out/seasons"), years: int = 137) -> None:
         print(query.explain().promise)
         releases = [release.to_arrow().to_pandas() for release in query.run(state="seasons.veil")]
         draw(seasons, pd.concat(releases), Path("seasons.png"))
+    print(f"look at {out / 'seasons.png'}")
 
 
 def shipped(name: str) -> pd.DataFrame:

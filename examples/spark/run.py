@@ -33,6 +33,7 @@ def main(out: Path = Path("out/spark"), months: int = 12, workers: int = 2) -> N
         for release in query.run(state="flights.veil", engine=engine):
             print(release.window, release.to_arrow().num_rows, "destinations")
         draw(DeltaTable("months").to_pyarrow_table().to_pandas(), flights, Path("spark.png"))
+    print(f"look at {out / 'spark.png'}")
 
 
 def draw(private: pd.DataFrame, flights, path: Path) -> None:

@@ -154,10 +154,10 @@ def promise(record: dict[str, Any] | None) -> str:
 def tiles(found: Answers, record: dict[str, Any] | None) -> str:
     """The figures at the top."""
     moments = found.moments
-    last = found.releases.table(moments[-1])
+    last, windows = found.releases.table(moments[-1]), len({m.window for m in moments})
     boxes = [
-        ("releases", f"{len(moments):,}", f"in {len({m.window for m in moments}):,} window(s)"),
-        ("groups in the last", f"{last.num_rows:,}", tick(found.releases, moments[-1])),
+        ("releases", f"{len(moments):,}", f"in {windows:,} window{'s' if windows > 1 else ''}"),
+        ("groups shown", f"{last.num_rows:,}", f"in release {tick(found.releases, moments[-1])}"),
     ]
     text = "".join(
         f'<div class="tile">{escape(name)}<b>{escape(value)}</b>'
