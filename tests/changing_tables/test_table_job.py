@@ -3,12 +3,14 @@
 import warnings
 from fractions import Fraction
 
+import pyarrow.compute as pc
 import pytest
 
 from streamveil.batch import Batch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dynamic import FullyDynamic, SignedCounter
+from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.errors import BudgetError
 from streamveil.linear import Mwem, Residuals, Share
 from streamveil.runtime.job import Job, Work
@@ -34,13 +36,23 @@ def feed(position):
 
 
 def work(mechanism, limit):
-    return Work(name="shop", fingerprint="f", operator=table_of(mechanism), feed=feed, limit=limit)
+    return Work(
+        name="shop", fingerprint="f", operator=operator_of(mechanism), feed=feed, limit=limit
+    )
+
+
+def operator_of(mechanism):
+    if isinstance(mechanism, DistinctCounter):  # of the last digit of the ids
+        return table_of(mechanism, value=lambda _: lambda rows: pc.bit_wise_and(rows["id"], 3))
+    return table_of(mechanism)
 
 
 def mechanisms():
     share = Share("zcdp", Fraction(1, 2))
     yield FullyDynamic.repaired(Mwem(queries=CELLS), share, horizon=STEPS)
     yield FullyDynamic.repaired(Mwem(queries=CELLS), share, horizon=None, public_steps=False)
+    for horizon in (STEPS, None):
+        yield DistinctCounter(cells=CELLS, share=share, horizon=horizon, changes=2)
     yield SignedCounter(strategy=Residuals(CELLS), share=share, horizon=STEPS)
 
 

@@ -139,18 +139,23 @@ def people() -> str:
 
 
 @cache
-def people_plan() -> Plan:
+def people_plan(text: str = PEOPLE) -> Plan:
     """A changing table from SQL."""
     spec = SourceSpec(name="rows", kind="files", options={"path": people()})
-    return parse_script(PEOPLE, {"rows": spec}).query.plan
+    return parse_script(text, {"rows": spec}).query.plan
+
+
+VALUES = PEOPLE.replace("COUNT(*)", "COUNT(DISTINCT MOD(id, 40))").replace(
+    "ask_share = 0.8", "max_changes = 2, accept_error = TRUE"
+)
 
 
 @cache
-def people_work() -> Work:
-    """Compiled once."""
+def people_work(*, values: bool = False) -> Work:
+    """Compiled once. `values`: of their ids are counted, and not people."""
     from streamveil.runtime.run import Pace, work_of
 
-    return work_of(people_plan(), pace=Pace(max_rows=70))
+    return work_of(people_plan(VALUES if values else PEOPLE), pace=Pace(max_rows=70))
 
 
 @cache
@@ -224,6 +229,7 @@ JOBS: dict[str, Callable[[], Work]] = {
     "grouped toy": lambda: toy_work(18, 20, 3),  # whose releases are published four by four
     "grouped visits": visits_work,  # the same
     "people": people_work,
+    "values": lambda: people_work(values=True),
     "joined": joined_work,
     "heavy": lambda: sketch_work("heavy"),
     "frequency": lambda: sketch_work("frequency"),
@@ -233,7 +239,7 @@ RELEASES = {
     "toy": 4, "picky toy": 4, "picky visits": 6, "long toy": 20,
     "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
     "grouped toy": 2, "grouped visits": 3,  # files
-    "people": 6 + len(QUESTIONS), "joined": 3, "heavy": 6, "frequency": 7,
+    "people": 6 + len(QUESTIONS), "values": 6, "joined": 3, "heavy": 6, "frequency": 7,
 }  # fmt: skip
 
 

@@ -102,6 +102,7 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
         "grouped toy",
         "grouped visits",
         "people",
+        "values",
         "joined",
     ],
 )

@@ -57,7 +57,10 @@ def kill_often(server: Server, folder: Path, job: str, kills: int) -> None:
     assert spent(broken) == charged
 
 
-JOBS = ["long toy", "visits", "picky visits", "swept visits", "divided visits", "people", "joined"]
+JOBS = [
+    "long toy", "visits", "picky visits", "swept visits", "divided visits", "people", "values",
+    "joined",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("job", JOBS)

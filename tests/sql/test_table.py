@@ -10,6 +10,7 @@ from streamveil.compiler.tables import Design
 from streamveil.errors import PlanError
 from streamveil.linear import Marginals, Sums
 from streamveil.plan.plan import TableSource
+from streamveil.release_metadata import NOTE
 from streamveil.sql.sql import parse_script
 from streamveil.sql.table import domain_table, points_where
 from streamveil.sql.table_check import MECHANISMS
@@ -90,6 +91,19 @@ def test_python_says_the_same():
         ({"select": "SUM(age, contribution_bounds_per_row => (0, 9)) AS s FROM people"},
          "COUNTIF(condition)"),
         ({"select": "COUNT(DISTINCT city) AS n FROM people"}, "GROUP BY city) WHERE n > 20"),
+        ({"select": "COUNT(DISTINCT city) AS n FROM people"}, "max_changes = 4"),
+        ({"options": OPTIONS + ", max_changes = 0",
+          "select": "COUNT(DISTINCT city) AS n FROM people"}, "max_changes"),
+        ({"options": OPTIONS + ", max_changes = 2"}, "leave it out"),
+        ({"options": OPTIONS + ", max_changes = 2", "with_": "source = rows, changelog = 'insert',"
+          " id = id", "select": "COUNT(DISTINCT city) AS n FROM people"}, "leave it out"),
+        ({"with_": "source = rows, changelog = 'insert'",
+          "select": "COUNT(DISTINCT city) AS n FROM people"}, "id = column"),
+        ({"options": OPTIONS + ", max_changes = 2",
+          "select": "COUNT(DISTINCT city) AS n, COUNT(*) AS m FROM people"},
+         "statement of their own"),
+        ({"options": OPTIONS + ", max_changes = 2, ask_share = 0.2",
+          "select": "COUNT(DISTINCT city) AS n FROM people"}, "questions are about records"),
         ({"select": "COUNTIF(agge = 1) AS n FROM people"}, "did you mean 'age'?"),
         ({"select": "COUNT(*) AS trigger FROM people"}, "column of every release"),
         ({"select": "COUNT(*) AS n FROM TUMBLE(TABLE people, DESCRIPTOR(ts), "
@@ -256,6 +270,92 @@ def test_values_that_stand_out_are_counted_instead_of_distinct_ones(tmp_path):
     found = [release.table["cities"].to_pylist() for release in query.run(tmp_path / "job")]
     assert found[0] == [2]
     assert [one for one in found if one] == found
+
+
+def values(rows, options="", select="COUNT(DISTINCT shop) AS n FROM people GROUP BY ROLLUP(city)"):
+    return sv.sql(
+        "CREATE TABLE people (city CHECK (city IN ('Lima', 'Oslo'))) WITH (source = 'rows',"
+        " changelog = 'insert-delete', operation = op, id = id);\n"
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5000, delta = 1e-6, steps = 3,"
+        f" expected_size = 4000 {options}) {select} EMIT EVERY 4000 ROWS",
+        {"rows": rows},
+    )
+
+
+SHOPS = pa.table({  # 100 shops in each city, of 10 records each; all records go, half come back
+    "op": ["+"] * 4000 + ["-"] * 4000 + ["+"] * 4000,
+    "id": [*range(4000), *range(4000), *range(4000, 8000)],
+    "city": ["Lima", "Oslo"] * 2000 + [None] * 4000 + ["Lima"] * 4000,
+    "shop": [f"s{n // 2 % 100}" for n in range(4000)] + [None] * 4000
+    + [f"s{n % 50}" if n % 80 else None for n in range(4000)],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "truth"), [(1, (100, 100, 100)), (2, (100, 0, 0)),
+                                                (3, (100, 0, 50))])  # fmt: skip
+def test_different_values_are_counted_up_to_their_changes_and_the_release_says_so(
+    changes, truth, tmp_path
+):
+    query = values(SHOPS, f", max_changes = {changes}")
+    found = [one.to_arrow() for one in query.run(tmp_path / "job")]
+    rows = [{row["city"]: row for row in table.to_pylist()} for table in found]
+    assert [row["Lima"]["n"] for row in rows] == pytest.approx(truth, abs=8)
+    assert [row[None]["n"] for row in rows] == pytest.approx(truth, abs=8)
+    assert all(
+        row["Lima"]["n_low"] <= n <= row["Lima"]["n_high"]
+        for row, n in zip(rows, truth, strict=True)
+    )
+    note = found[-1].schema.metadata[NOTE].decode()
+    assert f"first {changes} changes" in note
+    said = str(query.explain())
+    for words in ("n = count(distinct shop)", f"more than {changes} time(s)", "in values"):
+        assert words in said
+
+
+def test_different_values_of_a_table_that_grows_need_no_bound(tmp_path):
+    rows = SHOPS.slice(0, 4000).drop_columns(["op"])
+    people = sv.table(sv.memory(rows, name="rows"), id="id", domains={"city": ["Lima", "Oslo"]})
+    query = people.group_by("city").agg(n=sv.count_distinct("shop")).release(
+        every=sv.rows(1000), steps=4, expected_size=100, budget=sv.Budget(epsilon=900, delta=1e-6),
+    )  # fmt: skip
+    last = list(query.run(state=tmp_path / "job"))[-1].to_arrow()
+    assert last["n"].to_pylist() == pytest.approx([100, 100], abs=8)
+    assert not last.schema.metadata
+    assert query.plan.options == {"expected_size": 100}
+
+
+def test_different_values_in_python_are_the_same_plan():
+    people = sv.table(
+        sv.memory(SHOPS, name="rows"), id="id", operation="op", name="people",
+        domains={"city": ["Lima", "Oslo"]},
+    )  # fmt: skip
+    built = people.marginals(["city"], ()).agg(n=sv.count_distinct("shop")).release(
+        every=sv.rows(4000), steps=3, expected_size=4000, max_changes=2,
+        budget=sv.Budget(epsilon=5000, delta=1e-6),
+    )  # fmt: skip
+    assert built.plan.fingerprint == values(SHOPS, ", max_changes = 2").plan.fingerprint
+
+
+@pytest.mark.parametrize("options", ["epsilon = 1", "epsilon = 1, delta = 1e-6", "mu = 0.4"])
+@pytest.mark.parametrize("lives", [1, 3])
+@pytest.mark.parametrize("changes", [1, 5])
+def test_different_values_spend_the_budget_and_no_more(options, lives, changes):
+    more = f"{options}, steps = 20, expected_size = 50000, max_changes = {changes}"
+    plan = plan_of(
+        "city, COUNT(DISTINCT age) AS n FROM people GROUP BY ROLLUP (city)", more,
+        WITH + f", lives = {lives}",
+    )  # fmt: skip
+    loss = Design(plan).operator.guarantee.loss
+    assert loss.fits(plan.budget)
+    if plan.budget.epsilon is not None:
+        assert 0.95 < loss.epsilon(plan.budget.delta or 0) <= 1
+
+
+def test_an_unknown_column_of_different_values_is_found_before_a_row_is_read(tmp_path):
+    with pytest.raises(PlanError, match="did you mean 'shop'"):
+        values(SHOPS, ", max_changes = 2", "COUNT(DISTINCT shopp) AS n FROM people").run(
+            tmp_path / "job"
+        )
 
 
 def test_a_useless_table_is_refused_before_anything_is_spent(tmp_path):
