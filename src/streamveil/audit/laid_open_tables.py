@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,25 @@ from streamveil.plan.plan import TableSource
 STEPS, EACH, ASKED = 6, 12, 3  # steps of a run, rows of one, questions after it
 OPERATIONS = ("+", "+", "-", "U", "d", "c", "update", "I", "?", None)
 ABOVE = (0.05, 0.3, 1.0)  # how often comparisons end
+OTHERS = (("a", "a", "b"), (0, 0, 1), (0.5, 0.5, 2.0))  # values of columns without a domain
 Row = dict[str, Any]
+Domains = dict[str, tuple[Any, ...]]
 
 
-def table_accounts(operator: Any, source: TableSource, seed: int) -> Iterator[QueryAccount]:
-    """Accounts of pairs of neighbours of a changing table, without end."""
+def table_accounts(
+    operator: Any, source: TableSource, seed: int, counted: Sequence[str] = ()
+) -> Iterator[QueryAccount]:
+    """Accounts of pairs of neighbours of a changing table, without end.
+
+    `counted`: the columns whose different values are counted.
+    """
     rng, claim = np.random.default_rng(seed), operator.guarantee.loss
-    columns = columns_of(source)
+    domains = dict(source.domains) | others_of(operator, source, counted)
+    columns = columns_of(source, domains)
     nth = 0
     while True:
         once, nth = int(rng.integers(2**32)), nth + 1
-        rows = rows_drawn(rng, source)
+        rows = rows_drawn(rng, source, domains)
         other = neighbour(rng, rows, source, operator.guarantee.protects.relation)
 
         def release(given: list[Row], noise: Noise, once: int = once) -> list[Any]:
@@ -39,9 +47,23 @@ def table_accounts(operator: Any, source: TableSource, seed: int) -> Iterator[Qu
         yield QueryAccount([MechanismLoss(name, *lost.beside(claim))], [*lost.faults])
 
 
-def columns_of(source: TableSource) -> dict[str, pa.DataType]:
+def others_of(operator: Any, source: TableSource, counted: Sequence[str]) -> Domains:
+    """Values of a type that fits, for columns that have none declared."""
+    known = {*columns_of(source, dict(source.domains))}
+    names = [name for name in counted if name not in known]
+    for values in OTHERS if names else ():
+        domains = dict.fromkeys(names, values)
+        try:
+            operator.value(pa.schema(columns_of(source, dict(source.domains) | domains)))
+        except PlanError:
+            continue
+        return domains
+    return {}
+
+
+def columns_of(source: TableSource, domains: Domains) -> dict[str, pa.DataType]:
     """What change data has."""
-    found = {name: pa.array(values).type for name, values in source.domains}
+    found = {name: pa.array(values).type for name, values in domains.items()}
     if source.record is not None:
         found[source.record] = pa.int64()
     if source.operation is not None:
@@ -49,7 +71,7 @@ def columns_of(source: TableSource) -> dict[str, pa.DataType]:
     return found
 
 
-def rows_drawn(rng: np.random.Generator, source: TableSource) -> list[Row]:
+def rows_drawn(rng: np.random.Generator, source: TableSource, domains: Domains) -> list[Row]:
     """Changes of few records: lives that begin, change and end, and rows that say nothing."""
     ids = int(rng.integers(2, 25))
 
@@ -57,7 +79,7 @@ def rows_drawn(rng: np.random.Generator, source: TableSource) -> list[Row]:
         return of[int(rng.integers(len(of)))]
 
     def row() -> Row:
-        found = {name: one(*values, *values, None) for name, values in source.domains}
+        found = {name: one(*values, *values, None) for name, values in domains.items()}
         if source.record is not None:
             found[source.record] = one(*range(ids), None)
         if source.operation is not None:

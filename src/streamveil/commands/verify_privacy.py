@@ -153,6 +153,7 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.audit.laid_open_tables import table_accounts
     from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
     from streamveil.compiler import operator_of
+    from streamveil.expressions.expr import columns_of
     from streamveil.plan.combine import combined_plan
     from streamveil.plan.look import divided, look_share, told
     from streamveil.plan.plan import TableSource
@@ -160,7 +161,9 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.runtime.survey import survey
 
     if isinstance(plan.source, TableSource):
-        found = table_accounts(operator_of(plan), plan.source, seed)
+        texts = [one.expression for one in plan.aggregates if one.function == "count_distinct"]
+        counted = [name for text in texts for name in columns_of(text or "")]
+        found = table_accounts(operator_of(plan), plan.source, seed, counted)
         yield (Tried(None, one) for one in found)
         return
     if look_share(plan):
