@@ -86,10 +86,10 @@ def exact_samplers(n: int) -> dict[str, tuple[int, Callable[[], object]]]:
         "rounded Gaussian, a sigma each": (
             n, lambda: samplers.rounded_gaussian(draws, centre, np.full(n, 10.0))),
         "rounded Gaussian, keyed by id": (
-            n, lambda: samplers.rounded_gaussian_for(draws, ids, centre, 10)),
+            n, lambda: samplers.rounded_gaussian(draws, centre, 10, ids)),
         "rounded Laplace, scale 7": (n, lambda: samplers.rounded_laplace(draws, centre, 7)),
         "rounded Laplace, keyed by id": (
-            n, lambda: samplers.rounded_laplace_for(draws, ids, centre, 7)),
+            n, lambda: samplers.rounded_laplace(draws, centre, 7, ids)),
     }  # fmt: skip
     for scale in (1, 10, 10**6):
         cases[f"discrete Laplace, scale {scale:,}"] = (

@@ -5,8 +5,15 @@ from fractions import Fraction
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.combine import combined_plan
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec, Window
+from streamveil.plan.plan import (
+    Aggregate,
+    Bounding,
+    Clock,
+    KeySet,
+    SourceSpec,
+    Window,
+    combined_plan,
+)
 from tests.dataflow.streams import plan_of
 
 EVERY, STEPS = 10, 4

@@ -48,12 +48,12 @@ def test_rounded_noise_has_its_law(law, scale, centre):
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_keyed_noise_has_its_law_in_every_column(law, width):
     draw, truth = {
-        "gaussian": (samplers.rounded_gaussian_for, rounded_gaussian),
-        "laplace": (samplers.rounded_laplace_for, rounded_laplace),
+        "gaussian": (samplers.rounded_gaussian, rounded_gaussian),
+        "laplace": (samplers.rounded_laplace, rounded_laplace),
     }[law]
     centre = np.tile(np.array([0.2, 7.0, -3.5])[:width], (SAMPLES, 1))
     scale = np.array([3.0, 9.0, 1.0])[:width]
-    seen = draw(at(law.encode(), width), IDS, centre, np.broadcast_to(scale, centre.shape))
+    seen = draw(at(law.encode(), width), centre, np.broadcast_to(scale, centre.shape), IDS)
     for column in range(width):
         assert_fits(seen[:, column], truth(scale[column], centre[0, column]))
         assert_rejects(seen[:, column], truth(DETECTABLE * scale[column], centre[0, column]))
@@ -86,8 +86,7 @@ def test_silence_returns_the_centre():
     ids = IDS[:2]
     for draw in (samplers.rounded_gaussian, samplers.rounded_laplace):
         assert np.array_equal(draw(SILENT, centre, 5), expected)
-    for draw in (samplers.rounded_gaussian_for, samplers.rounded_laplace_for):
-        assert np.array_equal(draw(SILENT, ids, centre, 5), expected)
+        assert np.array_equal(draw(SILENT, centre, 5, ids), expected)
     assert not inverse.discrete_laplace(SILENT, 5, (3, 2)).any()
     assert choice.exponential_choice(SILENT, np.array([1.0, 9.0, 3.0]), 1, 1) == 1
 
@@ -100,13 +99,11 @@ def test_integer_centres_are_exact_at_any_size():
 
 DRAWS = {
     "rounded Gaussian": lambda d, n: samplers.rounded_gaussian(d, np.linspace(-9, 9, n), 1e6),
-    "rounded Gaussian, keyed": lambda d, n: samplers.rounded_gaussian_for(
-        d, IDS[:n], np.zeros((n, 3)), 1e6
+    "rounded Gaussian, keyed": lambda d, n: samplers.rounded_gaussian(
+        d, np.zeros((n, 3)), 1e6, IDS[:n]
     ),
     "rounded Laplace": lambda d, n: samplers.rounded_laplace(d, np.linspace(-9, 9, n), 1e6),
-    "rounded Laplace, keyed": lambda d, n: samplers.rounded_laplace_for(
-        d, IDS[:n], np.zeros(n), 1e6
-    ),
+    "rounded Laplace, keyed": lambda d, n: samplers.rounded_laplace(d, np.zeros(n), 1e6, IDS[:n]),
     "discrete Laplace": lambda d, n: inverse.discrete_laplace(d, 10**6, n),
     "choice": lambda d, n: np.array(
         [choice.exponential_choice(d.at("one", i), np.linspace(0, 9, 99), 1, 1) for i in range(n)]
@@ -137,8 +134,8 @@ def test_known_answers(name):
 
 
 def test_a_keys_noise_does_not_depend_on_the_other_keys():
-    every = samplers.rounded_gaussian_for(at(), IDS, np.zeros((SAMPLES, 3)), 1e6)
-    some = samplers.rounded_gaussian_for(at(), IDS[::-7], np.zeros((len(IDS[::-7]), 3)), 1e6)
+    every = samplers.rounded_gaussian(at(), np.zeros((SAMPLES, 3)), 1e6, IDS)
+    some = samplers.rounded_gaussian(at(), np.zeros((len(IDS[::-7]), 3)), 1e6, IDS[::-7])
     assert np.array_equal(every[::-7], some)
 
 
@@ -152,7 +149,7 @@ def test_a_keys_noise_does_not_depend_on_the_other_keys():
         lambda: samplers.rounded_gaussian(at(), np.zeros(2), np.array([1.0, -1.0])),
         lambda: samplers.rounded_gaussian(at(), np.zeros(2), float("nan")),
         lambda: samplers.rounded_gaussian(at(), np.zeros(2), 2.0**51),
-        lambda: samplers.rounded_gaussian_for(at(), IDS[:3], np.zeros(4), 1),
+        lambda: samplers.rounded_gaussian(at(), np.zeros(4), 1, IDS[:3]),
         lambda: inverse.discrete_laplace(at(), -1, 3),
         lambda: inverse.discrete_laplace(at(), 2**51, 3),
         lambda: choice.exponential_choice(at(), np.array([]), 1, 1),

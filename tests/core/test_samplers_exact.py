@@ -149,9 +149,9 @@ def test_forced_fallback_gives_the_same_noise(monkeypatch):
     centre = RNG.normal(0, 1e4, (40, 2))
     calls = {
         "gaussian": lambda d: samplers.rounded_gaussian(d, centre, 55.5),
-        "gaussian_for": lambda d: samplers.rounded_gaussian_for(d, IDS, centre, 0.3),
+        "gaussian_for": lambda d: samplers.rounded_gaussian(d, centre, 0.3, IDS),
         "laplace": lambda d: samplers.rounded_laplace(d, centre, 1e6),
-        "laplace_for": lambda d: samplers.rounded_laplace_for(d, IDS, centre, 4.5),
+        "laplace_for": lambda d: samplers.rounded_laplace(d, centre, 4.5, IDS),
         "discrete_laplace": lambda d: inverse.discrete_laplace(d, Fraction(100, 3), (30, 2)),
         "tiny_laplace": lambda d: inverse.discrete_laplace(d, 0.4, 60),
         "choice": lambda d: choice.exponential_choice(d, np.linspace(0, 3, 30), 1, 1),

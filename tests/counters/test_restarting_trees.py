@@ -18,7 +18,7 @@ from streamveil.core.counters.restarting_trees import (
     tree_std,
 )
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.core.noise.samplers import rounded_gaussian_for
+from streamveil.core.noise.samplers import rounded_gaussian
 from streamveil.core.noisy import values
 from streamveil.counters import HonakerCounter
 from streamveil.plan.plan import Bounding, Clock
@@ -54,7 +54,7 @@ class Twin:
             middle = w * block + (1 - w) * (middle + self.real.pop(inner))
             variance = w**2 * self.grove.sigma**2 + (1 - w) ** 2 * variance
         assert self.grove.spreads[done] == pytest.approx(np.sqrt(variance))
-        [found] = rounded_gaussian_for(draws, name, np.array([middle]), self.grove.spreads[done])
+        [found] = rounded_gaussian(draws, np.array([middle]), self.grove.spreads[done], name)
         self.whole[done] = block + (self.whole.get(done, 0) if level > top else 0)
         self.real[done] = int(found) + (self.real.get(done, 0) if level > top else 0)
         return sum(self.real.values())

@@ -17,8 +17,16 @@ from streamveil.core.sensitivity import Lane, lane_move, within_reach
 from streamveil.dataflow.windows import fixed_schedule, periods_apart
 from streamveil.engines.spark import stages
 from streamveil.errors import PlanError
-from streamveil.plan.combine import combine_rows, combined_plan
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec, Window
+from streamveil.plan.combine import combine_rows
+from streamveil.plan.plan import (
+    Aggregate,
+    Bounding,
+    Clock,
+    KeySet,
+    SourceSpec,
+    Window,
+    combined_plan,
+)
 from tests.dataflow.streams import compiled, plan_of
 
 LARGEST = 2**63 - 1

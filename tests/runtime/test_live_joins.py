@@ -432,7 +432,7 @@ def test_explain_says_what_is_kept_in_memory():
     said = str(asked(options).explain())
     assert "per unit in 'seen'" in said
     assert "up to 2 rows in all columns, and as many of the stream; also on disk" in said
-    assert "other relation when it comes, at most 3,600 s apart" in said
+    assert "other relation when it comes, at most 1 hour apart" in said
 
 
 def test_join_rows_is_for_live_data():

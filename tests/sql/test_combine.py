@@ -18,7 +18,8 @@ from streamveil.connectors.memory import MemorySource
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.dataflow.protocol import NOT_FINITE
 from streamveil.errors import SourceError
-from streamveil.plan.combine import combine_rows, combined_plan
+from streamveil.plan.combine import combine_rows
+from streamveil.plan.plan import combined_plan
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.run import run
 

@@ -22,6 +22,7 @@ from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from typing import Any
 
+from streamveil.connectors.blocks import sync_directory
 from streamveil.errors import StoreError
 
 Record = dict[str, Any]
@@ -190,7 +191,7 @@ class Journal:
             except OSError as error:
                 self._file = self._open_to_read(error)
             if fresh:
-                _sync_folder(self.path.parent)
+                sync_directory(self.path.parent)
         return self._file
 
     def _open_to_read(self, error: OSError) -> int:
@@ -234,11 +235,3 @@ def _read(file: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return b"".join(parts)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

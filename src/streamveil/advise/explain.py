@@ -29,20 +29,9 @@ from streamveil.dataflow.windows import Schedule, better_start
 from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import options
-from streamveil.plan.combine import combined_plan
-from streamveil.plan.joins import MATCHES, Joined, OwnJoin, OwnSelect, OwnUnion
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
-from streamveil.plan.own_rows import (
-    MOST_PARTS,
-    OwnRows,
-    OwnSets,
-    OwnStep,
-    OwnUnnest,
-    OwnWindows,
-    kept_words,
-)
-from streamveil.plan.plan import Clock, Plan, SourceSpec, TableSource, Window
+from streamveil.plan.plan import Clock, Plan, TableSource, Window, combined_plan
 from streamveil.plan.value_bounds import in_units, is_open, open_values
 
 if TYPE_CHECKING:
@@ -277,7 +266,7 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         ("job", plan.name),
         ("source", f"{plan.source.name} ({plan.source.kind})"),
         ("privacy unit", plan.unit + period),
-        *own_steps(plan.source),
+        *_own_steps(plan),
         ("where", plan.where or "every row"),
         ("groups", f"{keys} ({groups})" if plan.keys else "none: one group"),
         *(("answer", _answer(agg)) for agg in plan.aggregates),
@@ -288,52 +277,18 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def _own_steps(plan: Plan) -> list[tuple[str, str]]:
+    """What is made of each unit's own rows before anything else."""
+    if not plan.source.combines:
+        return []
+    from streamveil.advise.explain_own_rows import own_steps  # loaded where rows are combined
+
+    return own_steps(plan.source)
+
+
 def sinks_of(plan: Plan) -> str:
     """Where releases go."""
     return ", ".join(f"{one.name} ({one.kind})" for one in plan.sinks) or "none"
-
-
-def own_steps(source: SourceSpec) -> list[tuple[str, str]]:
-    """What is made of each unit's own rows before anything else."""
-    steps = source.steps if isinstance(source, OwnRows) else ()
-    return [("of each unit's rows", words_of(step)) for step in steps]
-
-
-def words_of(step: OwnStep) -> str:
-    """A step in words."""
-    kept = f" where {step.where}" if step.where else ""
-    columns = ", ".join(
-        f"{c.name} = {c.function}({c.expression or ''})" for c in step.columns
-    )  # fmt: skip
-    if isinstance(step, OwnUnnest):
-        return f"one for each {step.name} in {step.expression}{kept}, {MOST_PARTS:,} at most"
-    if isinstance(step, OwnSets):
-        named = ", ".join(map(step.words, step.sets))
-        return f"one in each of {len(step.sets)} sets{kept}: {named}"
-    if isinstance(step, OwnWindows):
-        return f"beside each{kept}: {columns}"
-    if isinstance(step, Joined):
-        return words_of_join(step) + kept
-    if isinstance(step, OwnUnion):
-        return f"and those of '{step.other.name}' after them{kept}"
-    if isinstance(step, OwnSelect):
-        return f"as {', '.join(key.name for key in step.keys)}{kept}"
-    keys = ", ".join(key.expression for key in step.keys) or "nothing"
-    return f"one for each {keys}{kept}" + (f": {columns}" if columns else "")
-
-
-def words_of_join(step: Joined) -> str:
-    """A join in words."""
-    equal = "".join(f", {key.expression} = {key.name}" for key in step.keys)
-    theirs = f"the public table '{step.sides[1]}'"
-    if isinstance(step, OwnJoin):
-        theirs = f"the same unit in '{step.other.name}'"
-    if step.how in ("semi", "anti"):
-        return f"where {'no ' if step.how == 'anti' else ''}row of {theirs} is there{equal}"
-    alone = ", or alone" if step.how == "left" else ""
-    if isinstance(step, OwnJoin) and step.kept is not None:
-        return f"each beside rows of {theirs}{equal}{alone}: {kept_words(step)}"
-    return f"each beside rows of {theirs} ({MATCHES:,} at most){equal}{alone}"
 
 
 def _answer(agg: Any) -> str:
@@ -554,7 +509,10 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
     ]  # fmt: skip
     if operator.distinct_lanes:
         rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
-    rows += kept_rows(plan.source)
+    if plan.source.combines:
+        from streamveil.advise.explain_own_rows import kept_rows
+
+        rows += kept_rows(plan.source)
     if limit is None:
         return tuple(rows)
     from streamveil.advise.explain_memory import MemorySizes, unit_rows  # only if somebody asks
@@ -570,19 +528,6 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
             )  # fmt: skip
     rows += unit_rows(MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
     return tuple(rows)
-
-
-def kept_rows(source: SourceSpec) -> list[tuple[str, str]]:
-    """What joins on live data keep of each unit, beside its bounds."""
-    steps = source.steps if isinstance(source, OwnRows) else ()
-    found = list[tuple[str, str]]()
-    for step in steps:
-        if isinstance(step, OwnJoin) and step.kept is not None:
-            both = ", and as many of the stream" if step.within_us is not None else ""
-            rows = "row" if step.kept == 1 else "rows"
-            text = f"up to {step.kept:,} {rows} in all columns{both}; also on disk, as they came"
-            found.append((f"per unit in '{step.other.name}'", text))
-    return found
 
 
 def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:

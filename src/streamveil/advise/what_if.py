@@ -25,10 +25,9 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.display import AnswerTable, shown_in_cells
 from streamveil.errors import BudgetError, MissingExtraError, PlanError
-from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import with_look
 from streamveil.plan.own_rows import OwnRows, own_rows
-from streamveil.plan.plan import Plan
+from streamveil.plan.plan import Plan, combined_plan
 from streamveil.plan.value_bounds import in_units
 
 if TYPE_CHECKING:

@@ -24,9 +24,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.plan import options as options_of
-from streamveil.plan.joins import How
 from streamveil.plan.options import OPTIONS
-from streamveil.plan.own_rows import column_text, with_person
 from streamveil.plan.plan import Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import (
@@ -43,6 +41,7 @@ from streamveil.sql.parts import (
 
 if TYPE_CHECKING:
     from streamveil.api.joint import JointQuery
+    from streamveil.plan.joins import How
     from streamveil.plan.joint import JointPlan
     from streamveil.results.answers import Answers
 
@@ -170,6 +169,7 @@ class Stream:
             raise PlanError(
                 "per_unit needs to know who is protected.\n  to fix  protect(...) first"
             )
+        from streamveil.plan.own_rows import column_text  # loaded where rows are combined
         from streamveil.sql.own_rows import combine_named
 
         made = combine_named(self.source, self.unit, self.conditions, by, named)
@@ -199,6 +199,7 @@ class Stream:
                 "  to fix  join(memory(table), on=...), with public=True where it is nobody's"
             )
         columns = [on] if isinstance(on, str) else [*on]
+        from streamveil.plan.own_rows import with_person
         from streamveil.sql.joins import join_named
 
         made = join_named(

@@ -20,9 +20,16 @@ from streamveil.core.selection.gaussian import GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
-from streamveil.plan.combine import combined_plan
 from streamveil.plan.options import SELECTION
-from streamveil.plan.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
+from streamveil.plan.plan import (
+    Aggregate,
+    Clock,
+    KeyColumn,
+    Plan,
+    SourceSpec,
+    Window,
+    combined_plan,
+)
 
 STEP = 3_600_000_000  # microseconds
 STEPS, WINDOW = 6, 3  # triggers of the job, and of a window where there are windows

@@ -154,9 +154,8 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
     from streamveil.compiler import operator_of
     from streamveil.expressions.expr import columns_of
-    from streamveil.plan.combine import combined_plan
     from streamveil.plan.look import divided, look_share, told
-    from streamveil.plan.plan import TableSource
+    from streamveil.plan.plan import TableSource, combined_plan
     from streamveil.runtime.look import rows_of
     from streamveil.runtime.survey import survey
 

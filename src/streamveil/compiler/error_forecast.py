@@ -95,18 +95,11 @@ class ExpectedStream:
         laws = self.laws or tuple((self.groups, steep, 0.0, 0.0) for steep in STEEP)
         shapes = [
             replace(
-                self,
-                groups=groups,
-                steep=steep,
-                single=single,
-                spread=spread,
-                heavy=heavy,
-                even=even,
-                laws=(),
+                self, groups=groups, steep=steep, single=single, spread=spread, heavy=heavy,
+                even=even, laws=(), repeats=0.0,
             )
             for (groups, steep, single, spread), (heavy, even) in product(laws, tails)
-        ]
-        shapes = [replace(one, repeats=0.0) for one in shapes]
+        ]  # fmt: skip
         if self.again is None:
             return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
         by_chance = [repeated_by_chance(one) for one in shapes]
@@ -400,10 +393,7 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
         source = source[source]
     named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(len(lengths)), lengths)
     _, first, back = np.unique(named, return_index=True, return_inverse=True)
-    per_unit, size = (
-        stream.units * stream.rows / len(lengths),
-        np.log(totals),
-    )
+    per_unit, size = stream.units * stream.rows / len(lengths), np.log(totals)
     near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
     drawn = Drawn(
         ends, which[source], first[back], (order + 0.5) / np.repeat(lengths, lengths),

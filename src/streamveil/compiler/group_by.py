@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor, log2
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -38,7 +38,6 @@ from streamveil.plan import options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import CLAMPED, LOOKED, divided, expectations, look_share
 from streamveil.plan.options import Option
-from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import Aggregate, Plan, TableSource
 from streamveil.plan.value_bounds import prove_no_overflow, rows_of_a_group
 from streamveil.release_metadata import OF_ONE_UNIT
@@ -101,19 +100,13 @@ class Compiler:
             quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
         )
         outputs = self._in_order([self._output(aggregate) for aggregate in plan.aggregates])
-        max_units = int(self._option(options.MAX_UNITS))
         sizing = Sizing(
-            plan=plan,
-            lanes=tuple(self.book.lanes),
+            plan=plan, lanes=tuple(self.book.lanes), uses=tuple(self.book.uses), bounds=bounds,
             trees=tuple((lane, levels) for _, lane, levels in self.trees),
-            uses=tuple(self.book.uses),
-            bounds=bounds,
-            horizon=schedule.triggers,
-            max_units=max_units,
-            windows=periods_met(schedule, self.plan.periods),
-            setting=self._option,
+            horizon=schedule.triggers, max_units=int(self._option(options.MAX_UNITS)),
+            windows=periods_met(schedule, plan.periods), setting=self._option,
             sequel=look.after if look is not None and isinstance(look.after, Sequel) else None,
-        )
+        )  # fmt: skip
         public = self._public()
         if plan.preset == "dp-sqlp":
             design = sizing.published()
@@ -122,11 +115,8 @@ class Compiler:
         else:
             design = sizing.public()
         if is_open(plan):
-            self._note(
-                options.MAX_SQUARED.name,
-                design.limits.quadratic,
-                "of rows times weights: by forecast",
-            )
+            why = "of rows times weights: by forecast"
+            self._note(options.MAX_SQUARED.name, design.limits.quadratic, why)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
         confidence = float(self._option(options.CONFIDENCE))
@@ -143,7 +133,7 @@ class Compiler:
             confidence=confidence,
             true_intervals=self._true_intervals(outputs, design),
             defaults=tuple(self.defaults),
-            omitted=omitted(plan.source),
+            omitted=plan.source.omitted,
             uncut=plan.has_one_row_each and plan.bounding.quadratic is None,
         )
 
@@ -219,11 +209,6 @@ class Compiler:
             steps = whole if steps is None else min(steps, whole)
         if window.kind == "whole" and (self.plan.periods is None or not clock.timed):
             return Schedule(steps=steps)
-        if not clock.timed:
-            raise PlanError(
-                f"windows need steps that follow time, and the '{clock.kind}' clock has none.\n"
-                "  to fix  use an event or wall clock with a start"
-            )
         if self.plan.source.event_time is None:
             raise PlanError("windows and unit periods need the event_time of the source")
         timed = Schedule(ticks=clock.ticks, steps=steps, lateness_us=window.lateness_us)
@@ -232,8 +217,6 @@ class Compiler:
         if window.kind != "cumulate":
             parts, stride, cells = hopping(window.size, window.slide)
             return replace(timed, cells=cells, parts=parts, stride=stride)
-        if not window.slide.refines(window.size):
-            raise PlanError("a cumulating window must grow by a step that divides its size")
         return replace(timed, cells=window.slide, spans=window.size)
 
     # ---- aggregates
@@ -280,42 +263,33 @@ class Compiler:
             lane = Lane(kind="rows")
         else:
             lane = Lane(kind="valid", value=self._value(aggregate.expression))
-        return Output(name=aggregate.name, function="count", lanes=(self.book.use(lane),))
+        return self._alone(aggregate, lane)
 
     def _count_units(self, aggregate: Aggregate) -> Output:
-        lanes = (self.book.use(Lane(kind="units")),)
-        return Output(name=aggregate.name, function="count_units", lanes=lanes)
+        return self._alone(aggregate, Lane(kind="units"))
 
     def _count_distinct(self, aggregate: Aggregate) -> Output:
-        if aggregate.expression is None:
-            raise PlanError(f"'{aggregate.name}' needs a column or expression")
-        lane = Lane(kind="distinct", value=self._value(aggregate.expression))
+        value = self._value(aggregate.expression)
+        return self._alone(aggregate, Lane(kind="distinct", value=value))
+
+    def _alone(self, aggregate: Aggregate, lane: Lane, **more: Any) -> Output:
+        """An output that is one lane."""
         lanes = (self.book.use(lane),)
-        return Output(name=aggregate.name, function="count_distinct", lanes=lanes)
+        return Output(name=aggregate.name, function=aggregate.function, lanes=lanes, **more)
 
     def _sum(self, aggregate: Aggregate) -> Output:
         low, high, value = self._bounded(aggregate)
-        lane = Lane(
-            kind="sum",
-            value=value,
-            low=low,
-            high=high,
-            quantum=self._quantum(aggregate, max(abs(low), abs(high))),
-        )
-        lanes = (self.book.use(lane),)
-        return Output(name=aggregate.name, function="sum", lanes=lanes, low=low, high=high)
+        quantum = self._quantum(aggregate, max(abs(low), abs(high)))
+        lane = Lane(kind="sum", value=value, low=low, high=high, quantum=quantum)
+        return self._alone(aggregate, lane, low=low, high=high)
 
     def _moments(self, aggregate: Aggregate) -> Output:
         low, high, value = self._bounded(aggregate)
         half = (high - low) / 2
         base = Lane(
-            kind="sum",
-            value=value,
-            low=low,
-            high=high,
-            centre=(low + high) / 2,
+            kind="sum", value=value, low=low, high=high, centre=(low + high) / 2,
             quantum=self._quantum(aggregate, half),
-        )
+        )  # fmt: skip
         lanes = [self.book.use(Lane(kind="valid", value=value)), self.book.use(base)]
         if aggregate.function != "avg":
             square = replace(base, kind="square", quantum=power_of_two(half**2))
@@ -332,8 +306,8 @@ class Compiler:
         if options:
             word = sorted(options)[0]
             raise PlanError(f"unknown option '{word}'{nearest(word, ['q', 'fan', 'levels'])}")
-        if not 0 <= q <= 1 or fan < 2 or not 1 <= levels <= MOST_LEVELS:
-            raise PlanError("a quantile needs 0 <= q <= 1, fan >= 2 and 1 <= levels <= 12")
+        if fan < 2 or not 1 <= levels <= MOST_LEVELS:
+            raise PlanError(f"a quantile needs fan >= 2 and 1 <= levels <= {MOST_LEVELS}")
         nodes = [
             Lane(kind="node", value=value, low=low, high=high, level=level, place=place, fan=fan)
             for level in range(1, levels + 1)
@@ -350,43 +324,26 @@ class Compiler:
         if tree not in self.trees:
             self.trees.append(tree)
         return Output(
-            name=aggregate.name,
-            function="quantile",
-            lanes=places,
-            low=low,
-            high=high,
-            q=q,
-            levels=levels,
-            fan=fan,
-        )
+            name=aggregate.name, function="quantile", lanes=places, low=low, high=high, q=q,
+            levels=levels, fan=fan,
+        )  # fmt: skip
 
     def _bounded(self, aggregate: Aggregate) -> tuple[float, float, int]:
-        low, high = aggregate.low, aggregate.high
-        if low is None or high is None or aggregate.expression is None:
-            raise PlanError(
-                f"'{aggregate.name}' adds up values, so each row's value needs public bounds.\n"
-                "  to fix  give bounds=(low, high) or contribution_bounds_per_row"
-            )
-        if not -float("inf") < low < high < float("inf"):
-            raise PlanError(f"the bounds of '{aggregate.name}' must be finite and low < high")
+        """Its bounds, finite and in order, and its value function: `check_compiled` saw to it."""
+        low, high = cast(float, aggregate.low), cast(float, aggregate.high)
         return float(low), float(high), self._value(aggregate.expression)
 
-    def _value(self, expression: str) -> int:
+    def _value(self, expression: str | None) -> int:
+        assert expression is not None  # noqa: S101  (`check_compiled`)
         if expression not in self.values:
             self.values.append(expression)
         return self.values.index(expression)
 
     def _quantum(self, aggregate: Aggregate, largest: float) -> Fraction:
         if aggregate.quantum is not None:
-            if aggregate.quantum <= 0:
-                raise PlanError(f"the quantum of '{aggregate.name}' must be above 0")
             return Fraction(aggregate.quantum)
-        quantum = power_of_two(largest)
-        self._note(
-            f"{aggregate.name}.quantum",
-            float(quantum),
-            "2^-24 of the largest absolute value, a power of two",
-        )
+        quantum, why = power_of_two(largest), "2^-24 of the largest absolute value, a power of two"
+        self._note(f"{aggregate.name}.quantum", float(quantum), why)
         return quantum
 
     def _adds(self) -> dict[int, str]:
@@ -437,10 +394,6 @@ class Compiler:
             return ((),)
         if public is None:
             return None
-        if any(len(key) != len(self.plan.keys) for key in public):
-            raise PlanError("every public key needs one value for each key column")
-        if len(set(public)) != len(public) or not public:
-            raise PlanError("public keys must be a list of distinct keys, at least one")
         return tuple(public)
 
     def _option(self, option: Option, default: Any = None, reason: str = "") -> Any:

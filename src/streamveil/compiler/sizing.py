@@ -119,14 +119,10 @@ class Sizing:
         if self.horizon == 1 and self._testable and len(self._value_shares) == 1:
             every = (*every, "totals")  # with more releases they show groups late
         chosen = self._chosen(every if wanted == "auto" else (wanted,))
-        if chosen.kind == "totals":
-            tested = self._by_totals(chosen)
-            if tested is not None:
-                return tested
-        if chosen.kind == "table":
-            tabled = self._by_table(chosen)
-            if tabled is not None:
-                return tabled
+        makers = {"totals": self._by_totals, "table": self._by_table}
+        made = makers[chosen.kind](chosen) if chosen.kind in makers else None
+        if made is not None:
+            return made
         if wanted == "table":
             raise PlanError(
                 "no table fits: it needs a known number of triggers and a budget in epsilon and"
@@ -186,10 +182,7 @@ class Sizing:
         if chosen.kind != "gaussian":
             chosen = self._chosen(("gaussian",))
         bounds, lanes = self._bounds(None, chosen), self.lanes
-        share = Fraction(self.setting(options.DELTA_SHARE))
-        if not 0 < share < 1:
-            raise PlanError("delta_share must be above 0 and below 1")
-        threshold = self._left(Fraction(0)) * share
+        threshold = self._left(Fraction(0)) * Fraction(self.setting(options.DELTA_SHARE))
         mu = self._mu(threshold)
         beta = float(threshold / bounds.hidden_groups) * (1 - 1e-12)
         shared = next((p for p, lane in enumerate(lanes) if is_units(lane, bounds)), None)
@@ -211,10 +204,7 @@ class Sizing:
         reason = options.SELECTION_SHARE.reason
         if shared is None and forecast is not None:
             default, reason = round(forecast, 3), f"{reason}: by forecast"
-        share = Fraction(self.setting(options.SELECTION_SHARE, default, reason))
-        if not 0 < share < 1:
-            raise PlanError("selection_share must be above 0 and below 1")
-        return share
+        return Fraction(self.setting(options.SELECTION_SHARE, default, reason))
 
     # ---- no selection beside a test of the totals that are released
 
@@ -228,8 +218,6 @@ class Sizing:
         """Groups shown by their noisy totals alone, if any total can."""
         tests = int(self.setting(options.TOTAL_TESTS))
         share = Fraction(self.setting(options.DELTA_SHARE))
-        if not 0 < share < 1:
-            raise PlanError("delta_share must be above 0 and below 1")
         if self.horizon is None or not tests:
             return None
         beta = self._left(Fraction(0)) * share
@@ -330,15 +318,12 @@ class Sizing:
         bounds = self.bounds
         given = Given(per_group=bounds.per_group) if is_open(self.plan) else Given(
             bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
-        family = (
-            usual_family(given) if self.expected_stream is None else self.expected_stream.family()
-        )
-        if self.plan.counts_units:
-            family = tuple(replace(one, once=True) for one in family)
-        shares = self._value_shares
+        stream, once = self.expected_stream, self.plan.counts_units
         lost = clamped_share(self.plan, self.lanes)
         family = tuple(
-            replace(one, value=share, clamped=lost) for one in family for share in shares
+            replace(one, value=share, clamped=lost, once=once)
+            for one in (usual_family(given) if stream is None else stream.family())
+            for share in self._value_shares
         )
         noise = self._noise(self._half() if "table" in kinds else None)
         if "table" in kinds and not noise.half:
@@ -400,10 +385,7 @@ class Sizing:
     @cached_property
     def _cut_share(self) -> Fraction:
         """Of mu squared, for the private count of cut rows."""
-        share = Fraction(self.setting(options.CUT_SHARE)).limit_denominator(10**6)
-        if not 0 <= share < 1:
-            raise PlanError("cut_share must be at least 0 and below 1")
-        return share
+        return Fraction(self.setting(options.CUT_SHARE)).limit_denominator(10**6)
 
     def _cut(self, mu_squared: Fraction) -> Exact | None:
         """The noise of the count of cut rows, from the mu squared of all lanes."""
@@ -464,13 +446,9 @@ class Sizing:
         """A design of public groups, without weights."""
         plain = tuple(lane for lane in self.lanes if lane.kind != "node")
         return MechanismDesign(
-            limits=limits,
-            plain=plain,
-            trees=self.trees,
-            counter=self._unscaled(),
-            noises=noises,
+            limits=limits, plain=plain, trees=self.trees, counter=self._unscaled(), noises=noises,
             max_units=self.max_units,
-        )
+        )  # fmt: skip
 
     # ---- budget
 
@@ -489,9 +467,9 @@ class Sizing:
                 f" with probability {float(self.collision):g}.\n  to fix  add delta to the budget"
             )
         left = self._left(threshold)
-        if budget.epsilon is None:
-            return Fraction(gaussian_mu(budget))
-        return Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=left)))
+        if budget.epsilon is not None:
+            budget = Budget(epsilon=budget.epsilon, delta=left)
+        return Fraction(gaussian_mu(budget))
 
     def _left(self, threshold: Fraction) -> Fraction:
         """What of delta the Gaussian part may use."""

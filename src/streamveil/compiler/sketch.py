@@ -15,7 +15,6 @@ from streamveil.errors import PlanError
 from streamveil.expressions.dialect import key_name
 from streamveil.plan.check import check_compiled
 from streamveil.plan.options import MAX_UNITS
-from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import KeyColumn, Plan
 from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch
 from streamveil.sketches.heavy_texts import LONGEST_TEXT
@@ -89,7 +88,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
         k=int(options.pop("k", 100)) if searched else 0,
         text_length=length if searched else 0,
         max_units=units,
-        omitted=omitted(plan.source),
+        omitted=plan.source.omitted,
     )
 
 

@@ -150,7 +150,7 @@ def advise(memory: mmap.mmap) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes creations, renames and removals in a directory durable."""
+    """Makes creations, renames and removals in a directory durable; or what a file holds."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

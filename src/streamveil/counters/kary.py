@@ -13,7 +13,7 @@ from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.protocol import Ids, checked_times
 from streamveil.core.counters.schedule import check_horizon
 from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import rounded_laplace, rounded_laplace_for
+from streamveil.core.noise.samplers import rounded_laplace
 from streamveil.counters.keyed import Keyed
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
@@ -98,10 +98,7 @@ class KaryTreeCounter(Keyed):
         released, about = totals.copy(), np.zeros(len(totals))
         for level, index, sign in blocks_of(t, self.arity, self.levels):
             node = draws.at("node", level, index)
-            if ids is None:
-                released += sign * rounded_laplace(node, about, self.sigma)
-            else:
-                released += sign * rounded_laplace_for(node, ids, about, self.sigma)
+            released += sign * rounded_laplace(node, about, self.sigma, ids)
         return released
 
 

@@ -8,7 +8,7 @@ by default and that leak; the rest are plans that could not run or whose sums co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
 from typing import Any
@@ -17,12 +17,9 @@ from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import key_name
 from streamveil.plan import options
-from streamveil.plan.combine import combined_plan
-from streamveil.plan.joins import MATCHES, OwnJoin
 from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
-from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import Aggregate, Clock, Plan, Window
+from streamveil.plan.plan import Aggregate, Clock, Plan, Window, combined_plan
 from streamveil.plan.post import RESERVED
 from streamveil.plan.value_bounds import (
     VALUED,
@@ -229,102 +226,10 @@ def check_ends(plan: Plan) -> Complaints:
 
 def check_own_rows(plan: Plan) -> Complaints:
     """Rows of one person are combined where all are there, and where they are one unit's."""
-    source = plan.source
-    if not isinstance(source, OwnRows):
-        return
-    if plan.unit != column_text(source.person):
-        yield (
-            f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
-            "  to fix  protect the same unit that subqueries group by"
-        )
-    if source.row_by_row:
-        if plan.clock.kind == "rows":
-            yield (
-                "EMIT EVERY n ROWS counts rows of the source, and here one may become several.\n"
-                "  to fix  EMIT EVERY INTERVAL n UNIT, or ask once"
-            )
-        return
-    if source.is_endless and source.others and plan.clock.kind == "wall":
-        yield from _live_joins(plan, source)
-        return
-    if any(isinstance(step, OwnJoin) and step.kept is not None for step in source.steps):
-        yield (
-            "join_rows is for live data, and here a join has all rows.\n  to fix  leave join_rows"
-            " and join_within out, or follow the first relation with a wall clock: follow = TRUE,"
-            " clock = 'wall'"
-        )
-    endless = any(one.is_endless for one in (source, *source.others))
-    if endless or plan.clock.kind not in ("once", "event"):
-        yield (
-            f"{source.words} needs all rows of a person, and here more may come.\n"
-            "  why     everybody's rows would be kept for good, and what was counted would change "
-            "with the next row\n"
-            "  to fix  ask once, or replay files with a start and an end (EMIT EVERY INTERVAL); on "
-            + (
-                "live data follow the first relation under a wall clock (follow = TRUE, clock = "
-                "'wall') and give join_rows, or join with a public table"
-                if source.others
-                else "live data max_rows_contributed = 1 counts each person's first row alone (new "
-                "people), and COUNT(DISTINCT unit) in windows those who came"
-            )
-        )
-    if plan.periods is not None:
-        yield (
-            f"{source.words} combines rows of several periods, and"
-            " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
-        )
+    if plan.source.combines:
+        from streamveil.plan.check_own_rows import complaints  # loaded where rows are combined
 
-
-def _live_joins(plan: Plan, source: OwnRows) -> Complaints:
-    """Joins of rows of which more may come: what is kept of each unit is declared."""
-    joins = [step for step in source.steps if isinstance(step, OwnJoin)]
-    rest = replace(source, steps=tuple(replace(step, kept=1) if isinstance(step, OwnJoin) else step
-                                       for step in source.steps))  # fmt: skip
-    if not rest.keeps_rows:
-        yield (
-            "a subquery by the privacy unit needs all rows of a person, and here more may come.\n"
-            "  why     what was counted would change with the next row\n"
-            "  to fix  join the relation itself, or a subquery of columns and WHERE"
-        )
-    for step in joins:
-        if step.kept is None or not 1 <= step.kept <= MATCHES:
-            yield (
-                "a join on live data keeps rows of each person: say how many, from 1 to"
-                f" {MATCHES:,}.\n"
-                "  to fix  join_rows = 1 for a table with a row for each person; for events also"
-                " join_within = INTERVAL 1 HOUR"
-            )
-    for other in source.others:
-        if other.known.is_sorted:
-            yield (
-                f"'{other.kind}' is read once, sorted by what it holds, and here more may come.\n"
-                "  to fix  store its rows in a file, or follow its changes as a stream"
-            )
-    paired = [step for step in joins if step.within_us is not None]
-    if len(paired) > 1 or any(step.how != "inner" for step in paired):
-        yield (
-            "join_within is for one inner join of two relations of events.\n"
-            "  why     that a row meets nothing is known only when the interval is over\n"
-            "  to fix  declare further relations without event_time, as tables, or leave"
-            " join_within out: then rows meet those that came before"
-        )
-    within = max((step.within_us or 0 for step in paired), default=0)
-    if paired and source.event_time is None:
-        yield (
-            "join_within compares times, and the first relation has none.\n"
-            "  to fix  event_time = 'ts' where it is declared"
-        )
-    if plan.window.kind != "whole" and plan.window.lateness_us < within:
-        yield (
-            "a pair comes with its later row, join_within after the time of its first one at most:"
-            " then its window may be closed, and the pair would be dropped.\n"
-            "  to fix  lateness as long as join_within, or longer"
-        )
-    if plan.periods is not None:
-        yield (
-            f"{source.words} combines rows of several periods, and"
-            " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
-        )
+        yield from complaints(plan)
 
 
 def check_delta(plan: Plan) -> Complaints:
@@ -361,13 +266,13 @@ def check_names(plan: Plan) -> Complaints:
                 yield f"'{agg.name}{suffix}' is the name of a column that goes with '{agg.name}'"
 
 
-def _bounds_given(plan: Plan) -> Complaints:
+def _bounds_given(plan: Plan, why: str = "") -> Complaints:
     """Of a plan that runs: a look has chosen what was left out."""
     for agg in plan.aggregates:
         if is_open(agg):
             yield (
                 f"'{agg.name}' has no contribution bounds.\n"
-                "  why     without bounds one unit can move the result by any amount\n"
+                f"  why     without bounds one unit can move the result by any amount{why}\n"
                 f"  to fix  {SAY_BOUNDS}"
             )
 
@@ -375,13 +280,8 @@ def _bounds_given(plan: Plan) -> Complaints:
 def _bounds_or_look(plan: Plan) -> Complaints:
     """Of a plan that is asked: bounds may be left out where a look can choose them."""
     why = cannot_choose_bounds(plan)
-    for agg in plan.aggregates:
-        if is_open(agg) and why is not None:
-            yield (
-                f"'{agg.name}' has no contribution bounds.\n"
-                f"  why     without bounds one unit can move the result by any amount; {why}\n"
-                f"  to fix  {SAY_BOUNDS}"
-            )
+    if why is not None:
+        yield from _bounds_given(plan, f"; {why}")
 
 
 def _aggregates(plan: Plan) -> Complaints:
@@ -434,16 +334,11 @@ def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
 
 
 def _bounding(plan: Plan) -> Complaints:
-    rows, each, squares = (
-        plan.bounding.max_rows,
-        plan.bounding.max_rows_per_group,
-        plan.bounding.quadratic,
-    )
-    for name, value in {
-        options.MAX_ROWS.name: rows,
-        options.MAX_PER_GROUP.name: each,
-        options.MAX_SQUARED.name: squares,
-    }.items():
+    bounding = plan.bounding
+    rows, each, squares = bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic
+    named = zip((options.MAX_ROWS, options.MAX_PER_GROUP, options.MAX_SQUARED),
+                (rows, each, squares), strict=True)  # fmt: skip
+    for name, value in named:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
@@ -605,12 +500,16 @@ def _keys(plan: Plan) -> Complaints:
     key_set = plan.key_set
     if isinstance(key_set.min_units, bool) or not 1 <= key_set.min_units <= 10**12:
         yield "min_privacy_units_per_group must be a whole number of at least 1"
+    if key_set.public is None and plan.keys and plan.budget.delta is None:
+        yield (
+            "groups are discovered in the data, which needs a delta above 0.\n"
+            "  to fix  give delta, or name the groups with public_groups"
+        )
+
+
+def _public_groups(plan: Plan) -> Complaints:
+    key_set = plan.key_set
     if key_set.public is None:
-        if plan.keys and plan.budget.delta is None:
-            yield (
-                "groups are discovered in the data, which needs a delta above 0.\n"
-                "  to fix  give delta, or name the groups with public_groups"
-            )
         return
     if not plan.keys:
         if not any(agg.function == "approx_frequency" for agg in plan.aggregates):
@@ -620,6 +519,8 @@ def _keys(plan: Plan) -> Complaints:
         yield "public groups are always shown: min_privacy_units_per_group does not apply"
     if len(set(key_set.public)) != len(key_set.public):
         yield "a public group is listed twice"
+    if not key_set.public:
+        yield "the list of public groups is empty"
     for group in key_set.public:
         if len(group) != len(plan.keys):
             yield f"every public group needs {len(plan.keys)} value(s), one per GROUP BY column"
@@ -660,6 +561,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     _calendar,
     _triggers,
     _keys,
+    _public_groups,
     _choices,
     check_numbers,
 )
@@ -673,5 +575,6 @@ RULES_OF_SUMS = (
     check_clock,
     _windows,
     _keys,
+    _public_groups,
     check_numbers,
 )

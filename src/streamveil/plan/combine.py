@@ -12,7 +12,6 @@ order (which decides what bounding keeps): neighbours stay neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,44 +21,11 @@ import pyarrow.compute as pc
 from streamveil.batch import whole
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value, decoded
-from streamveil.plan.plan import Aggregate, KeyColumn, Plan
+from streamveil.plan.plan import Aggregate, Plan, unit_column
 from streamveil.types import Array, Int64
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
-PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
 FIRST = "value_first"  # the place of a combined row's first row; no unit's column is called so
-
-
-def combined_plan(plan: Plan) -> Plan:
-    """The plan over combined rows; any other plan as it is."""
-    if not plan.bounding.combine:
-        return plan
-    return replace(
-        plan,
-        unit=unit_column(plan),
-        where=None,
-        keys=tuple(
-            KeyColumn(name=key.name, expression=f"key_{i}") for i, key in enumerate(plan.keys)
-        ),
-        aggregates=tuple(_planned(agg, i) for i, agg in enumerate(plan.aggregates)),
-        source=replace(plan.source, event_time=None),
-        bounding=replace(plan.bounding, combine=False),
-    )
-
-
-def unit_column(plan: Plan) -> str:
-    """The name of the unit's column among combined rows: its own where that is a plain name."""
-    taken = plan.unit.startswith(("key_", "value_"))
-    return plan.unit if plan.unit.isidentifier() and not taken else "unit"
-
-
-def _planned(agg: Aggregate, place: int) -> Aggregate:
-    if agg.function == "count_units":
-        return agg
-    function: Any = PLANNED[agg.function]
-    planned = replace(agg, function=function, expression=f"value_{place}")
-    whole = agg.function == "count" and all(float(b or 0).is_integer() for b in (agg.low, agg.high))
-    return replace(planned, quantum=1.0, options={"integer": True}) if whole else planned
 
 
 class Combined(NamedTuple):

@@ -33,7 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +42,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.batch import whole
+from streamveil.core.accounting.neighbours import duration
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.expressions.expr import (
@@ -162,6 +164,7 @@ Load = Callable[["OwnRows"], pa.Table]  # all rows of its source, as they came
 class OwnRows(SourceSpec):
     """Rows of a source, combined per unit: what a plan sees are the rows after the last step."""
 
+    combines: ClassVar[bool] = True
     unit: str  # per-row expression of the privacy unit, over columns of the source
     person: str = ""  # the column that the unit is in the combined rows; the unit of the plan
     steps: tuple[OwnStep, ...]
@@ -229,22 +232,20 @@ class OwnRows(SourceSpec):
         found = [step.other for step in self.steps if isinstance(step, WITH_OTHERS)]
         return [one for one in found if isinstance(one, OwnRows)]
 
-
-def omitted(source: SourceSpec) -> tuple[str, ...]:
-    """What steps may leave out of every number, in words: public, so it is told of each release."""
-    if not isinstance(source, OwnRows):
-        return ()
-    found = [words for other in source.others for words in omitted(other)]
-    for step in source.steps:
-        if isinstance(step, OwnUnnest):
-            found.append(f"UNNEST makes at most {MOST_PARTS:,} rows of one: further parts"
-                         " are in no number and no interval")  # fmt: skip
-        elif isinstance(step, OwnJoin) and step.kept is not None:
-            found.append(kept_words(step))
-        elif isinstance(step, OwnJoin | OwnLookup) and step.how in ("inner", "left"):
-            found.append(f"a row is joined with the first {MATCHES:,} rows that match it: further"
-                         " pairs are in no number and no interval")  # fmt: skip
-    return tuple(dict.fromkeys(found))
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """See `SourceSpec`: what steps leave out, told of each release."""
+        found = [words for other in self.others for words in other.omitted]
+        for step in self.steps:
+            if isinstance(step, OwnUnnest):
+                found.append(f"UNNEST makes at most {MOST_PARTS:,} rows of one: further parts"
+                             " are in no number and no interval")  # fmt: skip
+            elif isinstance(step, OwnJoin) and step.kept is not None:
+                found.append(kept_words(step))
+            elif isinstance(step, OwnJoin | OwnLookup) and step.how in ("inner", "left"):
+                found.append(f"a row is joined with the first {MATCHES:,} rows that match it:"
+                             " further pairs are in no number and no interval")  # fmt: skip
+        return tuple(dict.fromkeys(found))
 
 
 def kept_words(step: OwnJoin) -> str:
@@ -256,12 +257,10 @@ def kept_words(step: OwnJoin) -> str:
     """
     rows = "row that is" if step.kept == 1 else f"{step.kept:,} rows that are"
     where = f"'{step.other.name}'" if step.within_us is None else "the other relation"
-    late = (
-        ""
-        if step.within_us is None
-        else f", at most {step.within_us / 1e6:,.0f} s apart; one that comes later than that after"
-        " its time may meet nothing"
-    )
+    late = "" if step.within_us is None else (
+        f", at most {duration(timedelta(microseconds=step.within_us))} apart; one that comes later"
+        " than that after its time may meet nothing"
+    )  # fmt: skip
     return (
         f"a row meets the newest {rows} kept of its person in {where} when it comes{late}:"
         " further pairs are in no number and no interval"
@@ -542,8 +541,6 @@ def column_text(name: str) -> str:
 
 def with_limits(source: SourceSpec, rows: int | None, within_us: int | None) -> SourceSpec:
     """The joins of a source with what they keep on live data; times are of relations of events."""
-    if rows is None and within_us is None:
-        return source
     if rows is None or not (
         isinstance(source, OwnRows) and any(isinstance(step, OwnJoin) for step in source.steps)
     ):

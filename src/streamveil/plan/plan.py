@@ -13,7 +13,7 @@ from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting.budget import Budget
@@ -49,6 +49,12 @@ class SourceSpec:
     options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
     event_time: str | None = None  # column; required by windows and by the 'event' clock
     public: bool = False  # its rows are declared public: it may name groups
+    combines: ClassVar[bool] = False  # whether it has steps over each unit's rows (`own_rows`)
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """What makes the rows may leave out of every number, in words: public."""
+        return ()
 
     @property
     def known(self) -> SourceKind:
@@ -315,3 +321,38 @@ def plain(value: Any) -> Any:
     schema = getattr(value, "schema", None)
     described = [] if schema is None else [f"{column.name} {column.type}" for column in schema]
     return [type(value).__name__, described]
+
+
+PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
+
+
+def combined_plan(plan: Plan) -> Plan:
+    """The plan over combined rows; any other plan as it is."""
+    if not plan.bounding.combine:
+        return plan
+    return replace(
+        plan,
+        unit=unit_column(plan),
+        where=None,
+        keys=tuple(
+            KeyColumn(name=key.name, expression=f"key_{i}") for i, key in enumerate(plan.keys)
+        ),
+        aggregates=tuple(_planned(agg, i) for i, agg in enumerate(plan.aggregates)),
+        source=replace(plan.source, event_time=None),
+        bounding=replace(plan.bounding, combine=False),
+    )
+
+
+def unit_column(plan: Plan) -> str:
+    """The name of the unit's column among combined rows: its own where that is a plain name."""
+    taken = plan.unit.startswith(("key_", "value_"))
+    return plan.unit if plan.unit.isidentifier() and not taken else "unit"
+
+
+def _planned(agg: Aggregate, place: int) -> Aggregate:
+    if agg.function == "count_units":
+        return agg
+    function: Any = PLANNED[agg.function]
+    planned = replace(agg, function=function, expression=f"value_{place}")
+    whole = agg.function == "count" and all(float(b or 0).is_integer() for b in (agg.low, agg.high))
+    return replace(planned, quantum=1.0, options={"integer": True}) if whole else planned

@@ -9,7 +9,6 @@ same noise, for other rows if the source went on. It may be read, inspected and 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from datetime import UTC, datetime
@@ -61,7 +60,7 @@ def copied(home: Path, place: Path, note: notes.Content | None) -> None:
         with disk.crash_only("copy to", place):
             shutil.copytree(home, draft, ignore=lambda _, names: LEFT & {*names})
             for path in [*draft.rglob("*")]:
-                synced(path)
+                sync_directory(path)
     finally:
         lock.close()
     faults = [one for one in verify(draft) if not one.is_whole]
@@ -75,12 +74,3 @@ def copied(home: Path, place: Path, note: notes.Content | None) -> None:
         sync_directory(draft)
         draft.rename(place)
         sync_directory(place.parent)
-
-
-def synced(path: Path) -> None:
-    """Makes a file or a folder durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

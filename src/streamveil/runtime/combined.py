@@ -13,12 +13,12 @@ import pyarrow as pa
 from streamveil.connectors import open_source
 from streamveil.connectors.base import Chunk, Source, hand_on, select
 from streamveil.connectors.blocks import crc32
-from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table, traced
+from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow.protocol import NOT_FINITE, count
-from streamveil.expressions.expr import column_named, columns_of, compile_unit
+from streamveil.expressions.expr import compile_unit
 from streamveil.plan.combine import Combined
 from streamveil.plan.own_rows import Load, OwnRows, own_rows
-from streamveil.plan.plan import Plan, SourceSpec, TableSource
+from streamveil.plan.plan import SourceSpec
 from streamveil.runtime.schedule import changed
 from streamveil.sql.schema import check_declared
 
@@ -140,16 +140,9 @@ def checksum(table: pa.Table) -> int:
 CHUNK = 1_000_000  # rows of another relation, at once
 
 
-def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
-    """The source of a plan; `trace`: keep rejected rows as they came."""
-    source = open_source(spec.kind, spec.options, spec.event_time, arrival)
-    return per_unit(spec, traced(source) if trace else source)
-
-
 def per_unit(spec: SourceSpec, source: Source) -> Source:
-    """A source with the steps over each unit's own rows, if there are any."""
-    if not isinstance(spec, OwnRows):
-        return source
+    """A source with the steps over each unit's own rows."""
+    assert isinstance(spec, OwnRows)  # noqa: S101  (`SourceSpec.combines`)
     schema = source.schema()
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     if spec.row_by_row:
@@ -182,23 +175,3 @@ def no_rows(spec: OwnRows) -> pa.Table:
     schema = open_source(spec.kind, spec.options, spec.event_time).schema()
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     return schema.empty_table()
-
-
-def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
-    """The source's columns that the plan mentions, in the source's order."""
-    texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
-    declared = isinstance(plan.source, TableSource)  # columns are what its other counts are over
-    texts += [
-        one.expression
-        for one in plan.aggregates
-        if not declared or one.function == "count_distinct"
-    ]
-    mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
-    exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
-    exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
-    return [name for name in schema.names if name.lower() in mentioned or name in exact]
-
-
-def time_named(schema: pa.Schema, name: str | None) -> str | None:
-    """A column of times as the source spells it."""
-    return None if name is None else column_named(schema, name)

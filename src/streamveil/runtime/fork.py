@@ -27,8 +27,7 @@ from pathlib import Path
 from streamveil.compiler.group_by import compile_plan
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
-from streamveil.plan.combine import combined_plan
-from streamveil.plan.plan import Plan
+from streamveil.plan.plan import Plan, combined_plan
 from streamveil.runtime import disk, notes
 from streamveil.runtime.changed_query import kept_plan
 from streamveil.runtime.inspect import inspect

@@ -23,7 +23,6 @@ from streamveil.connectors.base import micros
 from streamveil.core.noise.keyed import Noise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
-from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import (
     CLAMPED,
     HISTOGRAM,
@@ -36,14 +35,14 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.options import EXPECTED_ROWS
-from streamveil.plan.plan import Plan
+from streamveil.plan.plan import Plan, combined_plan
 from streamveil.plan.value_bounds import in_any_case, is_open, open_values
 from streamveil.runtime import disk, notes
-from streamveil.runtime.combined import needed_columns, open_rows
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.job import Work, begin, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.notes import Content
+from streamveil.runtime.rows import needed_columns, open_rows
 from streamveil.runtime.store import LOOK, Store, read_header, require_empty
 from streamveil.sql.schema import check_schema
 

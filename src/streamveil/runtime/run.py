@@ -25,12 +25,9 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
-from streamveil.plan.combine import combine_rows, combined_plan
-from streamveil.plan.own_rows import OwnRows
-from streamveil.plan.plan import Clock, Plan, TableSource
+from streamveil.plan.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.value_bounds import in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
-from streamveil.runtime.combined import CombinedSource, needed_columns, open_rows, time_named
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
@@ -38,6 +35,7 @@ from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import charged, keep, looked, remembered, settle, to_look
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
+from streamveil.runtime.rows import needed_columns, open_rows, time_named
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import BEFORE_LOOK, FORK, SCRATCH, epoch_of, is_ready
 from streamveil.sql.schema import check_schema
@@ -65,40 +63,16 @@ class Pace:
             raise PlanError(f"max_rows of a micro-batch must be at least 1, not {self.max_rows}")
 
 
-def run(  # noqa: PLR0913  (the public signature)
-    plan: Plan,
-    *,
-    state: str | Path,
-    secret: bytes | str | None = None,
-    noise: Noise | None = None,
-    engine: Engine | None = None,
-    insecure: bool = False,
-    progress: Listener | None = None,
-    pace: Pace | None = None,
-    ledger: Where | None = None,
-    rejects: str | Path | None = None,
-    keep_releases: int | None = None,
-) -> Job:
+def run(plan: Plan, *, state: str | Path, progress: Listener | None = None, **options: Any) -> Job:
     """Creates or resumes the job of a plan; iterating over it yields its releases.
 
-    `state` is a directory of the job's own, created when absent. `secret` says where the job's
-    secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
-    unless `insecure` is set, and then announced. `ledger` is what `ledger create` made,
-    a file or a server's address with a name, whose limit several jobs over the same data share: a
-    new job is charged there too, or refused.
-    `rejects` is a directory for rows that cannot be used, as they came, with the reason and their
-    place in the source (`docs/rejects.md`). It is private: whoever reads it sees people's rows.
-    `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
-    are there, at most twice as many. It may differ at every start; nothing released depends on it.
+    `options` are those of `prepared`; `progress` hears how far it is.
     """
-    work, keys = prepared(
-        plan, state=state, secret=secret, noise=noise, engine=engine, insecure=insecure, pace=pace,
-        ledger=ledger, rejects=rejects, keep_releases=keep_releases,
-    )  # fmt: skip
+    work, keys = prepared(plan, state=state, **options)
     return Job(state, work, keys, progress=progress)
 
 
-def prepared(  # noqa: PLR0913  (the options of `run`)
+def prepared(  # noqa: PLR0913  (the options of a job, by name)
     plan: Plan,
     *,
     state: str | Path,
@@ -114,8 +88,16 @@ def prepared(  # noqa: PLR0913  (the options of `run`)
 ) -> tuple[Work, Randomness]:
     """What a job of a plan does, and where its noise comes from: all before its state is charged.
 
-    A job that looks has paid the ledger that it shares. Without `look` it has not looked, and the
-    work is what it is charged for.
+    `state` is a directory of the job's own, created when absent. `secret` says where the job's
+    secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
+    unless `insecure` is set, and then announced. `ledger` is what `ledger create` made,
+    a file or a server's address with a name, whose limit several jobs over the same data share: a
+    new job is charged there too, or refused; one that looks has paid it here. Without `look` it has
+    not looked, and the work is what it is charged for.
+    `rejects` is a directory for rows that cannot be used, as they came, with the reason and their
+    place in the source (`docs/rejects.md`). It is private: whoever reads it sees people's rows.
+    `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
+    are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
     keys, home = Randomness(secret, noise, insecure), Path(state)
     is_new = epoch_of(home) is None
@@ -177,7 +159,7 @@ def warn_of_nothing(plan: Plan) -> None:
     A warning and no refusal: whether a job runs must not depend on rows.
     """
     clock = plan.clock
-    if plan.source.kind != "files" or isinstance(plan.source, OwnRows):
+    if plan.source.kind != "files" or plan.source.combines:
         return
     ends = clock.start_us, clock.end_us
     span = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])
@@ -245,6 +227,9 @@ def work_of(
 
         require_post(plan, source.schema())
     if inner is not plan:
+        from streamveil.plan.combine import combine_rows  # loaded where totals are bounded
+        from streamveil.runtime.combined import CombinedSource
+
         source = CombinedSource(source, partial(combine_rows, plan))
     feed = feed_of(replace(inner, clock=clock or inner.clock), source, pace or Pace())
     columns = needed_schema(inner, source.schema())

@@ -43,18 +43,19 @@ from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.source_offsets import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
-from streamveil.plan.combine import combined_plan, combined_schema
+from streamveil.plan.combine import combined_schema
 from streamveil.plan.joins import OwnJoin, OwnSelect, digest_of
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.own_rows import ALONE, OwnRows, OwnStep, after_steps, column_text, own_rows
-from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan.plan import Plan, TableSource, combined_plan
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account, describe
-from streamveil.runtime.combined import all_rows, needed_columns, time_named
+from streamveil.runtime.combined import all_rows
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, Progress, silent
+from streamveil.runtime.rows import needed_columns, time_named
 from streamveil.runtime.run import warn_of_noise
 from streamveil.runtime.spark_state import (
     CHECKPOINT,

@@ -16,16 +16,13 @@ import numpy as np
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.counters.cells import CellCounter
 from streamveil.errors import require_one_of, require_positive
 from streamveil.sketches.hashing import WORD, Layout, preimages
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
 from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
-from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
-from streamveil.sketches.table import SketchTable, cell_types
 from streamveil.types import Array, Float64, UInt64
 
 Search = Literal["descent", "inverse"]
@@ -95,6 +92,8 @@ class HeavyHitters(Levels):
     max_weight: int = 1  # of one item, >= 1
     seed: int = 0  # public, any whole number; choose it before seeing data
 
+    most_levels = 64
+
     def __post_init__(self) -> None:
         require_positive(width=self.width, horizon=self.horizon)
         require_one_of("search", self.search, ("descent", "inverse"))
@@ -116,47 +115,19 @@ class HeavyHitters(Levels):
     def layouts(self) -> tuple[Layout, ...]:
         """One layout per level."""
         if self.search == "inverse":
-            return (self._layout("invertible", self.depth, self.width, 0),)
+            return (self.layout("invertible", self.depth, self.width, 0),)
         return tuple(
-            self._layout("identity", 1, 2**bits, level)
+            self.layout("identity", 1, 2**bits, level)
             if 2**bits <= self.exact_cells
-            else self._layout("multiply", self.depth, self.width, level)
+            else self.layout("multiply", self.depth, self.width, level)
             for level, bits in enumerate(self.level_bits)
         )
-
-    def _layout(self, family: Any, depth: int, width: int, level: int) -> Layout:
-        seed = self.seed * 64 + level
-        return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
 
     def schedule(self, width: int) -> PushSchedule:
         """Push times of a level: the same round for all."""
         block = None if self.block is None else min(self.block, width)
         fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
         return make_schedule(fields)
-
-    @cached_property
-    def noise(self) -> NoisePlan:
-        """Sensitivity and noise scale of all levels together."""
-        schedule = self.schedule(self.width)
-        types = cell_types(schedule, self.max_weight)
-        return NoisePlan(
-            layouts=self.layouts, counter=CellCounter(self.counter, schedule.pushes),
-            protects=self.protects, budget=self.budget, max_weight=self.max_weight,
-            word_bytes=np.dtype(types.noise).itemsize,
-        )  # fmt: skip
-
-    @cached_property
-    def tables(self) -> tuple[SketchTable, ...]:
-        """The cells of every level."""
-        schedules = [self.schedule(layout.width) for layout in self.layouts]
-        return tuple(
-            SketchTable(
-                layout=layout, schedule=schedule, counter=self.noise.counter,
-                types=cell_types(schedule, self.max_weight), sigma=self.noise.sigma,
-                bits=self.noise.bits, max_weight=self.max_weight,
-            )
-            for layout, schedule in zip(self.layouts, schedules, strict=True)
-        )  # fmt: skip
 
     def items(self, keys: Keys) -> Words:
         """Keys as they are counted."""

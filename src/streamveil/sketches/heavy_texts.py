@@ -16,17 +16,14 @@ import pyarrow as pa
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.counters.cells import CellCounter
 from streamveil.dataflow.hashing import is_text
 from streamveil.dataflow.keys import cells_of
 from streamveil.errors import require_between
 from streamveil.sketches.hashing import LARGEST_WIDTH, Layout
 from streamveil.sketches.keys import GOLDEN, cut_texts, is_utf8
 from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
-from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
-from streamveil.sketches.table import SketchTable, cell_types
 from streamveil.types import Array, Float64, UInt64
 
 LONGEST_TEXT = 1024  # bytes
@@ -96,6 +93,7 @@ class HeavyTexts(Levels):
 
     clock = "ticks"
     round = 1
+    most_levels = 2 * LONGEST_TEXT
 
     def __post_init__(self) -> None:
         if not isinstance(self.length, int) or not 1 <= self.length <= LONGEST_TEXT:
@@ -109,16 +107,12 @@ class HeavyTexts(Levels):
     def layouts(self) -> tuple[Layout, ...]:
         """One layout per level, and that of whole texts."""
         sketched = [
-            self._layout("multiply", self.depth, self.width, number)
+            self.layout("multiply", self.depth, self.width, number)
             for number in range(FIRST + 1, self.length + 1)
         ]
-        first = [self._layout("identity", 1, 256**FIRST, FIRST)] if self.length >= FIRST else []
+        first = [self.layout("identity", 1, 256**FIRST, FIRST)] if self.length >= FIRST else []
         wide = 4 * self.width if self.whole_width is None else self.whole_width
-        return (*first, *sketched, self._layout("multiply", self.whole_depth, wide, 0))
-
-    def _layout(self, family: Any, depth: int, width: int, number: int) -> Layout:
-        seed = self.seed * 2 * LONGEST_TEXT + number
-        return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
+        return (*first, *sketched, self.layout("multiply", self.whole_depth, wide, 0))
 
     @property
     def weight(self) -> int:
@@ -134,29 +128,10 @@ class HeavyTexts(Levels):
         """All columns at every tick."""
         return PushSchedule(width=width, clock="ticks", round=1, block=width, horizon=self.horizon)
 
-    @cached_property
-    def noise(self) -> NoisePlan:
-        """Sensitivity and noise scale of all tables together."""
-        schedule = self.schedule(self.width)
-        types = cell_types(schedule, self.max_weight)
-        return NoisePlan(
-            layouts=self.layouts, counter=CellCounter(self.counter, schedule.pushes),
-            protects=self.protects, budget=self.budget, max_weight=self.max_weight,
-            word_bytes=np.dtype(types.noise).itemsize,
-            parts=(1,) * (len(self.layouts) - 1) + (self.weight,),
-        )  # fmt: skip
-
-    @cached_property
-    def tables(self) -> tuple[SketchTable, ...]:
-        """The cells of every level, and of whole texts."""
-        return tuple(
-            SketchTable(
-                layout=layout, schedule=self.schedule(layout.width), counter=self.noise.counter,
-                types=cell_types(self.schedule(layout.width), self.max_weight),
-                sigma=self.noise.sigma, bits=self.noise.bits, max_weight=self.max_weight,
-            )
-            for layout in self.layouts
-        )  # fmt: skip
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `Levels`."""
+        return (1,) * (len(self.layouts) - 1) + (self.weight,)
 
     def items(self, keys: Any) -> pa.Array:
         """Texts as they are counted: binary, of `length` bytes at most."""

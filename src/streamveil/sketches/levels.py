@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.counters.cells import CellCounter
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.core.noisy import values
 from streamveil.errors import require_between
+from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words, weight_words
 from streamveil.sketches.lazy import describe
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
-from streamveil.sketches.table import Arrays, SketchTable, save
+from streamveil.sketches.schedule import PushSchedule
+from streamveil.sketches.table import Arrays, SketchTable, cell_types, save
 from streamveil.types import Array
 
 BEAM, WIDEST_BEAM = 512, 2**20  # prefixes kept at each level
@@ -33,17 +40,21 @@ class Levels(Protocol):
     """What a finder of frequent keys has: tables under one budget, and how keys fall into them."""
 
     protects: Neighbours
+    budget: Budget
     horizon: int | None
+    width: int
     max_weight: int
+    counter: Any  # the name of a `CellCounter`
+    seed: int
+    most_levels: int  # of any of its kind: whose hashes differ with the seed
 
     @property
-    def noise(self) -> NoisePlan:
-        """Sensitivity and noise scale of all tables together."""
+    def layouts(self) -> tuple[Layout, ...]:
+        """One layout per table."""
         ...
 
-    @property
-    def tables(self) -> tuple[SketchTable, ...]:
-        """The cells of every level."""
+    def schedule(self, width: int) -> PushSchedule:
+        """Push times of a table of so many columns."""
         ...
 
     def items(self, keys: Any) -> Any:
@@ -57,6 +68,40 @@ class Levels(Protocol):
     def shown(self, levels: tuple[PublishedSketch, ...]) -> Any:
         """Published tables as what is searched: a `PublishedHierarchy`, or `PublishedTexts`."""
         ...
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """What a key adds to a cell of each table, as `NoisePlan` has it; empty: one to each."""
+        return ()
+
+    def layout(self, family: Any, depth: int, width: int, number: int) -> Layout:
+        """That of one table, whose hashes are its own."""
+        seed = self.seed * self.most_levels + number
+        return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
+
+    @cached_property
+    def noise(self) -> NoisePlan:
+        """Sensitivity and noise scale of all tables together."""
+        schedule = self.schedule(self.width)
+        types = cell_types(schedule, self.max_weight)
+        return NoisePlan(
+            layouts=self.layouts, counter=CellCounter(self.counter, schedule.pushes),
+            protects=self.protects, budget=self.budget, max_weight=self.max_weight,
+            word_bytes=np.dtype(types.noise).itemsize, parts=self.parts,
+        )  # fmt: skip
+
+    @cached_property
+    def tables(self) -> tuple[SketchTable, ...]:
+        """The cells of every table."""
+        schedules = [self.schedule(layout.width) for layout in self.layouts]
+        return tuple(
+            SketchTable(
+                layout=layout, schedule=schedule, counter=self.noise.counter,
+                types=cell_types(schedule, self.max_weight), sigma=self.noise.sigma,
+                bits=self.noise.bits, max_weight=self.max_weight,
+            )
+            for layout, schedule in zip(self.layouts, schedules, strict=True)
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,6 @@ from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
 from streamveil.expressions.expr import conjunction
 from streamveil.plan import options
-from streamveil.plan.own_rows import with_limits
 from streamveil.plan.plan import (
     Aggregate,
     Bounding,
@@ -78,9 +77,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     return finish(
         Plan(
             name=options.NAME.of(values) or (draft.sinks[0].name if draft.sinks else "query"),
-            source=with_limits(
-                draft.source, options.JOIN_ROWS.of(values), options.JOIN_WITHIN.of(values)
-            ),
+            source=_with_limits(draft.source, values),
             unit=unit,
             **_periods(window, options.UNIT_PERIOD.of(values)),
             where=conjunction(draft.where) if draft.where else None,
@@ -158,6 +155,16 @@ def _ticks(draft: Draft, values: Mapping[str, Any]) -> Ticks:
         steps=options.STEPS.of(values),
         arrival=options.ARRIVAL.of(values),
     )
+
+
+def _with_limits(source: SourceSpec, values: Mapping[str, Any]) -> SourceSpec:
+    """The source, with what its joins keep on live data."""
+    rows, within_us = options.JOIN_ROWS.of(values), options.JOIN_WITHIN.of(values)
+    if rows is None and within_us is None:
+        return source
+    from streamveil.plan.own_rows import with_limits  # loaded where live data are joined
+
+    return with_limits(source, rows, within_us)
 
 
 def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str, Any]]:

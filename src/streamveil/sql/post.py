@@ -39,7 +39,7 @@ from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only
 from streamveil.sql.options import whole
-from streamveil.sql.post_joins import Relation, Sides, joined, named_relation
+from streamveil.sql.post_joins import Relation, Sides, ends, joined, named_relation, noisy
 from streamveil.sql.script import PRIVATE, STAND_IN, stand_in
 
 CLAUSES = {"expressions", "from_", "joins", "where", "order", "limit", "offset", "with_",
@@ -153,6 +153,11 @@ class PostScope:
         """A tree over columns of the release, as plans store it."""
         return normalize_expression(canonical(self.rewritten(tree)))
 
+    def added(self, what: str, make: Callable[[int], Beside]) -> Any:
+        """A column that a step adds, made once for what it is; its number makes its name unique."""
+        assert self.shifts is not None  # noqa: S101  (`over` looked)
+        return self.shifts.setdefault(what, make(len(self.shifts) + 1))
+
 
 OVER = (
     "LAG(x, n), LEAD(x, n), AVG(x) or SUM(x) with ROWS BETWEEN n PRECEDING AND CURRENT ROW or over "
@@ -165,12 +170,11 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
     """SUM, AVG or COUNT(*) over rows of a release, as columns that a step adds."""
     name = function_name(call)
     [argument] = call.expressions if len(call.expressions) == 1 else [None]
-    beside = released.shifts
-    assert beside is not None  # noqa: S101  (the callers looked)
 
     def added(column: str | None) -> exp.Expr:
-        made = PostTotal(name=f"total_{len(beside) + 1}", column=column, by=by)
-        found = beside.setdefault(f"total {column} {by}", made)
+        found = released.added(
+            f"total {column} {by}", lambda n: PostTotal(name=f"total_{n}", column=column, by=by)
+        )
         return exp.column(found.name, quoted=True)
 
     if name == "COUNT" and isinstance(argument, exp.Star):
@@ -178,7 +182,7 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
     column = released.name_of(argument)
     if name == "COUNT" or column is None:
         raise PlanError(f"{shown(canonical(call))}: {_AGAIN}")
-    if column + SUFFIXES[0] not in released.columns:
+    if column not in noisy(released.columns):
         raise PlanError(
             f"{shown(canonical(call))} is no total of a noisy number: '{shown(column)}' is a "
             "column of groups.\n  to fix  SUM or AVG of an aggregate"
@@ -197,9 +201,10 @@ def place(call: exp.Expr, node: exp.Expr, released: PostScope) -> exp.Expr:
         )
     by, order = parts_of(node, released)
     name = function_name(call)
-    assert released.shifts is not None  # noqa: S101  (the caller looked)
-    made = PostPlace(name=f"place_{len(released.shifts) + 1}", function=name, by=by, order=order)
-    found = released.shifts.setdefault(f"{name} {by} {order}", made)
+    found = released.added(
+        f"{name} {by} {order}",
+        lambda n: PostPlace(name=f"place_{n}", function=name, by=by, order=order),
+    )
     return exp.column(found.name, quoted=True)
 
 
@@ -246,14 +251,11 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
     _require_groups(by, order, released)
 
     def shift(rows: int, *, filled: bool) -> PostShift:
-        text = f"{column} {rows} {by} {order} {filled}"
-        assert released.shifts is not None  # noqa: S101  (looked at above)
-        made = PostShift(
-            name=f"{column}_shift_{len(released.shifts) + 1}", column=column, rows=rows, by=by,
-            order=order, filled=filled,
+        found: PostShift = released.added(
+            f"{column} {rows} {by} {order} {filled}",
+            lambda n: PostShift(name=f"{column}_shift_{n}", column=column, rows=rows, by=by,
+                                order=order, filled=filled),
         )  # fmt: skip
-        found = released.shifts.setdefault(text, made)
-        assert isinstance(found, PostShift)  # noqa: S101  (the text says so)
         return found
 
     if name in ("LAG", "LEAD"):
@@ -285,9 +287,7 @@ WITHOUT_ORDER = (
 def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: PostScope) -> None:
     """Refuses an order of rows that only noise would decide, or nothing."""
     read = {name for text in (*by, *(one.expression for one in order)) for name in columns_of(text)}
-    noisy = {name for name in released.columns if name + SUFFIXES[0] in released.columns}
-    noisy |= {name + end for name in noisy for end in SUFFIXES}
-    if read & noisy:
+    if read & (noisy(released.columns) | ends(released.columns)):
         raise PlanError(WITHOUT_ORDER)
     if read & {*RESERVED}:
         raise PlanError(
@@ -420,11 +420,14 @@ def read_outer(
     tree: exp.Expr, plan: Plan | Plans, known: Mapping[str, exp.Expr] | None = None
 ) -> tuple[Post, ...]:
     """The steps of an outer SELECT over the answers of plans, the innermost first."""
+    plans = plan if isinstance(plan, tuple) else (plan,)
+    return _select(tree, plans, _with_names(tree, known or {}))[0]
+
+
+def _with_names(tree: exp.Expr, known: Mapping[str, exp.Expr]) -> dict[str, exp.Expr]:
+    """What names stand for, those of WITH among them."""
     with_ = tree.args.get("with_")
-    named = {**(known or {})} | {
-        cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())
-    }
-    return _select(tree, plan if isinstance(plan, tuple) else (plan,), named)[0]
+    return {**known} | {cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())}
 
 
 Steps = tuple[tuple[Post, ...], tuple[str, ...]]  # and the columns after them
@@ -480,9 +483,8 @@ def _group(tree: exp.Expr, released: PostScope) -> tuple[str, ...] | None:
             if isinstance(item, exp.Column) and listed.alias.lower() == item.name.lower():
                 item = listed.unalias()
         found.append(released.text(item))
-    noisy = {name for name in released.columns if name + SUFFIXES[0] in released.columns}
     read = {name for text in found for name in columns_of(text)}
-    if read & {name + end for name in noisy for end in ("", *SUFFIXES)}:
+    if read & (noisy(released.columns) | ends(released.columns)):
         raise PlanError(
             "GROUP BY a noisy number: every row has its own.\n"
             "  to fix  GROUP BY columns of groups, or CASE WHEN n > 100 ... in the SELECT"
@@ -507,9 +509,7 @@ def _union(tree: Any, plans: Plans, named: Mapping[str, exp.Expr]) -> Steps:
     """Rows of several SELECTs over private answers, under the names of the first."""
     if tree.args.get("distinct"):
         raise PlanError("UNION DISTINCT of noisy numbers.\n  to fix  UNION ALL")
-    with_ = tree.args.get("with_")
-    if with_:
-        named = {**named, **{cte.alias.lower(): cte.this for cte in with_.expressions}}
+    named = _with_names(tree, named)
     (first, columns), (second, others) = (
         _select(side.unnest(), plans, named) for side in (tree.left, tree.right)
     )

@@ -44,7 +44,7 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.counters.protocol import Ids
 from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import rounded_gaussian, rounded_gaussian_for
+from streamveil.core.noise.samplers import rounded_gaussian
 from streamveil.types import Array, Exact, Float64, Int64
 
 REACH = 17.0  # standard deviations; P(|G| > 17) < 2^-208
@@ -137,9 +137,7 @@ def gaussian_about(
     draws: Draws, ids: Ids | None, centre: Float64[Array, " keys"], sigma: float | Array
 ) -> Int64[Array, " keys"]:
     """round(centre + sigma G), one draw per key."""
-    if ids is None:
-        return rounded_gaussian(draws, centre, sigma)
-    return rounded_gaussian_for(draws, ids, centre, sigma)
+    return rounded_gaussian(draws, centre, sigma, ids)
 
 
 def gaussian_rows(

@@ -12,10 +12,8 @@ from streamveil.core.noise.samplers.quantiles import gaussian_table, laplace_tab
 from streamveil.core.noise.samplers.rounded import (
     Asked,
     rounded_gaussian,
-    rounded_gaussian_for,
     rounded_gaussian_word,
     rounded_laplace,
-    rounded_laplace_for,
     rounded_word,
     settle,
 )
@@ -25,10 +23,8 @@ __all__ = [
     "gaussian_table",
     "laplace_table",
     "rounded_gaussian",
-    "rounded_gaussian_for",
     "rounded_gaussian_word",
     "rounded_laplace",
-    "rounded_laplace_for",
     "rounded_word",
     "settle",
 ]

@@ -69,9 +69,14 @@ def fill(words, centre, scale, table, out, sure):  # type: ignore[no-untyped-def
 
 
 def rounded_gaussian(
-    draws: Draws, centre: Float64[Array, "*shape"], sigma: Exact | float | Array
+    draws: Draws,
+    centre: Float64[Array, "*shape"],
+    sigma: Exact | float | Array,
+    ids: UInt64[Array, "keys 2"] | None = None,
 ) -> Int64[Array, "*shape"]:
     """round(centre + sigma G) per entry; an integer centre is used exactly.
+
+    With `ids` of keys, a row of `centre` for each, noise is a function of the address and the id.
 
     >>> from streamveil.core.noise.keyed import SeededNoise, SilentNoise
     >>> rounded_gaussian(SeededNoise(1).at("doc"), np.array([0.25, 1e6]), 10)
@@ -79,33 +84,16 @@ def rounded_gaussian(
     >>> rounded_gaussian(SilentNoise().at("doc"), np.array([0.25, 1e6]), 10)
     array([      0, 1000000])
     """
-    return _rounded(draws, None, np.asarray(centre), sigma, "gaussian")
-
-
-def rounded_gaussian_for(
-    draws: Draws,
-    ids: UInt64[Array, "keys 2"],
-    centre: Float64[Array, keys * width],
-    sigma: Exact | float | Array,
-) -> Int64[Array, keys * width]:
-    """round(centre + sigma G), the noise of a key being a function of the address and its id."""
     return _rounded(draws, ids, np.asarray(centre), sigma, "gaussian")
 
 
 def rounded_laplace(
-    draws: Draws, centre: Float64[Array, "*shape"], scale: Exact | float | Array
-) -> Int64[Array, "*shape"]:
-    """round(centre + Laplace(scale)) per entry; an integer centre is used exactly."""
-    return _rounded(draws, None, np.asarray(centre), scale, "laplace")
-
-
-def rounded_laplace_for(
     draws: Draws,
-    ids: UInt64[Array, "keys 2"],
-    centre: Float64[Array, keys * width],
+    centre: Float64[Array, "*shape"],
     scale: Exact | float | Array,
-) -> Int64[Array, keys * width]:
-    """round(centre + Laplace(scale)), the noise of a key being a function of its id."""
+    ids: UInt64[Array, "keys 2"] | None = None,
+) -> Int64[Array, "*shape"]:
+    """round(centre + Laplace(scale)) per entry, as `rounded_gaussian`."""
     return _rounded(draws, ids, np.asarray(centre), scale, "laplace")
 
 

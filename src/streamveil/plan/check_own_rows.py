@@ -1,0 +1,107 @@
+"""The rules of rows that are combined per unit: all must be there, or what is kept is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from streamveil.plan.joins import MATCHES, OwnJoin
+from streamveil.plan.own_rows import OwnRows, column_text
+from streamveil.plan.plan import Plan
+
+
+def complaints(plan: Plan) -> Iterator[str]:
+    """What is wrong with a plan whose source combines rows."""
+    source = plan.source
+    assert isinstance(source, OwnRows)  # noqa: S101  (`SourceSpec.combines`)
+    if plan.unit != column_text(source.person):
+        yield (
+            f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
+            "  to fix  protect the same unit that subqueries group by"
+        )
+    if source.row_by_row:
+        if plan.clock.kind == "rows":
+            yield (
+                "EMIT EVERY n ROWS counts rows of the source, and here one may become several.\n"
+                "  to fix  EMIT EVERY INTERVAL n UNIT, or ask once"
+            )
+        return
+    live = source.is_endless and source.others and plan.clock.kind == "wall"
+    yield from _live_joins(plan, source) if live else _all_there(plan, source)
+    if plan.periods is not None:
+        yield (
+            f"{source.words} combines rows of several periods, and"
+            " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
+        )
+
+
+def _all_there(plan: Plan, source: OwnRows) -> Iterator[str]:
+    """Steps that need all rows of a unit."""
+    if any(isinstance(step, OwnJoin) and step.kept is not None for step in source.steps):
+        yield (
+            "join_rows is for live data, and here a join has all rows.\n  to fix  leave join_rows"
+            " and join_within out, or follow the first relation with a wall clock: follow = TRUE,"
+            " clock = 'wall'"
+        )
+    endless = any(one.is_endless for one in (source, *source.others))
+    if endless or plan.clock.kind not in ("once", "event"):
+        yield (
+            f"{source.words} needs all rows of a person, and here more may come.\n"
+            "  why     everybody's rows would be kept for good, and what was counted would change "
+            "with the next row\n"
+            "  to fix  ask once, or replay files with a start and an end (EMIT EVERY INTERVAL); on "
+            + (
+                "live data follow the first relation under a wall clock (follow = TRUE, clock = "
+                "'wall') and give join_rows, or join with a public table"
+                if source.others
+                else "live data max_rows_contributed = 1 counts each person's first row alone (new "
+                "people), and COUNT(DISTINCT unit) in windows those who came"
+            )
+        )
+
+
+def _live_joins(plan: Plan, source: OwnRows) -> Iterator[str]:
+    """Joins of rows of which more may come: what is kept of each unit is declared."""
+    joins = [step for step in source.steps if isinstance(step, OwnJoin)]
+    rest = replace(source, steps=tuple(replace(step, kept=1) if isinstance(step, OwnJoin) else step
+                                       for step in source.steps))  # fmt: skip
+    if not rest.keeps_rows:
+        yield (
+            "a subquery by the privacy unit needs all rows of a person, and here more may come.\n"
+            "  why     what was counted would change with the next row\n"
+            "  to fix  join the relation itself, or a subquery of columns and WHERE"
+        )
+    for step in joins:
+        if step.kept is None or not 1 <= step.kept <= MATCHES:
+            yield (
+                "a join on live data keeps rows of each person: say how many, from 1 to"
+                f" {MATCHES:,}.\n"
+                "  to fix  join_rows = 1 for a table with a row for each person; for events also"
+                " join_within = INTERVAL 1 HOUR"
+            )
+    for other in source.others:
+        if other.known.is_sorted:
+            yield (
+                f"'{other.kind}' is read once, sorted by what it holds, and here more may come.\n"
+                "  to fix  store its rows in a file, or follow its changes as a stream"
+            )
+    paired = [step for step in joins if step.within_us is not None]
+    if len(paired) > 1 or any(step.how != "inner" for step in paired):
+        yield (
+            "join_within is for one inner join of two relations of events.\n"
+            "  why     that a row meets nothing is known only when the interval is over\n"
+            "  to fix  declare further relations without event_time, as tables, or leave"
+            " join_within out: then rows meet those that came before"
+        )
+    within = max((step.within_us or 0 for step in paired), default=0)
+    if paired and source.event_time is None:
+        yield (
+            "join_within compares times, and the first relation has none.\n"
+            "  to fix  event_time = 'ts' where it is declared"
+        )
+    if plan.window.kind != "whole" and plan.window.lateness_us < within:
+        yield (
+            "a pair comes with its later row, join_within after the time of its first one at most:"
+            " then its window may be closed, and the pair would be dropped.\n"
+            "  to fix  lateness as long as join_within, or longer"
+        )
