@@ -89,10 +89,8 @@ PRECISION = Fraction(1, 2**30)  # relative, of a search: far above what processo
 
 
 @lru_cache(maxsize=256)
-def gaussian_mu(budget: Budget, delta_share: Number = 1) -> float:
+def gaussian_mu(budget: Budget) -> float:
     """The largest mu such that a mu-GDP mechanism fits the budget, rounded down.
-
-    `delta_share` is the part of delta the Gaussian may use; the rest is left for thresholds.
 
     >>> mu = gaussian_mu(Budget(epsilon=6, delta=1e-9))
     >>> round(mu, 4), Gdp(mu).epsilon(1e-9) <= 6
@@ -100,10 +98,10 @@ def gaussian_mu(budget: Budget, delta_share: Number = 1) -> float:
     """
     if budget.is_pure:
         raise ValueError("Gaussian noise needs a delta; give one, or use Laplace noise")
-    return _largest(Gdp, _with_share(budget, delta_share))
+    return _largest(Gdp, budget)
 
 
-def gaussian_sigma(l2: Number, budget: Budget, delta_share: Number = 1) -> Fraction:
+def gaussian_sigma(l2: Number, budget: Budget) -> Fraction:
     """The least noise scale for L2 sensitivity `l2`, rounded up.
 
     When the square of the sensitivity is what is known, `root_up` gives an `l2`.
@@ -112,19 +110,17 @@ def gaussian_sigma(l2: Number, budget: Budget, delta_share: Number = 1) -> Fract
     2.0
     """
     size = exact_between("l2", l2, 0, 10**30)
-    if budget.mu is not None:
-        return _round_up(size / budget.mu)
-    return _round_up(size / Fraction(gaussian_mu(budget, delta_share)))
+    return _round_up(size / (Fraction(gaussian_mu(budget)) if budget.mu is None else budget.mu))
 
 
 @lru_cache(maxsize=256)
-def zcdp_rho(budget: Budget, delta_share: Number = 1) -> float:
+def zcdp_rho(budget: Budget) -> float:
     """The largest rho such that every rho-zCDP mechanism fits the budget, rounded down."""
     if budget.mu is not None:
         raise ValueError("a zCDP mechanism need not be GDP; give the budget as rho or epsilon")
     if budget.is_pure:
         raise ValueError("zCDP needs a delta to convert to epsilon; give one")
-    return _largest(Zcdp, _with_share(budget, delta_share))
+    return _largest(Zcdp, budget)
 
 
 def split(total: Number, weights: Sequence[Number]) -> tuple[Fraction, ...]:
@@ -135,16 +131,6 @@ def split(total: Number, weights: Sequence[Number]) -> tuple[Fraction, ...]:
     """
     parts = [exact_between("weight", weight, 0, 10**30) for weight in weights]
     return tuple(exact("total", total) * part / sum(parts) for part in parts)
-
-
-def _with_share(budget: Budget, delta_share: Number) -> Budget:
-    """The budget with part of its delta."""
-    share = exact("delta_share", delta_share)
-    if not 0 < share <= 1:
-        raise ValueError(f"delta_share must be above 0 and at most 1, not {delta_share}")
-    if budget.epsilon is None or budget.delta is None:
-        return budget
-    return Budget(epsilon=budget.epsilon, delta=budget.delta * share)
 
 
 def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:

@@ -55,7 +55,7 @@ def test_a_refusal_says_what_was_asked_what_is_left_and_the_way_out() -> None:
 
 
 def test_any_single_mechanism_that_fits_the_limit_fits_the_ledger() -> None:
-    mu = gaussian_mu(SIX, 0.5)
+    mu = gaussian_mu(Budget(epsilon=6, delta=Fraction(1, 2 * 10**9)))
     for loss in (
         Gdp(gaussian_mu(SIX)),
         Gdp(mu) + Loss(delta=Fraction(1, 2 * 10**9)),

@@ -74,21 +74,19 @@ class InsertionOnly:
 
     @classmethod
     def sparse(
-        cls, static: StaticMechanism, share: Share, horizon: int | None = None, arity: int = 8
+        cls, static: StaticMechanism, share: Share, horizon: int | None = None
     ) -> InsertionOnly:
         """For streams where most steps bring nothing; `horizon` counts segments, None: any."""
         first, rest = share.split(*SPARSE)
         partition = TimeVarying(epsilon=first.epsilon)
-        return cls(
-            inner=accumulator(static, rest, horizon, arity), static=static, partition=partition
-        )
+        return cls(inner=accumulator(static, rest, horizon, 8), static=static, partition=partition)
 
     @classmethod
     def dense(
-        cls, static: StaticMechanism, share: Share, horizon: int | None = None, arity: int = 4
+        cls, static: StaticMechanism, share: Share, horizon: int | None = None
     ) -> InsertionOnly:
         """Every step is a segment."""
-        return cls(inner=accumulator(static, share, horizon, arity), static=static)
+        return cls(inner=accumulator(static, share, horizon, 4), static=static)
 
     @property
     def queries(self) -> Queries:

@@ -28,6 +28,8 @@ from streamveil.types import Array, Float64, Int64
 
 SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement
 EPOCHS = 40  # doublings checked by `theorem`
+POWER = 0.5  # see `Pmwg.power`
+BETA = 0.05  # chance that a bound which is proved fails
 
 
 @dataclass(repr=False)  # secret: holds the exact histogram
@@ -105,26 +107,25 @@ class Pmwg:
         require_room(self.start, self.shift)
 
     @classmethod
-    def practical(  # noqa: PLR0913  (settings, all by keyword)
+    def practical(
         cls, share: Share, *, start: int, domain: int, halts: int = 50,
-        threshold: float | None = None, power: float = 0.5, shift: int = 0,
+        threshold: float | None = None, shift: int = 0,
     ) -> Pmwg:  # fmt: skip
         """A planned number of corrections per doubling; accuracy is measured, not proved.
 
         The default threshold clears the noise of comparisons in the first epoch by a factor of 2.5.
         """
         require_positive(halts=halts)
-        first = first_share(share, halts, halts, power)
+        first = first_share(share, halts, halts, POWER)
         clear = 2.5 * 2 / (float(SPLIT[1] * first.epsilon) * start)
         return cls(
-            share=share, start=start, domain=domain, first=first, power=power, shift=shift,
+            share=share, start=start, domain=domain, first=first, power=POWER, shift=shift,
             threshold=clear if threshold is None else threshold, step=None,
         )  # fmt: skip
 
     @classmethod
-    def theorem(  # noqa: PLR0913  (settings, all by keyword)
-        cls, share: Share, *, start: int, domain: int, asked: int, power: float = 0.5,
-        beta: float = 0.05, shift: int = 0,
+    def theorem(
+        cls, share: Share, *, start: int, domain: int, asked: int, shift: int = 0,
     ) -> Pmwg:  # fmt: skip
         """The least alpha that is proved for `asked` questions in each doubling of the size."""
 
@@ -132,15 +133,15 @@ class Pmwg:
             gap = alpha * gap_fraction(share)
             corrections = math.log(max(domain, 2)) / (2 * gap * gap)
             return cls(
-                share=share, start=start, domain=domain, power=power, shift=shift, alpha=alpha,
-                first=first_share(share, 2 * corrections + 1, corrections + 1, power),
+                share=share, start=start, domain=domain, power=POWER, shift=shift, alpha=alpha,
+                first=first_share(share, 2 * corrections + 1, corrections + 1, POWER),
                 threshold=alpha * threshold_fraction(share), step=4 * gap,
             )  # fmt: skip
 
         low, high = 1e-6, 1e6
         while high / low > 1 + 1e-6:
             middle = math.sqrt(low * high)
-            low, high = (low, middle) if make(middle).holds(asked, beta) else (middle, high)
+            low, high = (low, middle) if make(middle).holds(asked, BETA) else (middle, high)
         return make(high)
 
     @property
@@ -163,7 +164,7 @@ class Pmwg:
         whole = float(self.share.amount)
         return max(1.0, whole / (run if self.share.kind == "pure" else run * run / 2))
 
-    def questions(self, epoch: int, beta: float = 0.05) -> float:
+    def questions(self, epoch: int, beta: float = BETA) -> float:
         """How many questions in an epoch the proof covers; 0 when its conditions fail."""
         beta_e = 6 * beta / (math.pi**2 * (epoch + 1) ** 2)
         few = math.log(3 * self.instances(epoch) / beta_e)

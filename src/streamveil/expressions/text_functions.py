@@ -92,11 +92,11 @@ def _replace(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("string", ("string", None, None), kernel)
 
 
-def _with_text(kernel: Callable[[Column, str], Column], result: Kind = "bool") -> Rule:
+def _with_text(kernel: Callable[[Column, str], Column]) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2)
         text = constant(name, arguments, 1, "string")
-        return Bound(result, ("string", None), lambda c: kernel(c, text))
+        return Bound("bool", ("string", None), lambda c: kernel(c, text))
 
     return rule
 

@@ -131,25 +131,24 @@ class NoisePlan:
         """
         if self.calibration == "textbook":
             return textbook_mu(self.budget)
-        if self.budget.epsilon is None or self.budget.delta is None:
+        epsilon, delta = self.budget.epsilon, self.budget.delta
+        if epsilon is None or delta is None:
             raise ValueError(
                 "a sketch needs a budget of epsilon and delta: its noise is exact up to a distance"
                 " that delta pays for"
             )
         whole = gaussian_mu(self.budget)
-        each = 1 + Fraction(
-            math.exp(min(float(self.budget.epsilon), 600)) * UP
-        )  # 600: refused below
+        each = 1 + Fraction(math.exp(min(float(epsilon), 600)) * UP)  # 600: refused below
         paid = self._distance(1.25 * self._exact / whole)
         while True:
             spent = each * paid
-            if spent >= self.budget.delta / 2:
+            if spent >= delta / 2:
                 raise ValueError(
-                    f"delta = {float(self.budget.delta):g} is too small: the sampler alone needs"
+                    f"delta = {float(delta):g} is too small: the sampler alone needs"
                     f" {float(2 * spent):.3g}.\n"
                     "  to fix  use a larger delta, a smaller epsilon, fewer pushes or items"
                 )
-            mu = gaussian_mu(self.budget, 1 - spent / self.budget.delta)
+            mu = gaussian_mu(Budget(epsilon=epsilon, delta=delta - spent))
             needed = self._distance(self._sigma_at(mu))
             if needed <= paid:
                 return mu

@@ -23,6 +23,7 @@ from streamveil.types import Array, Float64
 MARGIN = 2e-12
 MASS_MARGIN = 1e-9
 TINY = 1e-300  # covers underflow
+LARGEST_EPSILON = 1e6  # that is looked for
 NEAR, MOST_TRIES = 4e-11, 20  # of a search for a zero: how close its ends come, in how many steps
 LATTICE = 4096  # points a sum of unlike pure losses is rounded up to
 LARGEST_LATTICE = 200_000
@@ -191,7 +192,7 @@ def split_delta(epsilon: float, first: Curve, second: Curve) -> float:
     return float(np.min(first(parts) + second(epsilon - parts)))
 
 
-def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: float = 1e6) -> float:
+def smallest_epsilon(delta: float, curve: Callable[[float], float]) -> float:
     """The least epsilon >= 0 found with curve(epsilon) <= delta, from the private side; else inf.
 
     The curve falls: a bisection, which asks of no point beyond one whose answer is known. Where it
@@ -208,7 +209,7 @@ def smallest_epsilon(delta: float, curve: Callable[[float], float], largest: flo
         return 0.0
     while not (under := excess(high)) <= 0:
         low, high, over = high, 2 * high, under
-        if high > largest:
+        if high > LARGEST_EPSILON:
             return inf
     above, below = zero_between(excess, (low, over), (high, under))
     while high - low > 1e-12 * high:
