@@ -134,22 +134,22 @@ offset in UTC). An empty field of CSV is null, and so are words such as NA and N
 texts. Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
 (16 MiB), and JSON nested deeper than 500 or of more than 1,048,576 values, are counted, not \
 read. All options but `source` and `event_time` are the connector's own. Sources: `files` \
-([files.md](files.md)); `kafka` ([kafka.md](kafka.md)); `nats` ([nats.md](nats.md)); `sse` \
-([sse.md](sse.md)); `postgres`, `postgres_changes`, `sqlite`, `duckdb` \
-([databases.md](databases.md)); `delta`, `iceberg` \
-([lakes.md](lakes.md)); `rate`, made-up rows for tests and demonstrations ([spark.md](spark.md)) |
+([files](files.md)); `kafka` ([kafka](kafka.md)); `nats` ([nats](nats.md)); `sse` \
+([sse](sse.md)); `postgres`, `postgres_changes`, `sqlite`, `duckdb` \
+([databases](databases.md)); `delta`, `iceberg` \
+([lakes](lakes.md)); `rate`, made-up rows for tests and demonstrations ([spark](spark.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
 changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \
 at the end of the run |
 | `CREATE SINK name WITH (sink = '...', ...)` | where releases go: `files` (Parquet, CSV, JSON \
-lines), `delta`, `console`, `kafka` ([kafka.md](kafka.md)), `sqlite`, `duckdb` and `postgres` \
-([databases.md](databases.md)); with \
+lines), `delta`, `console`, `kafka` ([kafka](kafka.md)), `sqlite`, `duckdb` and `postgres` \
+([databases](databases.md)); with \
 `escape_formulas = TRUE` a text that a spreadsheet would compute gets `'` put before it in CSV |
 | `INSERT INTO sink, sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go \
 there: to each of several sinks exactly once, in this order; the first one names the job |
 | `SELECT ... FROM (SELECT WITH DIFFERENTIAL_PRIVACY ...) WHERE ... ORDER BY ... LIMIT n` | what \
-is done with released rows, free of charge: [post-processing.md](post-processing.md) |
+is done with released rows, free of charge: [post-processing](post-processing.md) |
 | `CREATE VIEW name AS SELECT ...` | a name for a query in what follows, private or not; a private \
 one names its job, so several queries over it are one job in one state |
 | `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
@@ -359,9 +359,9 @@ DIFFERENCES = """\
   sensitivity, and the rows may lie in more groups.
 - `report_format` is DEFAULT only: every number comes with its interval as columns.
 - HAVING, ORDER BY, LIMIT and a SELECT over a private answer work within each release, on released
-  rows, and cost nothing: [post-processing.md](post-processing.md).
+  rows, and cost nothing: [post-processing](post-processing.md).
 - `WITH ANONYMIZATION`, `kappa` and the `ANON_` functions with `CLAMPED BETWEEN` are old names of
-  the same; [googlesql.md](googlesql.md) lists statements of all kinds.
+  the same; [googlesql](googlesql.md) lists statements of all kinds.
 - `max_groups_contributed = NULL` is the number of public groups, and refused where there are none.
 - `LOGICAL_OR(x)` is whether the count of rows with x is certainly above 0 (its interval is);
   `LOGICAL_AND(x)` is NOT LOGICAL_OR(NOT x).

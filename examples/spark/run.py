@@ -31,7 +31,7 @@ def main(out: Path = Path("out/spark"), months: int = 12, workers: int = 2) -> N
         query = sv.sql(QUERY.read_text().format(end=end.date()))
         engine = sv.spark(master=f"local[{workers}]", shards=4)
         for release in query.run(state="flights.veil", engine=engine):
-            print(release.window, release.to_arrow().num_rows, "destinations")
+            print(release.place, release.to_arrow().num_rows, "destinations")
         draw(DeltaTable("months").to_pyarrow_table().to_pandas(), flights, Path("spark.png"))
     print(f"look at {out / 'spark.png'}")
 
