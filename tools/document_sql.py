@@ -85,7 +85,8 @@ by more equalities; other conditions too in an inner join. Tables, subqueries by
 table itself under another name |
 | `v JOIN r ON v.country = r.country` | r is declared `public = TRUE`: one file, read when the \
 query is made; the job goes on with the same rows only |
-| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are in the other relation, or not in it |
+| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are in the other \
+relation, or not in it |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
 A row is joined to the first 1,000 rows that match it. A join by the unit needs all rows, as
