@@ -253,6 +253,11 @@ names every mechanism that could run, with its errors; a query whose worst answe
 by a quarter of all records is refused. Intervals hold for all answers of a release together;
 mechanisms whose answers are not data plus noise have no `n_sd`.
 
+`COUNT(DISTINCT x)`, alone in its statement, counts the different values of x that records with an
+`id` have now; x is any expression of a row, and its values need no list. `max_changes` is how often
+each value may come or go in a group: later changes are not counted, and every release says so
+([recipe](how-to/values-that-go.md)).
+
 A question (ASK, `streamveil ask`, `query.ask` in Python) is about the last closed step of a job
 that is not running. Its answer is RELEASED (it follows from the last release), EASY (the synthetic
 table is near enough), HARD (corrected, which is paid from `ask_share`) or EXHAUSTED (nothing is

@@ -91,7 +91,7 @@ class ChangingTable:
         at one row: a record that does not meet it is not in the table.
     Numerics: ids are told apart by 128-bit names under the job's secret, integers surely, two of n
         texts but for a chance of n^2 / 2^129, as the keys of a group-by are. Values that are
-        counted have names of the bits that a label leaves, 40 or more: two may count as one, which
+        counted have names of the bits that a label leaves, 39 or more: two may count as one, which
         no guarantee depends on.
     """
 
