@@ -38,8 +38,8 @@ def test_numbers_of_parts_are_those_of_the_whole(nulls):
         assert len(counted) == expected.max() + 1
 
 
-@pytest.mark.parametrize("kept", [by_unit.KEPT_BYTES, 100_000])
-def test_rows_in_parts_say_what_the_whole_says(kept, monkeypatch):
+@pytest.mark.parametrize(("kept", "threads"), [(by_unit.KEPT_BYTES, 1), (100_000, 1), (100_000, 3)])
+def test_rows_in_parts_say_what_the_whole_says(kept, threads, monkeypatch):
     """With little memory most blocks go by way of the disk; units are of two parts."""
     monkeypatch.setattr(by_unit, "KEPT_BYTES", kept)
     rows, few = 150_000, 20_000
@@ -48,10 +48,10 @@ def test_rows_in_parts_say_what_the_whole_says(kept, monkeypatch):
     query = sv.memory(table, name="t").protect("user").group_by("key")
     plan = query.agg(x=sv.sum("x", bounds=(-5, 5))).release(budget=sv.Budget(mu=1, delta=1e-9)).plan
     parts = [table.slice(start, 9_999) for start in range(0, rows, 9_999)]
-    groups, [values] = taken(plan, plan, ["x"], parts)
+    groups, [values] = taken(plan, plan, ["x"], parts, threads)
     whole = usable_rows(plan, table, 1.0)
     words = RNG.integers(0, 2**64, groups.rows.units, np.uint64)
-    shape = shape_of(groups.rows, words)
+    shape = shape_of(groups.rows, words, threads)
     counts = np.bincount(whole.scope)
     assert (shape.rows == counts).all()
     order = np.argsort(whole.scope, kind="stable")

@@ -220,6 +220,12 @@ def test_what_a_look_says_without_settings_for_it_changes_nothing(rows, monkeypa
     assert made.options["looked"]["options"] == kept["looked"]["options"] == {}
 
 
+def test_threads_see_the_same(rows, monkeypatch):
+    monkeypatch.setattr(looks, "CHUNK", 1_000)
+    plan = with_look(asked(rows))
+    assert looks.looked(plan, SeededNoise(1), 3) == looks.looked(plan, SeededNoise(1))
+
+
 class Killed(BaseException):
     """What a process cannot catch."""
 

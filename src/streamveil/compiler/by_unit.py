@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Generic, NamedTuple, TypeVar, cast
+from functools import partial
+from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from streamveil.compiled import njit
+from streamveil.compiled import at_once, njit
 from streamveil.errors import SourceError
 from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
 
@@ -123,40 +125,66 @@ class ByUnit(Generic[Kind]):
         if isinstance(block, tuple):
             return block
         file = cast("IO[bytes]", self._file)  # a place in it was given
-        file.seek(block)
-        kinds = np.dtype(np.uint16), self._kind
-        unit, held = (np.frombuffer(file.read(BLOCK * one.itemsize), one) for one in kinds)
-        return unit, held
+        data = os.pread(file.fileno(), BLOCK * (2 + self._kind.itemsize), block)
+        unit = np.frombuffer(data, np.uint16, BLOCK)
+        return unit, np.frombuffer(data, self._kind, BLOCK, unit.nbytes)
 
-    def parts(self) -> Iterator[SomeUnits]:
-        """All parts, in order."""
-        for number, first in enumerate(range(0, self.units, PART)):
-            rows = int(self._rows[number])
+    def parts(self, first: int = 0, each: int = 1) -> Iterator[SomeUnits]:
+        """Every so many-th part from the first one on, in order; several threads may ask at once.
+
+        No rows may come meanwhile.
+        """
+        if self._file is not None:
+            self._file.flush()
+        for number in range(first, -(-self.units // PART), each):
+            rows, before = int(self._rows[number]), number * PART
             blocks = [self._read(block) for block in self._blocks[number]]
             blocks.append((self._open[0][number, :rows], self._open[1][number, :rows]))
             unit, held = (np.concatenate(some) for some in zip(*blocks, strict=True))
-            starts = np.zeros(min(PART, self.units - first) + 1, np.int64)
+            starts = np.zeros(min(PART, self.units - before) + 1, np.int64)
             ordered = np.empty_like(held)
             order_by_unit(unit, held, starts, ordered)
-            yield SomeUnits(first, starts, ordered)
+            yield SomeUnits(before, starts, ordered)
 
 
-def shape_of(groups: ByUnit[np.uint32], words: UInt64[Array, " units"]) -> UnitFacts:
+def shape_of(
+    groups: ByUnit[np.uint32], words: UInt64[Array, " units"], threads: int = 1
+) -> UnitFacts:
     """Of each unit: its rows, their groups, and the group of one of them.
 
-    That one is at place floor(word * rows / 2^64).
+    That one is at place floor(word * rows / 2^64). Each thread asks its own parts.
 
     Proof: words are independent and uniform, one for each unit. Fix those of all other units: what
         their rows are does not change when a unit is added with a word of its own.
     """
     found = UnitFacts(*(np.empty(groups.units, np.uint32) for _ in UnitFacts._fields))
-    for part in groups.parts():
-        rows = part.rows
-        found.rows[part.units] = rows
-        count_different(part.held, part.starts, found.entered[part.units])
-        place = (words[part.units] / 2.0**64 * rows).astype(np.int64)
-        found.cell[part.units] = part.at(np.minimum(place, rows - 1))
+
+    def some(first: int) -> None:
+        for part in groups.parts(first, threads):
+            rows = part.rows
+            found.rows[part.units] = rows
+            count_different(part.held, part.starts, found.entered[part.units])
+            place = (words[part.units] / 2.0**64 * rows).astype(np.int64)
+            found.cell[part.units] = part.at(np.minimum(place, rows - 1))
+
+    at_once([partial(some, first) for first in range(threads)])
     return found
+
+
+def by_rows(
+    shape: UnitFacts, most: int, quanta: int
+) -> tuple[Int64[Array, " sizes"], Int64[Array, " sizes"]]:
+    """By rows of a unit, of which more than `most` count as `most`: units, and repeating rows.
+
+    Of those the share that they are of a unit's rows, in quanta, rounded down.
+
+    >>> shape = UnitFacts(*np.array([[1, 3, 9], [1, 2, 3], [0, 0, 0]], np.uint32))
+    >>> [some.tolist() for some in by_rows(shape, 4, 256)]
+    [[0, 1, 0, 1, 1], [0, 0, 0, 85, 170]]
+    """
+    units, shares = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
+    count_by_rows(shape.rows, shape.entered, quanta, units, shares)
+    return units, shares
 
 
 def middle_of_each(values: ByUnit[np.float64]) -> Float64[Array, " units"]:
@@ -227,3 +255,18 @@ def count_different(
             for i in range(1, len(items)):
                 different += items[i] != items[i - 1]
         found[one] = different
+
+
+@njit(cache=True, nogil=True)
+def count_by_rows(
+    rows: UInt32[Array, " units"],
+    entered: UInt32[Array, " units"],
+    quanta: int,
+    units: Int64[Array, " sizes"],
+    shares: Int64[Array, " sizes"],
+) -> None:
+    """Fills the counts of `by_rows`."""
+    for one in range(len(rows)):
+        size: Any = min(np.int64(rows[one]), len(units) - 1)
+        units[size] += 1
+        shares[size] += quanta * np.int64(rows[one] - entered[one]) // np.int64(rows[one])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.compiled import AHEAD, njit, prefetch
+from streamveil.compiled import AHEAD, at_once, njit, prefetch
 from streamveil.compiler.by_unit import ByUnit
 from streamveil.compiler.numbered_rows import Columns, UsableRows, first_counted, firsts
 from streamveil.dataflow.hashing import as_integers, is_text, name_column
@@ -191,8 +192,9 @@ def move_slots(old: UInt64[Array, " words"], new: UInt64[Array, " words"]) -> No
 class GroupRows:
     """The group of every row that may count, by unit (in each period)."""
 
-    def __init__(self, plan: Plan, schema: pa.Schema) -> None:
+    def __init__(self, plan: Plan, schema: pa.Schema, threads: int) -> None:
         self.rows = ByUnit(np.uint32)
+        self._threads = threads
         self._usable, self._units, self._groups = UsableRows(plan, schema), Numbering(), Numbering()
         self._valued = first_counted(plan).function == "sum"
         self._first = [np.zeros(0)]
@@ -202,8 +204,11 @@ class GroupRows:
         found, known = self._usable.of(table), len(self._units)
         if found is None:
             return
-        unit = self._units.numbers(found.unit)
-        cell = self._groups.numbers(found.cell) if found.cell else np.zeros(len(unit), np.uint32)
+        numbers = [partial(self._units.numbers, found.unit)]
+        if found.cell:
+            numbers.append(partial(self._groups.numbers, found.cell))
+        made = at_once(numbers) if self._threads > 1 else [call() for call in numbers]
+        unit, cell = made if found.cell else (made[0], np.zeros(len(made[0]), np.uint32))
         self.rows.add(unit, cell)
         if self._valued:
             self._first.append(first_of_new(found, unit, known))
@@ -245,12 +250,13 @@ class ValueRows:
 
 
 def taken(
-    plan: Plan, counted: Plan, expressions: Iterable[str], parts: Iterable[pa.Table]
-) -> tuple[GroupRows, list[ValueRows]]:
+    plan: Plan, counted: Plan, expressions: Iterable[str], parts: Iterable[pa.Table],
+    threads: int = 1,
+) -> tuple[GroupRows, list[ValueRows]]:  # fmt: skip
     """Of rows read once: their groups in `counted`, and the values of each expression in `plan`."""
     some = iter(parts)
     part = next(some)
-    groups = GroupRows(counted, part.schema)
+    groups = GroupRows(counted, part.schema, threads)
     values = [ValueRows(plan, part.schema, text) for text in expressions]
     takers: list[GroupRows | ValueRows] = [groups, *values]
     for rows in chain([part], some):

@@ -1,6 +1,7 @@
 """The compiled loops that move units: into a table that grew, and into the parts of a set.
 
-Also the one that counts the units to come, so that a table grows once for all of them.
+Also the one that counts the units to come, so that a table grows once for all of them, and those
+that divide rows among threads and put their answers together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streamveil.dataflow.unit_kernels import (
     home,
     locate,
 )
-from streamveil.types import Array, Int64, UInt32, UInt64
+from streamveil.types import Array, Bool, Int64, UInt8, UInt32, UInt64
 
 DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place
 WAIT = 16  # names between asking for a bucket and reading it
@@ -192,3 +193,35 @@ def count_unseen(
                 if 2 * found >= len(met):
                     break
     return found
+
+
+@njit(cache=True, nogil=True)
+def take_share(
+    rows: tuple[Array, ...], into: tuple[Array, ...], low: np.uint64, share: np.uint64
+) -> int:
+    """Copies the rows of units whose `low` bits are `share`, in their order; returns how many.
+
+    `rows` and `into`: the columns of `UnitRows`; `into` has room for a row more than there are.
+    """
+    unit, group, weight, hidden = rows
+    units, groups, weights, hides = into
+    n: Any = 0
+    for i in range(len(unit)):  # without a branch, since it has no pattern
+        units[n], groups[n], weights[n], hides[n] = unit[i], group[i], weight[i], hidden[i]
+        n += np.int64(unit[i] & low == share)
+    return int(n)
+
+
+@njit(cache=True, nogil=True)
+def put_together(
+    unit: UInt64[Array, " rows"],
+    starts: Int64[Array, " shares"],
+    found: tuple[Bool[Array, " rows"], UInt8[Array, " rows"]],
+    into: tuple[Bool[Array, " rows"], UInt8[Array, " rows"]],
+) -> None:
+    """Puts answers in the order of all rows; those `found` are share after share."""
+    at, low = starts.copy(), np.uint64(len(starts) - 1)
+    for i in range(len(unit)):
+        share = np.int64(unit[i] & low)
+        into[0][i], into[1][i] = found[0][at[share]], found[1][at[share]]
+        at[share] += 1

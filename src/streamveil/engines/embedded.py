@@ -8,6 +8,8 @@ A unit belongs to one partition by the low bits of its fingerprint, so the rows 
 fall apart into rows of partitions that never meet. Without a limit one loop visits rows as they
 come, each in its own table. With one, each partition is bounded in turn. Either way a unit's rows
 keep their order and no unit sees another's, so the answer is the same, bit for bit.
+
+Where there are several threads, each visits the rows of its own partitions.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from streamveil.batch import Batch
+from streamveil.compiled import at_once
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import (
@@ -38,9 +41,15 @@ from streamveil.dataflow.bounding import (
 )
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release_tables import DrawnRelease
-from streamveil.dataflow.state import State
+from streamveil.dataflow.state import BatchScratch, State
 from streamveil.dataflow.unit_kernels import BUCKET, HEAD, WORDS
-from streamveil.dataflow.unit_layout import count_unseen, deal, measure_parts
+from streamveil.dataflow.unit_layout import (
+    count_unseen,
+    deal,
+    measure_parts,
+    put_together,
+    take_share,
+)
 from streamveil.errors import PlanError, StoreError
 from streamveil.types import Array, Int64, UInt64
 
@@ -95,9 +104,30 @@ def unseen(unit: UInt64[Array, " rows"], heads: Int64[Array, " cells"], words: i
     return min(len(unit), (found - isqrt(found) if bits else found) << bits)
 
 
+def share_of(rows: UnitRows, share: int, shares: int, scratch: BatchScratch) -> UnitRows:
+    """The rows of every 2^k-th partition from number `share` on, in their order."""
+    n = len(rows.unit)
+    room = tuple(
+        scratch.take(name, n + 1, column.dtype.type)
+        for name, column in zip(UnitRows._fields, rows, strict=True)
+    )
+    n = take_share(tuple(rows), room, np.uint64(shares - 1), np.uint64(share))
+    return UnitRows(*(column[:n] for column in room))
+
+
+def together(unit: UInt64[Array, " rows"], found: list[Passed]) -> Passed:
+    """The answers for all rows, from those for the rows of each share."""
+    passed = Passed(np.empty(len(unit), np.bool_), np.empty(len(unit), np.uint8))
+    accepted, first = (np.concatenate(some) for some in zip(*found, strict=True))
+    starts = np.cumsum([0, *(len(some.accepted) for some in found[:-1])])
+    put_together(unit, starts, (accepted, first), (passed.accepted, passed.first))
+    return passed
+
+
 # ---- the units of one scope in hash partitions
 
 PARTS = 32
+WORTH_THREADS = 1 << 14  # rows of a micro-batch from which on threads divide them
 MANY = 4  # times the rows of a micro-batch: with fewer units than that, they are counted first
 NEVER = np.iinfo(np.int64).max  # a partition is not needed any more
 PRIVATE = 0o600
@@ -111,6 +141,7 @@ class Room:
 
     limit: int | None
     scratch: Path
+    threads: int = 1  # that visit partitions without a limit, at most
     resident: int = 0
     counters: int = 0  # bytes of the counters of all keys, after the last release
 
@@ -137,6 +168,8 @@ class PartedTable:
         self._metas = np.zeros((PARTS, len(empty.meta)), np.int64)  # of all, as compiled loops need
         self._heads = np.zeros((PARTS, HEAD), np.int64)
         self._empty = empty
+        shares = 1 << (min(room.threads, PARTS).bit_length() - 1)
+        self._own = [BatchScratch() for _ in range(shares)]  # of each thread
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -175,18 +208,28 @@ class PartedTable:
         return passed
 
     def _visit(self, rows: UnitRows, bounds: Bounds) -> Passed:
-        """In one loop over all partitions, which are made as long as they need to be before it."""
+        """In one loop over all partitions, or over those of each thread.
+
+        They are made as long as they need to be before it.
+        """
         for part, table in enumerate(self.tables):
             if table is None:
                 self.put(part, self.take(part))
         tables, before = [t for t in self.tables if t is not None], self._heads.copy()
         heads, metas = self._heads.reshape(-1), self._metas.reshape(-1)
+        shares, coming = len(self._own) if len(rows.unit) >= WORTH_THREADS else 1, 0
         if len(rows.unit) * MANY > self.units:
             coming = unseen(rows.unit, heads, WORDS[self._empty.shape.layout])
-            for part, table in enumerate(tables):
-                make_room(table, table.units + coming // PARTS)
-                self._heads[part] = table.head
-        passed = decide(tables, heads, metas, rows, bounds)
+
+        def visited(share: int) -> Passed:
+            for part in range(share, PARTS, shares) if coming else ():
+                make_room(tables[part], tables[part].units + coming // PARTS)
+                self._heads[part] = tables[part].head
+            own = rows if shares == 1 else share_of(rows, share, shares, self._own[share])
+            return decide(tables, heads, metas, own, bounds)
+
+        found = at_once([partial(visited, share) for share in range(shares)])
+        passed = found[0] if shares == 1 else together(rows.unit, found)
         for part in np.flatnonzero((before != self._heads).any(axis=1)).tolist():
             self.room.resident += tables[part].nbytes - self.sizes[part]
             self.sizes[part] = tables[part].nbytes
@@ -457,10 +500,12 @@ def embedded(operator: GroupBy, room: Room, available: int | None = None) -> Emb
     return EmbeddedGroupBy(**settings, room=room, available=available)
 
 
-def within(operator: GroupBy, memory: int | None, used: int, scratch: Path) -> EmbeddedGroupBy:
+def within(
+    operator: GroupBy, memory: int | None, used: int, scratch: Path, threads: int = 1
+) -> EmbeddedGroupBy:
     """The same group-by in a process that has `used` bytes and may have `memory` (None: any)."""
     if memory is None:
-        return embedded(operator, Room(None, scratch))
+        return embedded(operator, Room(None, scratch, threads))
     available = memory - used - WORK
     if available < SMALLEST_SHARE:
         least = used + WORK + SMALLEST_SHARE

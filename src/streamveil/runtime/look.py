@@ -42,6 +42,7 @@ from streamveil.runtime.disk import Lock
 from streamveil.runtime.job import Work, begin, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.notes import Content
+from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.rows import needed_columns, open_rows
 from streamveil.runtime.store import LOOK, Store, read_header, require_empty
 from streamveil.sql.schema import check_schema
@@ -67,9 +68,9 @@ def to_look(plan: Plan, state: Path) -> Plan | None:
     return wanted if look_share(wanted) else None
 
 
-def looked(wanted: Plan, noise: Noise) -> tuple[Plan, Content]:
+def looked(wanted: Plan, noise: Noise, threads: int = 1) -> tuple[Plan, Content]:
     """The plan with what a look at its rows says, and what to `keep` of it. Writes nothing."""
-    learned = look(wanted, noise)
+    learned = look(wanted, noise, threads)
     given = EXPECTED_ROWS.name in wanted.options and open_values(wanted)  # looked for bounds alone
     known = {} if given else learned.likely
     made = told(wanted, known, [], learned.bounds)
@@ -153,11 +154,17 @@ def remembered(plan: Plan, state: Path) -> Plan:
     return told(wanted, found["options"], found["said"], bounds)
 
 
-def look(plan: Plan, noise: Noise) -> Learned:
-    """Reads all rows and asks for their shape."""
+def look(plan: Plan, noise: Noise, threads: int = 1) -> Learned:
+    """Reads all rows, in a thread of its own if there are several, and asks for their shape."""
     from streamveil.runtime.survey import survey  # loaded when a job looks
 
-    return survey(plan, rows_of(plan), divided(plan).looking, noise)[0]
+    if threads == 1:
+        return survey(plan, rows_of(plan), divided(plan).looking, noise)[0]
+    rows = Prefetch(rows_of(plan))
+    try:
+        return survey(plan, rows, divided(plan).looking, noise, threads=threads)[0]
+    finally:
+        rows.close()
 
 
 def bounds_in_words(expression: str, found: Clamping | None) -> str:

@@ -129,7 +129,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
             if not look:
                 return first, keys
             drawing = charged(first, home, keys)
-        plan, fresh = looked(wanted, drawing)
+        plan, fresh = looked(wanted, drawing, threads_of(pace))
         work = made(plan)
     if fresh is not None:
         require(work, home)
@@ -202,7 +202,7 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
         if is_sketched(plan) or isinstance(plan.source, TableSource):
             return operator_of(plan)  # bounded by itself
         scratch = Path(state).absolute() / SCRATCH
-        return within(compile_plan(plan), memory, resident_bytes(), scratch)
+        return within(compile_plan(plan), memory, resident_bytes(), scratch, threads_of(pace))
 
     return engine
 
@@ -244,13 +244,18 @@ def work_of(
         keep_in=getattr(opened, "keep_in", lambda _: None),
         together=groups(clock or inner.clock, source, operator),
         limited=pace is not None and pace.memory is not None,
-        threads=(pace.threads if pace else None) or processors(),
+        threads=threads_of(pace),
         rejects=None if rejects is None else Routing(
             directory=Path(rejects), columns=columns,
             files=lambda: getattr(opened, "names", []),
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
     return work if clock is None else going_on(work, clock)
+
+
+def threads_of(pace: Pace | None) -> int:
+    """How many threads compute."""
+    return (pace.threads if pace else None) or processors()
 
 
 def processors() -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
-from streamveil.compiler.by_unit import UnitFacts, middle_of_each, shape_of
+from streamveil.compiler.by_unit import UnitFacts, by_rows, middle_of_each, shape_of
 from streamveil.compiler.error_forecast import (
     MOST_REPEATS,
     drawn_lengths,
@@ -168,10 +168,12 @@ def survey(
     budget: Budget,
     noise: Noise,
     ledger: Ledger | None = None,
+    threads: int = 1,
 ) -> tuple[Learned, Guarantee]:
     """Charges, counts, draws, and says what rows look like. No row leaves this function.
 
-    `rows`: a table, or its parts in turn, the first of which may be empty.
+    `rows`: a table, or its parts in turn, the first of which may be empty. Nothing that is said
+    depends on the number of threads.
     """
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
@@ -181,9 +183,10 @@ def survey(
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
     groups, opened = taken(
-        plan, counted, expressions, [rows] if isinstance(rows, pa.Table) else rows
+        plan, counted, expressions, [rows] if isinstance(rows, pa.Table) else rows, threads
     )
-    shape = shape_of(groups.rows, noise.at("rows to survey").words(groups.rows.units))
+    words = noise.at("rows to survey").words(groups.rows.units)
+    shape = shape_of(groups.rows, words, threads)
     counts = histograms(shape, groups.first if valued else None)
     counts += [signed_bins(middle_of_each(one.rows)) for one in opened]
     scales = [asked.sigma * quanta_at(place) for place in range(len(counts))]
@@ -303,17 +306,15 @@ def histograms(
     shape: UnitFacts, first: Float64[Array, " units"] | None
 ) -> list[Int64[Array, " bins"]]:
     """Exact: units by rows, quanta of their shares of repeats by rows, units by `first` value."""
-    rows = shape.rows.astype(np.int64)
-    shares = SHARE_QUANTA * (rows - shape.entered) // rows
-    sizes = np.minimum(rows, int(ROW_EDGES[-1]))
-    counts = [by_edges(np.bincount(sizes)), by_edges(np.bincount(sizes, shares))]
+    most = min(int(shape.rows.max(initial=1)), int(ROW_EDGES[-1]))
+    counts = [by_edges(some) for some in by_rows(shape, most, SHARE_QUANTA)]
     if first is None:
         return counts
     place = np.searchsorted(VALUE_EDGES, first, side="right")
     return [*counts, np.bincount(place, minlength=len(VALUE_EDGES) + 1).astype(np.int64)]
 
 
-def by_edges(counts: Float64[Array, " sizes"]) -> Int64[Array, " bins"]:
+def by_edges(counts: Int64[Array, " sizes"]) -> Int64[Array, " bins"]:
     """What sizes count, from each edge to the next: whole numbers, exact below 2^53."""
     place = np.searchsorted(ROW_EDGES, np.arange(1, len(counts)), side="right") - 1
     found = np.bincount(place, counts[1:], minlength=len(ROW_EDGES))

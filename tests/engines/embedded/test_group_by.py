@@ -48,15 +48,17 @@ def plan(bounding: Bounding) -> Plan:
 
 
 def released(
-    what: Plan, folder: Path, memory: int | None, most: int = 9, large: int = 1 << 20
-) -> dict[int, Any]:
+    what: Plan, folder: Path, memory: int | None, most: int = 9, large: int = 1 << 20,
+    threads: int = 1,
+) -> dict[int, Any]:  # fmt: skip
     """Releases with so many bytes of units in memory, divided from so many units on."""
 
     def engine(inner: Plan) -> EmbeddedGroupBy:
-        return embedded(compile_plan(inner), Room(memory, folder / SCRATCH))
+        return embedded(compile_plan(inner), Room(memory, folder / SCRATCH, threads))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(group_by, "LARGE", large)
+        patch.setattr(group_by, "WORTH_THREADS", 1)
         options: Any = {"noise": SeededNoise(5), "insecure": True, "engine": engine}
         with run(what, state=folder, pace=Pace(max_rows=750), **options) as job:
             job._store.policy = CheckpointPolicy(log_bytes=4_000, log_per_state=0)
@@ -65,15 +67,17 @@ def released(
 
 @pytest.mark.parametrize("bounding", BOUNDS, ids=lambda b: f"{b.max_rows}/{b.quadratic}")
 @pytest.mark.parametrize(
-    ("memory", "large"), [(0, 1 << 20), (20_000, 1 << 20), (1 << 30, 1), (None, 700)]
+    ("memory", "large", "threads"),
+    [(0, 1 << 20, 1), (20_000, 1 << 20, 1), (1 << 30, 1, 1), (None, 700, 1), (None, 700, 4)],
 )
 def test_releases_are_the_same(
-    tmp_path: Path, bounding: Bounding, memory: int | None, large: int
+    tmp_path: Path, bounding: Bounding, memory: int | None, large: int, threads: int
 ) -> None:
     expected = released(plan(bounding), tmp_path / "plain", None)
     assert len(expected) == 4
     assert expected[4]["n"], "something is shown"
-    assert released(plan(bounding), tmp_path / "other", memory, large=large) == expected
+    other = released(plan(bounding), tmp_path / "other", memory, large=large, threads=threads)
+    assert other == expected
 
 
 def test_the_published_system_is_the_same(tmp_path: Path) -> None:

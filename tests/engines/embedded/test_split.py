@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.unit_kernels import WORDS
+from streamveil.engines import embedded
 from streamveil.engines.embedded import (
     GROWTH,
     PARTS,
@@ -65,6 +66,26 @@ def test_every_fact_of_a_unit_is_in_one_part(bounds):
         seen |= facts
     assert seen == remembered(table)
     assert len(seen) == table.units
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5, 99])
+@pytest.mark.parametrize(
+    ("bounds", "firsts"),
+    [(Bounds(quadratic=40, slots=9, scale=2), "hidden"), (Bounds(max_rows=9), "all"),
+     (Bounds(max_rows=2**17, per_group=400), "none")],
+)  # fmt: skip
+def test_threads_leave_every_bit_of_every_part_as_it_was(bounds, firsts, threads, monkeypatch):
+    monkeypatch.setattr(embedded, "WORTH_THREADS", 2_000)
+    rows, found = make_rows(3, 50_000, 9_000, 300, bounds.scale), []
+    for many in (1, threads):
+        parted = PartedTable(Room(None, ANYWHERE, many), UnitTable.empty(bounds, firsts))
+        passed = [parted.bound(cut(rows, start, end), bounds)
+                  for start, end in ((0, 20_000), (20_000, 21_000), (21_000, 50_000))]  # fmt: skip
+        held = [table[name].tobytes() for table in map(parted.arrays, range(PARTS))
+                for name in UnitTable.NAMES]  # fmt: skip
+        answers = [column.tobytes() for some in passed for column in some]
+        found.append((held, answers, parted.room.resident))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("bounds", [Bounds(max_rows=4), Bounds(max_rows=4, per_group=1)])
