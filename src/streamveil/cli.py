@@ -16,9 +16,10 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from errno import ENOMEM
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -39,6 +40,7 @@ from streamveil.commands import (
 )
 from streamveil.commands.common import (
     QueryFile,
+    Secret,
     StateFolder,
     Tables,
     Wanted,
@@ -179,10 +181,7 @@ def fail(error: StreamveilError) -> None:
 def run(
     query: QueryFile,
     state: Annotated[Path, typer.Option(help="Directory of the job; created, or resumed.")],
-    secret: Annotated[
-        str | None,
-        typer.Option(help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."),
-    ] = None,
+    secret: Secret = None,
     once: Annotated[bool, typer.Option("--once", help="Stop at the end of what is there.")] = False,
     table: Tables = None,
     name: Wanted = None,
@@ -244,6 +243,7 @@ def run(
     seconds, and say what is committed.
     """
     from streamveil.compiled import COMPILING, ON_COMPILING
+    from streamveil.runtime.progress import tell_all
     from streamveil.runtime.run import Pace
     from streamveil.runtime.run import run as start
     from streamveil.runtime.watch import Watch
@@ -277,7 +277,7 @@ def run(
     watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
     bar = progress_bar(planned.plan, seen, quiet=quiet)
     with told.of(planned.plan.name, watch), stopping(seen), bar as show:
-        listen = both(show, watch.hear)
+        listen = partial(tell_all, (show, watch.hear))
         common: dict[str, Any] = {
             "state": state, "secret": secret, "progress": listen, "ledger": shared,
             "rejects": rejects,
@@ -334,11 +334,11 @@ def run_several(plan: JointPlan, told: Told, *, state: Path, **options: Any) -> 
 
     watches = [Watch(part, state / part.name, now=time.time) for part in plan.parts]  # noqa: TID251
     last, seen = None, list[Any]()
+
+    def hear(progress: Any) -> None:
+        seen[:] = [progress]
+
     with told.of(plan.name, *watches), stopping(seen):
-
-        def hear(progress: Any) -> None:
-            seen[:] = [progress]
-
         for release in run_joint(plan, state=state, watches=watches, progress=hear, **options):
             last = release
     if last is not None and not plan.sinks:
@@ -357,16 +357,6 @@ def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
         )
     if engine == "spark":
         raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
-
-
-def both(*listeners: Callable[[Any], None]) -> Callable[[Any], None]:
-    """One listener that tells several."""
-
-    def tell(seen: Any) -> None:
-        for listener in listeners:
-            listener(seen)
-
-    return tell
 
 
 def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
@@ -394,10 +384,7 @@ def ask(
     query: QueryFile,
     question: Annotated[str, typer.Argument(help="COUNT(*) WHERE condition")],
     state: Annotated[Path, typer.Option(help="Directory of the job, which is not running.")],
-    secret: Annotated[
-        str | None,
-        typer.Option(help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."),
-    ] = None,
+    secret: Secret = None,
     table: Tables = None,
     name: Wanted = None,
 ) -> None:

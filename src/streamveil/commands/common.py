@@ -47,6 +47,10 @@ Tables = Annotated[
 Wanted = Annotated[
     str | None, typer.Option("--query", help="Name of the query, when the script has several.")
 ]
+Secret = Annotated[
+    str | None,
+    typer.Option(help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."),
+]
 Sql = Annotated[
     Path | None,
     typer.Option("--sql", help="The query, if metadata files of CSV or JSON are gone."),

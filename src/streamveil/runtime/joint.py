@@ -35,7 +35,7 @@ from streamveil.results.post import post_processed, processed_together, require_
 from streamveil.results.releases import Releases, of_folder
 from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.progress import Listener, Progress
+from streamveil.runtime.progress import Listener, tell_all
 from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
 from streamveil.runtime.rows import open_rows
 from streamveil.runtime.run import prepared
@@ -175,12 +175,6 @@ def spark_jobs(
 def kept_at(state: Path) -> Path:
     """Where the releases of a job on Spark are, beside its state."""
     return state.with_name(KEPT.format(state.name))
-
-
-def tell_all(listeners: Sequence[Listener], seen: Progress) -> None:
-    """Tells each listener what a job reports."""
-    for listener in listeners:
-        listener(seen)
 
 
 def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,3 +92,9 @@ Listener = Callable[[Progress], None]
 
 def silent(_: Progress) -> None:
     """Tells nobody."""
+
+
+def tell_all(listeners: Sequence[Listener], seen: Progress) -> None:
+    """Tells each listener what a job reports."""
+    for listener in listeners:
+        listener(seen)
