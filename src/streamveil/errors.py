@@ -102,7 +102,7 @@ class OperatorWarning(UserWarning):
 
 
 class NoiseWarning(UserWarning):
-    """An answer that is forecast to be little but noise: public, or said by a look."""
+    """An answer that is forecast to be little but noise, or of few rows: public, or by a look."""
 
 
 class WitnessError(StreamveilError):

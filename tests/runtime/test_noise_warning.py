@@ -59,6 +59,14 @@ def test_a_look_that_finds_nothing_says_how_large_a_group_must_be(tmp_path):
     assert warned(asked("", rows=many), tmp_path / "t") == []
 
 
+def test_rows_that_the_bounds_leave_out_are_no_noise(tmp_path):
+    known = ", expected_rows = 50, expected_groups = 3, expected_units = 100000"
+    [text] = warned(asked(f"{known}, max_rows_contributed = 1"), tmp_path / "s")
+    assert "leave out" in text
+    assert "noise" not in text
+    assert warned(asked(f"{known}, max_rows_contributed = 200"), tmp_path / "t") == []
+
+
 def test_nothing_known_nothing_said(tmp_path):
     assert warned(asked(", look_share = 0"), tmp_path / "s") == []
     assert "WARNING" not in str(asked("").explain())

@@ -134,7 +134,7 @@ class Compiler:
             true_intervals=self._true_intervals(outputs, design),
             defaults=tuple(self.defaults),
             omitted=plan.source.omitted,
-            uncut=plan.has_one_row_each and plan.bounding.quadratic is None,
+            uncut=nothing_cut(plan),
         )
 
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:
@@ -407,6 +407,12 @@ class Compiler:
     def _note(self, name: str, value: Any, reason: str) -> None:
         if all(known.name != name for known in self.defaults):
             self.defaults.append(Default(name, value, reason))
+
+
+def nothing_cut(plan: Plan) -> bool:
+    """Whether the rows that a bound cuts would change no answer: each unit counts once at most."""
+    whole = plan.window.kind == "whole"  # elsewhere a bound is spent in several windows
+    return plan.counts_once and whole and plan.bounding.quadratic is None
 
 
 def beyond(limits: list[str]) -> str:

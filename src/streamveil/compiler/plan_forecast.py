@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, pi, sqrt
-from statistics import median
+from operator import attrgetter
 from typing import Any, cast
 
 from streamveil.compiler.coin_tables import lane_sd, opens_at
@@ -84,14 +84,21 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
     looked = plan.options.get(LOOKED)
     if looked is not None and not looked["options"]:
         return nothing_found(operator)
-    share = error_share(plan, operator)
-    if share is None or share < NOISE:
-        return None
-    return (
-        f"the answer is forecast to be little but noise: its errors, over all groups, come to"
-        f" {share:.0%} of the rows (or values) that are expected.\n"
-        "  to fix  a larger epsilon, fewer or larger groups, fewer releases: see what_if"
-    )
+    share, cut = error_share(plan, operator)
+    if share - cut >= NOISE * (1 - cut):
+        return (
+            f"the answer is forecast to be little but noise: its errors, over all groups, come to"
+            f" {share:.0%} of the rows (or values) that are expected.\n"
+            "  to fix  a larger epsilon, fewer or larger groups, fewer releases: see what_if"
+        )
+    if cut >= NOISE:
+        return (
+            f"the bounds are forecast to leave out {cut:.0%} of the rows: the answer is of the"
+            " rest.\n"
+            "  to fix  larger bounds, or none, and they are chosen; COUNT(DISTINCT) of the privacy"
+            " unit, where people are meant and not rows"
+        )
+    return None
 
 
 def nothing_found(operator: GroupBy) -> str | None:
@@ -101,31 +108,32 @@ def nothing_found(operator: GroupBy) -> str | None:
     if least is None:
         return None
     return (
-        "the look at the rows found too few privacy units to tell their number: groups with fewer"
-        f" than about {least:,.0f} will mostly not be shown, and the answer may be empty.\n"
+        "the look at the rows found too few privacy units to tell their number: a group with about"
+        f" {least:,.0f} of them is shown as likely as not, a much smaller one hardly ever.\n"
         "  to fix  a larger epsilon or larger groups; expected_rows and expected_units if they are"
         " known; or declare public groups"
     )
 
 
-def error_share(plan: Plan, operator: GroupBy) -> float | None:
-    """The forecast sum of errors as a share of the total: of the median stream of the family.
+def error_share(plan: Plan, operator: GroupBy) -> tuple[float, float]:
+    """The forecast sum of errors as a share of the total, and what part of the rows are cut.
 
-    A look leaves open which law the groups have: there it is the least that any law says.
+    Of the median stream of the family, but for a look, which leaves open which law the groups have:
+    then the least that any law says. Nothing known: no error.
     """
     made = forecasts(plan, operator)
     if not made:
-        return None
+        return 0.0, 0.0
     rows, usual = made[0][0].units * made[0][0].rows, usual_row(plan, operator)
     public = plan.key_set.public
     if plan.keys and public is None:
-        errors = [one.l1 for _, one in made]
-        found = min(errors) if LOOKED in plan.options else median(errors)
-        return found / (rows * usual)
+        errors = sorted((one for _, one in made), key=attrgetter("l1"))
+        found = errors[0] if LOOKED in plan.options else errors[len(errors) // 2]
+        return found.l1 / (rows * usual), found.cut
     last, place = operator.schedule.triggers, driver(operator.aggregation.lanes)
     assert last is not None  # noqa: S101  (nothing is forecast without a last release)
     noise = lane_sd(operator, place, last) * sqrt(2 / pi)
-    return windows_of(operator) * len(public or ((),)) * noise / (rows * usual)
+    return windows_of(operator) * len(public or ((),)) * noise / (rows * usual), 0.0
 
 
 def as_settings(operator: GroupBy) -> Settings:
