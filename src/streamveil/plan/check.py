@@ -15,7 +15,8 @@ from typing import Any
 
 from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.dialect import key_name
+from streamveil.expressions import times
+from streamveil.expressions.dialect import key_name, shown
 from streamveil.plan import options
 from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
@@ -455,9 +456,13 @@ def _windows(plan: Plan) -> Complaints:
     if plan.source.event_time is None:
         yield f"a {window.kind} window needs the event_time column of the source"
     if clock.kind not in ("event", "wall"):
+        units = {**times.UNIT_US, **{one: -months for one, months in times.UNIT_MONTHS.items()}}
+        size = window.size_us or -window.size_months
+        unit = next((one for one, length in units.items() if length == size), "DAY")
         yield (
             "windows of event time need triggers by time: EMIT EVERY INTERVAL n UNIT.\n"
-            "  to fix  for a one-shot answer group by TIMESTAMP_TRUNC(ts, DAY) instead"
+            f"  to fix  for a one-shot answer, FROM the table itself and GROUP BY"
+            f" TIMESTAMP_TRUNC({shown(plan.source.event_time or 'ts')}, {unit})"
         )
     if window.lateness_us < 0 or (window.size_us > 0) == (window.size_months > 0):
         yield "a window needs a size above zero, and a lateness of zero or more"

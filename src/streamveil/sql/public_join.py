@@ -32,7 +32,10 @@ def take_public_join(tree: exp.Expr, sources: Mapping[str, SourceSpec]) -> Group
     join = joins[0]
     using = join.args.get("using") or []
     if len(using) != 1:
-        raise PlanError("a join with public groups ends with USING (column)")
+        raise PlanError(
+            "RIGHT JOIN names public groups, and ends with USING (column).\n  to fix  for a join by"
+            " the privacy unit name the tables the other way round, with LEFT JOIN"
+        )
     column = str(using[0].name)
     groups = _groups(join.this, column, sources)
     tree.set("joins", None)

@@ -509,12 +509,12 @@ def _clause(cursor: Cursor) -> Pairs:
 
 def _is_table_word(cursor: Cursor, kept: Sequence[Token]) -> bool:
     """Whether this token is the word TABLE before a table argument, as in TUMBLE(TABLE t, ...)."""
+    following = cursor.tokens[cursor.at + 1 : cursor.at + 2]
     return (
         cursor.peek() == "TABLE"
         and bool(kept)
         and kept[-1].token_type in (TokenType.L_PAREN, TokenType.COMMA)
-        and cursor.at + 1 < len(cursor.tokens)
-        and cursor.is_name(cursor.tokens[cursor.at + 1])
+        and any(cursor.is_name(one) or one.token_type == TokenType.STRING for one in following)
     )
 
 
