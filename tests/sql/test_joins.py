@@ -49,6 +49,8 @@ RELATIONS = [  # over t and u, which people have rows in, and regions, which are
     "SELECT id, day + 1, 'u' FROM u)",
     "SELECT id, MAX(day) AS latest, COUNT(*) AS n FROM (SELECT id, day FROM t UNION ALL "
     "SELECT id, day FROM u UNION ALL SELECT id, day FROM t WHERE x > 1) GROUP BY id",
+    "SELECT b.id, b.day AS day, COUNT(*) AS n FROM t AS a JOIN u AS b ON a.id = b.id "
+    "JOIN regions AS r ON b.place = r.place GROUP BY b.id, b.day",
 ]
 
 

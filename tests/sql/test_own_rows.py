@@ -47,6 +47,15 @@ SUBQUERIES = [
     "SELECT id, FIRST_VALUE(day) OVER (PARTITION BY id ORDER BY day) AS first, "
     "SUM(x) OVER (PARTITION BY id ORDER BY day) AS so_far, "
     "COUNT(x) OVER (PARTITION BY id ORDER BY place DESC, day) AS seen FROM t WHERE x <> 4",
+    "SELECT id, LAST_VALUE(day) OVER (PARTITION BY id ORDER BY day ROWS BETWEEN UNBOUNDED PRECEDING"
+    " AND UNBOUNDED FOLLOWING) AS latest, FIRST_VALUE(day) OVER (PARTITION BY id ORDER BY day ROWS"
+    " BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS first, SUM(x) OVER (PARTITION BY id ORDER BY"
+    " day RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far, COUNT(*) OVER (PARTITION BY"
+    " id ORDER BY day ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS n FROM t",
+    "SELECT id, MIN_BY(day * 2, day) AS first, MAX_BY(day + 1, day) AS latest FROM t GROUP BY id",
+    "SELECT id, day, MAX_BY(day * 2, day) OVER (PARTITION BY id) AS latest FROM t",
+    "SELECT id, LAG(day) OVER w AS earlier, RANK() OVER (v ORDER BY day DESC) AS k, COUNT(*) OVER v"
+    " AS n FROM t WINDOW v AS (PARTITION BY id), w AS (v ORDER BY day)",
     "SELECT id, n, MAX(n) OVER (PARTITION BY id) AS most FROM "
     "(SELECT id, day, COUNT(*) AS n FROM t GROUP BY id, day)",
     "SELECT id, COUNT(*) AS sessions FROM (SELECT id, SUM(IF(away > 1, 1, 0)) OVER (PARTITION BY id"
@@ -131,6 +140,7 @@ def steps_without_unit():
     return [
         OwnGroup(columns=(of_x,)),
         OwnGroup(keys=(KeyColumn(name="day", expression="day"),), columns=(of_x,)),
+        OwnGroup(columns=(replace(of_x, function="FIRST_VALUE", order=(by,)),)),
         OwnWindows(columns=(of_x,)),
         *(OwnWindows(columns=(replace(of_x, function=name, order=(by,)),))
           for name in ("SUM", "COUNT", "LAG", "LEAD", "FIRST_VALUE")),
@@ -179,6 +189,10 @@ MIXING = [  # a subquery, and what its refusal names
     ("SELECT id, x FROM t WHERE x > (SELECT AVG(x) FROM t)", "other rows"),
     ("SELECT t.id, u.x FROM t JOIN t AS u USING (day)", "join"),
     ("SELECT id, x FROM t ORDER BY x LIMIT 3", "LIMIT"),
+    ("SELECT id, LAST_VALUE(x) OVER (PARTITION BY place ORDER BY day ROWS BETWEEN UNBOUNDED"
+     " PRECEDING AND UNBOUNDED FOLLOWING) AS x FROM t", "PARTITION BY"),
+    ("SELECT id, MIN_BY(x, day) OVER () AS x FROM t", "PARTITION BY"),
+    ("SELECT MAX_BY(id, day) AS id, place FROM t GROUP BY place", "several rows"),
 ]  # fmt: skip
 
 
@@ -390,6 +404,49 @@ def test_the_time_of_grouped_rows_stays_through_later_windows():
     assert stream.per_unit(n="COUNT(*)").source.event_time is None
 
 
+TIMED = pa.table({
+    "id": [1, 1, 2, 2, 3], "place": ["a", "b", "a", "a", "b"],
+    "t": pa.array([0, 7_000_000, 86_400_000_000, 86_400_500_000, 5], pa.timestamp("us", "UTC")),
+})  # fmt: skip
+OF_TIMES = [  # an expression over rows of a person, and what it is for each
+    ("TIMESTAMP_DIFF(MAX(t), MIN(t), SECOND)", [7, 0, 0]),
+    ("DATE_DIFF(DATE(MAX(t)), DATE '1970-01-01', day)", [0, 1, 0]),
+    ("DATE_DIFF(DATE(MAX(t)), DATE(MIN(t)), WEEK(MONDAY))", [0, 0, 0]),
+    ("UNIX_SECONDS(TIMESTAMP_TRUNC(MAX(t), DAY, 'Europe/Berlin'))", [-3600, 82_800, -3600]),
+    ("MAX(EXTRACT(DAY FROM t)) * COUNT(*)", [2, 4, 1]),
+]
+
+
+@pytest.mark.parametrize(("expression", "values"), OF_TIMES)
+@pytest.mark.parametrize("inner", ["t", "(SELECT id, t, place FROM t)"])
+def test_units_of_time_are_no_columns(expression, values, inner):
+    subquery = f"SELECT id, {expression} AS x FROM {inner} GROUP BY id"
+    made = counted(asked(subquery, around="SELECT {} x, COUNT(*) AS n FROM ({}) GROUP BY x",
+                         table=TIMED), TIMED)  # fmt: skip
+    assert made["x"].to_pylist() == values
+
+
+@pytest.mark.parametrize("inner", ["t", "(SELECT id, t, place FROM t)"])
+def test_units_of_time_are_no_columns_in_sets_of_groups(inner):
+    month = "TIMESTAMP_TRUNC(t, MONTH, 'Europe/Berlin')"
+    plan = sv.sql(f"SELECT {PRIVATE} {month.replace('MONTH', 'month')} AS m, place, COUNT(*) AS n"
+                  f" FROM {inner} GROUP BY ROLLUP({month}, place)", {"t": TIMED}).plan  # fmt: skip
+    assert {key.name for key in plan.keys} == {"grouping_set", "m", "place"}
+
+
+def test_a_total_that_is_none_is_named():
+    with pytest.raises(PlanError, match="ARRAY_AGG is no total of one person's rows"):
+        asked("SELECT id, ARRAY_AGG(day)[SAFE_OFFSET(0)] AS d FROM t GROUP BY id")
+    with pytest.raises(PlanError, match="no window that the subquery names"):
+        asked("SELECT id, RANK() OVER w AS k FROM t WINDOW v AS (PARTITION BY id)")
+    with pytest.raises(PlanError, match="has a frame"):
+        asked("SELECT id, SUM(x) OVER (PARTITION BY id ORDER BY day ROWS 1 PRECEDING) AS s FROM t")
+    with pytest.raises(PlanError, match="of the row itself"):
+        asked("SELECT id, LAST_VALUE(x) OVER (PARTITION BY id ORDER BY day) AS s FROM t")
+    with pytest.raises(PlanError, match="a null is a value"):
+        asked("SELECT id, LAG(x IGNORE NULLS) OVER (PARTITION BY id ORDER BY day) AS s FROM t")
+
+
 @pytest.mark.parametrize(("subquery", "one"), [
     ("(SELECT u, COUNT(*) AS c FROM t GROUP BY u) GROUP BY c", True),
     ("(SELECT u, c + 1 AS c FROM (SELECT u, COUNT(*) AS c FROM t GROUP BY u)) GROUP BY c", True),
@@ -414,3 +471,16 @@ def test_nothing_is_said_to_be_cut_where_everybody_has_one_row(subquery, one, tm
         if one and not bound:
             assert compile_plan(combined_plan(query.plan)).bounds.max_rows == 1
             assert compile_plan(combined_plan(query.plan)).aggregation.cut is None
+
+
+@pytest.mark.parametrize(("grouped", "cut"), [("", False), (" GROUP BY c", True)])
+def test_who_is_counted_once_loses_no_row(grouped, cut, tmp_path):
+    rows = pa.table({"u": [row // 3 for row in range(1200)], "c": ["a", "b"] * 600})
+    query = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, delta = 1e-6, look_share = 0,"
+        " cut_share = 0, privacy_unit_column = u, max_rows_contributed = 1)"
+        f" COUNT(DISTINCT u) AS n FROM t{grouped}", {"t": rows},
+    )  # fmt: skip
+    *_, release = query.run(str(tmp_path))
+    assert any("are not counted" in note for note in release.notes) is cut
+    assert ("which every bound lets in" in str(query.explain())) is not cut

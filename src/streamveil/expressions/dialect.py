@@ -106,7 +106,8 @@ def _single(parse: Callable[[], list[exp.Expr | None]], what: str) -> exp.Expr:
     trees = [tree for tree in guarded(parse, what) if tree is not None]
     if len(trees) != 1:
         raise PlanError(f"{what} must be one expression, not {len(trees)}")
-    return guarded(lambda: trees[0].transform(as_call, copy=False), what)
+    called = guarded(lambda: trees[0].transform(as_call, copy=False), what)
+    return guarded(lambda: called.transform(as_unit, copy=False), what)
 
 
 def as_call(node: Any) -> exp.Expr:
@@ -244,32 +245,27 @@ _AGGREGATES = (
 AGGREGATES = frozenset(_AGGREGATES.split())
 
 
-def is_unit_word(column: exp.Expr) -> bool:
-    """Whether a column node is a time unit in a function's argument list, as in (ts, HOUR)."""
-    parent = column.parent
-    if not isinstance(parent, exp.Anonymous):
-        return False
-    name = str(parent.this).upper()
-    if name == "WEEK":
-        return column.name.upper() in times.WEEKDAYS
-    if column.name.upper() not in UNITS:
-        return False
-    for ending, place in (
-        ("_TRUNC", 1),
-        ("_DIFF", 2),
-        ("LAST_DAY", 1),
-    ):  # a time zone may follow, to be refused
-        if name.endswith(ending):
-            return len(parent.expressions) > place and parent.expressions[place] is column
-    return False
+def as_unit(node: Any) -> exp.Expr:
+    """A time unit among a function's arguments, as in (ts, HOUR): no column, a word in capitals.
+
+    >>> [column.name for column in parse_text("DATE_TRUNC(day, week(monday))").find_all(exp.Column)]
+    ['day']
+    """
+    parent = node.parent
+    if not isinstance(node, exp.Column) or not isinstance(parent, exp.Anonymous):
+        return node  # type: ignore[no-any-return]  # sqlglot is untyped here
+    word, name = node.name.upper(), str(parent.this).upper()
+    # a time zone may follow, to be refused
+    places = (at for end, at in {"_TRUNC": 1, "_DIFF": 2, "LAST_DAY": 1}.items()
+              if name.endswith(end))  # fmt: skip
+    named = word in UNITS and node.arg_key == "expressions" and node.index in places
+    return exp.var(word) if named or (name == "WEEK" and word in times.WEEKDAYS) else node
 
 
 def plain_names(tree: exp.Expr) -> exp.Expr:
-    """Drops quotes around names that need none, and writes unit words in capitals."""
+    """Drops quotes around names that need none."""
     for name in list(tree.find_all(exp.Identifier)):
-        if name.parent is not None and is_unit_word(name.parent):
-            name.set("this", name.this.upper())
-        elif name.this.isascii() and name.this.isidentifier() and name.this.upper() not in KEYWORDS:
+        if name.this.isascii() and name.this.isidentifier() and name.this.upper() not in KEYWORDS:
             name.set("quoted", None)
     return tree
 

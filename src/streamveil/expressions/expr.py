@@ -27,7 +27,7 @@ from streamveil.batch import whole
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import nodes
 from streamveil.expressions.convert import KINDS, Node
-from streamveil.expressions.dialect import canonical, is_unit_word, parse_text, plain_names, shown
+from streamveil.expressions.dialect import canonical, parse_text, plain_names, shown
 from streamveil.expressions.kernels import Column, instants, uint_to_int
 
 Evaluator = Callable[[pa.Table], Column]
@@ -174,8 +174,7 @@ def conjunction(conditions: Sequence[str]) -> str:
 def columns_of(text: str) -> tuple[str, ...]:
     """Every column an expression mentions, before any schema is known."""
     tree = parse_text(text)
-    found = dict.fromkeys(c.name for c in tree.find_all(exp.Column) if not is_unit_word(c))
-    return tuple(found)
+    return tuple(dict.fromkeys(column.name for column in tree.find_all(exp.Column)))
 
 
 @dataclass

@@ -23,7 +23,7 @@ from streamveil.expressions.convert import (
     seen,
     unify,
 )
-from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, is_unit_word, shown
+from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, shown
 from streamveil.expressions.kernels import (
     INT_MAX,
     INT_MIN,
@@ -419,8 +419,8 @@ def nearest_function(name: str) -> str:
 
 
 def _argument(tree: exp.Expr, read: Reader) -> Node:
-    if isinstance(tree, exp.Column) and is_unit_word(tree):
-        return Node("unit", _no_value, tree.name.upper())
+    if isinstance(tree, exp.Var):
+        return Node("unit", _no_value, tree.name)
     if isinstance(tree, exp.Anonymous) and str(tree.this).upper() == "WEEK":
         arity("WEEK", tree.expressions, 1)
         return Node("unit", _no_value, f"WEEK({tree.expressions[0].name.upper()})")

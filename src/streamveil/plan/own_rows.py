@@ -401,12 +401,15 @@ BESIDE: dict[type, Callable[..., tuple[pa.Table, Any]]] = {OwnJoin: joined, OwnU
 
 def total(column: OwnColumn, table: pa.Table, group: Int64[Array, " rows"]) -> Any:
     """A total of every group, by its number; rows are added up in their order."""
-    values = values_of(column, table)
+    ordered = bool(column.order)  # the value of the first row in an order
+    values = (Ordered.of(column, table, group).values if ordered else values_of)(column, table)
     how: Any = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
     if column.function.startswith("COUNT"):
         how = pc.CountOptions(mode="only_valid")
     by_group = pa.table({"group": group, "value": values}).group_by("group", use_threads=False)
-    found = by_group.aggregate([("value", TOTALS[column.function], how)]).sort_by("group")
+    found = by_group.aggregate([("value", TOTALS.get(column.function, "first"), how)]).sort_by(
+        "group"
+    )
     return whole(found.column(found.column_names.index("group") ^ 1))
 
 

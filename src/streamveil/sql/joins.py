@@ -184,6 +184,23 @@ def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int:
     raise HABITS["join"].error()
 
 
+def unit_before(joins: Sequence[Any], unit: exp.Expr) -> exp.Expr:
+    """The unit over the first of several relations, from that over any: `e.id` for `p.person`.
+
+    Proof: what an inner join says is equal is so in all of its rows.
+    """
+    for join in reversed(joins):
+        on = join.args.get("on")
+        if on is None or str(join.args.get("side") or ""):
+            continue
+        for part in conjuncts(on):
+            ends = [part.this, part.expression] if isinstance(part, exp.EQ) else []
+            theirs = [one for one in ends if isinstance(one, exp.Column) and one == unit
+                      and one.table == name_of(join.this)]  # fmt: skip
+            unit = next((one for one in ends if theirs and one is not theirs[0]), unit)
+    return unit
+
+
 def as_relation(found: From, unit: exp.Expr) -> OwnRows:
     """Another relation, whose rows name their unit: its columns, after its conditions."""
     if found.window.kind != "whole":

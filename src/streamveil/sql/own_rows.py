@@ -35,10 +35,13 @@ from streamveil.plan.own_rows import (
 )
 from streamveil.plan.plan import KeyColumn, SourceSpec
 from streamveil.plan.post import SortKey
-from streamveil.sql.aggregates import function_name
+from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.options import text, whole
 
-CALLS = frozenset({*TOTALS, "COUNTIF"} - {"COUNT DISTINCT"})
+CHOSEN = {"MIN_BY": False, "MAX_BY": True}  # totals: whether the order of the second is descending
+CALLS = frozenset({*TOTALS, *CHOSEN, "COUNTIF"} - {"COUNT DISTINCT"})
+WHOLE = ("UNBOUNDED", "PRECEDING", "UNBOUNDED", "FOLLOWING")  # frames: the partition, up to a row
+SO_FAR = (("RANGE", *WHOLE[:2], None, None), ("RANGE", *WHOLE[:2], "CURRENT ROW", None))
 COMBINING = ("group", "having", "qualify", "distinct")  # clauses of a subquery
 
 
@@ -97,6 +100,26 @@ def is_total(node: exp.Expr) -> bool:
     """Whether a node is a total over rows, and no function of a window."""
     over = isinstance(node.parent, exp.Window) and node.arg_key == "this"
     return isinstance(node, exp.Anonymous) and not over and function_name(node) in CALLS
+
+
+def unnamed_windows(tree: exp.Expr) -> exp.Expr:
+    """A SELECT whose named windows stand where they are used."""
+    named = {one.name.lower(): one for one in tree.args.get("windows") or ()}
+    if not named:
+        return tree
+    copy = tree.copy()
+    copy.set("windows", None)
+    for window in list(copy.find_all(exp.Window)):
+        for _ in named:  # one may be made of another
+            alias = window.args.get("alias")
+            found = named.get(alias.name.lower()) if alias else None
+            if found is None:
+                break
+            parts = found.copy().args
+            for part in ("partition_by", "order", "spec"):
+                window.set(part, window.args.get(part) or parts.get(part))
+            window.set("alias", parts.get("alias"))
+    return copy
 
 
 def combined(scope: OwnScope) -> OwnScope:
@@ -181,6 +204,13 @@ def group_rows(scope: OwnScope) -> None:
     scope.group = []
     made = {*keys.values(), *(column.name for column in totals.values())}
     for tree in scope.trees():
+        called = (function_name(call) for call in tree.walk() if is_aggregate(call))
+        for function in (one for one in called if one not in CALLS):
+            raise PlanError(
+                f"{function} is no total of one person's rows: these are"
+                f" {', '.join(sorted(CALLS))}.\n  to fix  one of them; for the n-th row of each"
+                " person ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY"
+            )
         for column in tree.find_all(exp.Column):
             if column.name not in made:
                 raise PlanError(
@@ -211,6 +241,14 @@ def add_windows(scope: OwnScope) -> None:
 def total_of(call: Any, name: str) -> OwnColumn:
     """A total of one unit's rows."""
     function, arguments = function_name(call), list(call.expressions)
+    if function == "ANY_VALUE" and arguments and isinstance(chosen := arguments[0], exp.HavingMax):
+        function = "MAX_BY" if chosen.args.get("max") else "MIN_BY"
+        arguments = [chosen.this, chosen.expression]
+    if function in CHOSEN and len(arguments) == 2:
+        value, by = map(texts_of, arguments)
+        text = normalize_expression(f"IF({by} IS NULL, NULL, {value})")
+        order = SortKey(expression=by, descending=CHOSEN[function], nulls_first=False)
+        return OwnColumn(name=name, function="FIRST_VALUE", expression=text, order=(order,))
     if any(isinstance(argument, exp.Kwarg) for argument in arguments):
         raise PlanError(
             f"{function} in a subquery by the privacy unit is of one person's rows, and exact: it"
@@ -236,19 +274,30 @@ def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
     """A function over a window of one unit's rows."""
     call, parts = node.this, list(node.args.get("partition_by") or [])
     function = function_name(call) if isinstance(call, exp.Anonymous) else ""
-    require_unit(parts, unit, "PARTITION BY")
-    if function not in {*CALLS, *PLACES, *MOVED} or node.args.get("alias"):
-        known = sorted({*CALLS, *PLACES, *MOVED})
-        hint = nearest(function, known) if function else ".\n  to fix  leave out IGNORE NULLS"
-        raise PlanError(f"'{shown(canonical(node))}' is no function of a window here{hint}")
-    if node.args.get("spec"):
+    if node.args.get("alias"):
         raise PlanError(
-            f"'{shown(canonical(node))}' has a frame.\n  to fix  leave out ROWS and RANGE: with"
-            " ORDER BY a total is up to the row and its ties, without it over the whole partition"
+            f"'{shown(node.args['alias'].name)}' is no window that the subquery names.\n"
+            "  to fix  WINDOW name AS (PARTITION BY unit ORDER BY time), after FROM and WHERE"
         )
+    if call.find(exp.IgnoreNulls, exp.RespectNulls):
+        raise PlanError(
+            f"'{shown(canonical(node))}': a null is a value like others here.\n  to fix  leave out"
+            " IGNORE NULLS and RESPECT NULLS, and rows with nulls by WHERE, in a subquery inside"
+        )
+    require_unit(parts, unit, "PARTITION BY")
+    if function == "LAST_VALUE" and not node.args.get("spec"):
+        raise PlanError(
+            "LAST_VALUE without a frame is of the row itself or of a tie.\n  to fix  add ROWS"
+            " BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING, or FIRST_VALUE with DESC"
+        )
+    if function not in {*CALLS, *PLACES, *MOVED, "LAST_VALUE"}:
+        known = nearest(function, sorted({*CALLS, *PLACES, *MOVED}))
+        raise PlanError(f"'{shown(canonical(node))}' is no function of a window here{known}")
     by = tuple(text for text in map(texts_of, parts) if text != texts_of(unit))
     clause = node.args.get("order")
     order = tuple(order_of(item) for item in (clause.expressions if clause else ()))
+    if is_whole(node):
+        function, order = of_whole(function, order)
     made = OwnColumn(name=name, function=function)
     if function in CALLS:
         made = total_of(call, name)
@@ -261,7 +310,41 @@ def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
         made = moved_of(function, list(call.expressions), name)
     elif call.expressions:
         raise PlanError(f"{function} takes no argument")
-    return replace(made, by=by, order=order)
+    return replace(made, by=by, order=order or made.order)
+
+
+def is_whole(node: exp.Expr) -> bool:
+    """Whether a function is over the whole partition by its frame, or as good as that.
+
+    Raises PlanError for a frame that is neither this nor the one that holds without words.
+    """
+    spec, function = node.args.get("spec"), function_name(node.this)
+    if spec is None:
+        return False
+    ends = tuple(spec.args.get(part) for part in ("start", "start_side", "end", "end_side"))
+    if ends == WHOLE or (ends[:2] == WHOLE[:2] and function == "FIRST_VALUE"):
+        return True
+    if (spec.args.get("kind"), *ends) in SO_FAR and function in CALLS:
+        return False
+    raise PlanError(
+        f"'{shown(canonical(node))}' has a frame.\n"
+        "  to fix  leave out ROWS and RANGE: with ORDER BY a total is up to the row and its ties,"
+        " without it over the whole partition; ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED"
+        " FOLLOWING is known too"
+    )
+
+
+def of_whole(function: str, order: tuple[SortKey, ...]) -> tuple[str, tuple[SortKey, ...]]:
+    """A function over a whole partition as one that has no frame, and its order."""
+    if function in CALLS:
+        return function, ()
+    if function != "LAST_VALUE":
+        return function, order
+    turned = (
+        replace(one, descending=not one.descending, nulls_first=not one.nulls_first)
+        for one in order
+    )
+    return "FIRST_VALUE", tuple(turned)
 
 
 def moved_of(function: str, arguments: list[exp.Expr], name: str) -> OwnColumn:

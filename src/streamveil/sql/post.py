@@ -14,7 +14,6 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import (
     canonical,
-    is_unit_word,
     key_name,
     parse_query,
     parse_text,
@@ -114,7 +113,7 @@ class PostScope:
         if isinstance(tree, exp.Bracket) and isinstance(tree.this, exp.Column):
             one = exp.column(f"{tree.this.name}_{place_of(tree)}", quoted=True)  # of quantiles
             return self.column_of(one) if self.named(one) else None
-        if not isinstance(tree, exp.Column) or is_unit_word(tree):
+        if not isinstance(tree, exp.Column):
             return None
         alias, name = self.aliases.get(tree.name.lower()), self.named(tree)
         if alias is not None and (name is None or tree.args.get("table") is None):

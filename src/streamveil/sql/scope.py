@@ -19,7 +19,7 @@ from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan.own_rows import OwnRows, with_step
 from streamveil.plan.plan import SourceSpec
 from streamveil.sql import own_rows
-from streamveil.sql.joins import name_of, union_of, with_join, with_members
+from streamveil.sql.joins import name_of, union_of, unit_before, with_join, with_members
 from streamveil.sql.names import INNER, From, InReach, only, resolved, row_text
 from streamveil.sql.options import instant, interval, length, whole, word
 from streamveil.sql.parts import window_of
@@ -51,8 +51,15 @@ def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | Non
             raise PlanError(f"WITH declares '{shown(cte.alias)}' twice")
         named[cte.alias.lower()] = cte.this
     protected = None if unit is None else parse_text(unit, "the privacy unit")
-    known = InReach(sources, named, protected)
+    known = within(tree, InReach(sources, named, protected))
     return filtered(tree, _with_joins(tree, _relation(clause.this, known), known), known)
+
+
+def within(tree: exp.Expr, known: InReach) -> InReach:
+    """What is in reach of the first relation of a SELECT."""
+    if known.unit is None:
+        return known
+    return replace(known, unit=unit_before(tree.args.get("joins") or (), known.unit))
 
 
 def filtered(tree: exp.Expr, inner: From, known: InReach) -> From:
@@ -100,17 +107,18 @@ def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
     """A subquery of columns and WHERE is the same as computing them here; more is `own_rows`."""
     if not isinstance(tree, exp.Select):
         return union_of(tree.unnest(), alias, known, _subquery)
+    tree = own_rows.unnamed_windows(tree)
     only(tree, {"expressions", "from_", "where", "joins", *own_rows.COMBINING}, INNER)
     clause = tree.args.get("from_")
     if clause is None:
         raise PlanError("FROM is missing in the subquery")
     unit = None if known.unit is None else _unit_within(known.unit, tree.expressions, alias)
-    within = replace(known, unit=unit)
-    inner = filtered(tree, _with_joins(tree, _relation(clause.this, within), within), within)
+    inside = within(tree, replace(known, unit=unit))
+    inner = filtered(tree, _with_joins(tree, _relation(clause.this, inside), inside), inside)
     where = list(inner.where)
     columns, rest = _columns(tree.expressions, inner)
     made = From(inner.source, inner.window, where, columns, {alias} if alias else set(), rest)
-    return _combined(tree, inner, made, unit) if own_rows.combines(tree) else made
+    return _combined(tree, inner, made, inside.unit) if own_rows.combines(tree) else made
 
 
 def _unit_within(unit: exp.Expr, items: list[exp.Expr], alias: str) -> exp.Expr:
@@ -283,13 +291,7 @@ def _windowed(node: exp.Expr, scope: InReach) -> From:
         raise PlanError(f"write {name}(TABLE t, DESCRIPTOR(time_column), {form})")
     lengths = {key: length(given[key].expression, f"{key} of {name}") for key in wanted}
     placed = {key: PLACED[key](given[key].expression, key) for key in PLACED if key in given}
-    table = plain[0]
-    if not isinstance(table, exp.Column) or not isinstance(table.this, exp.Identifier):
-        raise PlanError(f"the first argument of {name} is TABLE name")
-    parts = [table.args.get("catalog"), table.args.get("db"), table.args.get("table"), table.this]
-    inner = _relation(
-        exp.Table(this=exp.to_identifier(".".join(p.name for p in parts if p))), scope
-    )
+    inner = _relation(_table_of(plain[0], name), scope)
     time = inner.own_column(_descriptor(plain[1], name), f"DESCRIPTOR of {name}")
     combined = isinstance(inner.source, OwnRows) and not inner.source.row_by_row
     known = time if combined else inner.source.event_time or time
@@ -302,6 +304,16 @@ def _windowed(node: exp.Expr, scope: InReach) -> From:
     inner.window = window_of(kind, lengths["size"], lengths.get(second or ""), **placed)
     inner.names |= {node.alias} if node.alias else set()
     return inner
+
+
+def _table_of(tree: exp.Expr, name: str) -> exp.Expr:
+    """TABLE name, or TABLE 'path' of files."""
+    if isinstance(tree, exp.Literal) and tree.is_string:
+        return exp.Table(this=exp.to_identifier(tree.this, quoted=True))
+    if not isinstance(tree, exp.Column) or not isinstance(tree.this, exp.Identifier):
+        raise PlanError(f"the first argument of {name} is TABLE name")
+    parts = [tree.args.get("catalog"), tree.args.get("db"), tree.args.get("table"), tree.this]
+    return exp.Table(this=exp.to_identifier(".".join(part.name for part in parts if part)))
 
 
 _LOWER = [name.lower() for name in WINDOWS]
