@@ -85,16 +85,28 @@ def _live_joins(plan: Plan, source: OwnRows) -> Iterator[str]:
                 f"'{other.kind}' is read once, sorted by what it holds, and here more may come.\n"
                 "  to fix  store its rows in a file, or follow its changes as a stream"
             )
+    yield from _paired(plan, joins)
+
+
+def _paired(plan: Plan, joins: list[OwnJoin]) -> Iterator[str]:
+    """Joins of which both relations are events, whose times decide what meets."""
     paired = [step for step in joins if step.within_us is not None]
-    if len(paired) > 1 or any(step.how != "inner" for step in paired):
+    if any(step.how != "inner" for step in paired):
         yield (
-            "join_within is for one inner join of two relations of events.\n"
+            "join_within is for an inner join of two relations of events.\n"
             "  why     that a row meets nothing is known only when the interval is over\n"
+            "  to fix  leave join_within out: then a row meets the rows that came before it, and"
+            " a LEFT JOIN that finds none has nulls"
+        )
+    if len(paired) > 1:
+        yield (
+            "join_within is for one join of a query.\n"
+            "  why     a pair comes late, when what it would meet next is no longer kept\n"
             "  to fix  declare further relations without event_time, as tables, or leave"
             " join_within out: then rows meet those that came before"
         )
     within = max((step.within_us or 0 for step in paired), default=0)
-    if paired and source.event_time is None:
+    if paired and plan.source.event_time is None:
         yield (
             "join_within compares times, and the first relation has none.\n"
             "  to fix  event_time = 'ts' where it is declared"
