@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import streamveil as sv
+from streamveil.accounts.ledger import Ledger
 from streamveil.connectors import open_sink, open_sinks
 from streamveil.errors import StreamveilError
 from streamveil.runtime.job import Job
@@ -241,26 +242,47 @@ def one_life(asked, state, found):
         job.close()
 
 
+def words_of_failure(*life):
+    try:
+        one_life(*life)
+    except StreamveilError as error:
+        return str(error)
+    return ""
+
+
 def totals_of(found):
     return {one.step: sum(counts(one.table).values()) for one in found}
 
 
 @over(places.ONCE)
-def test_a_full_disk_under_the_state_stops_the_job_in_words(place, tmp_path):
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
+def test_a_full_disk_under_the_state_and_copies_stops_the_job_in_words(
+    place, begun, tmp_path, monkeypatch
+):
+    """With no room at all, then with ever more: each write in turn is the one that fails."""
     place.put(range(10))
-    asked, found = counted(place, every=5), []
+    asked, found, told = counted(place, every=5), [], []
     with small_disk(tmp_path / "small", 20_000):
-        state = tmp_path / "small" / "s"
-        one_life(asked, state, found)
-        with filled(tmp_path / "small"):
+        state, scratch = tmp_path / "small" / "s", tmp_path / "small" / "tmp"
+        scratch.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+        if begun:
+            one_life(asked, state, found)
             place.put(range(10, 20))
-            for _ in range(2):
-                with pytest.raises(StreamveilError, match="to fix"):
-                    one_life(asked, state, found)
+        while told[-1:] != [""]:
+            with filled(tmp_path / "small", 4096 * len(told)):
+                told.append(words_of_failure(asked, state, found))
+        assert len(told) > 2
+        assert all("to fix" in words for words in told[:-1])
+        if not begun:
+            place.put(range(10, 20))
         for start in (20, 30):
             one_life(asked, state, found)
             place.put(range(start, start + 10))
+        one_life(asked, state, found)
         assert totals_of(found) == {step: 5 * step for step in range(1, 7)}
+        with Ledger.load(state / "ledger") as ledger:
+            assert len(ledger.entries()) == 1, "a job is charged once"
 
 
 LIVES = [10, pytest.param(50, marks=pytest.mark.slow)]
@@ -526,13 +548,14 @@ def small_disk(folder, kilobytes):
 
 
 @contextmanager
-def filled(folder):
-    """A file system without room."""
+def filled(folder, left=0):
+    """A file system without room, but for so many bytes."""
     filler = folder / "filler.tmp"
     file = os.open(filler, os.O_CREAT | os.O_WRONLY)
     with suppress(OSError):
         while os.write(file, b"x" * 512):
             pass
+    os.ftruncate(file, max(0, os.fstat(file).st_size - left))
     os.close(file)
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from streamveil.api.query import RUN_OPTIONS, require_engine
@@ -91,8 +90,9 @@ class JointQuery:
         """
         from streamveil.results.answers import Answers
         from streamveil.results.releases import of_releases
+        from streamveil.runtime.disk import unkept
 
         if state is not None:
             return Answers(of_releases(self.run(state, **options)))
-        with TemporaryDirectory(prefix="streamveil-") as folder:
+        with unkept() as folder:
             return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))

@@ -11,7 +11,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 
 from streamveil.compiled import at_once, njit
-from streamveil.errors import SourceError
+from streamveil.connectors.blocks import in_scratch
 from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
 
 PART = 1 << 16  # units of a part, by number
@@ -112,13 +112,11 @@ class ByUnit(Generic[Kind]):
 
     def _written(self, unit: Array, held: Array) -> int:
         """Where a block stands in the file."""
-        try:
+        with in_scratch("set rows aside"):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="streamveil-")  # noqa: SIM115
             place = self._file.seek(0, 2)
             self._file.write(unit.tobytes() + held.tobytes())
-        except OSError as error:
-            raise SourceError(f"cannot set rows aside on disk: {error.strerror}") from None
         return place
 
     def _read(self, block: tuple[Array, Array] | int) -> tuple[Array, Array]:
@@ -135,7 +133,8 @@ class ByUnit(Generic[Kind]):
         No rows may come meanwhile.
         """
         if self._file is not None:
-            self._file.flush()
+            with in_scratch("set rows aside"):
+                self._file.flush()
         for number in range(first, -(-self.units // PART), each):
             rows, before = int(self._rows[number]), number * PART
             blocks = [self._read(block) for block in self._blocks[number]]

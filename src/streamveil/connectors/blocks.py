@@ -10,14 +10,17 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from errno import EINVAL, EOPNOTSUPP
+from errno import EDQUOT, EINVAL, ENOSPC, EOPNOTSUPP, EROFS
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
+
+from streamveil.errors import SourceError, StoreError
 
 crc32: Callable[..., int]  # of bytes, and the checksum of what lies before them
 
@@ -33,9 +36,47 @@ KEPT_BYTES = 1 << 26  # a larger room is given back at once
 MAX_BUFFERS = 512  # below every system's IOV_MAX
 OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 REFUSED = (EINVAL, EOPNOTSUPP)  # by a file system that takes no such writes after all
+NO_ROOM = (ENOSPC, EDQUOT, EROFS)
 DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
 _kept: list[mmap.mmap] = []  # rooms that nobody uses: as many as were ever in use at once
 _taking = Lock()
+
+
+@contextmanager
+def crash_only(what: str, path: Path) -> Iterator[None]:
+    """Turns an operating system error into a `StoreError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot {what} '{path.name}' in the state directory: {error.strerror}.\n"
+            "  to fix  free the disk or repair its permissions, then start again: the job resumes"
+            " from its last commit"
+        ) from error
+
+
+@contextmanager
+def in_scratch(what: str) -> Iterator[None]:
+    """The same for files that go when the process ends."""
+    try:
+        yield
+    except OSError as error:
+        raise no_scratch(what, error) from None
+
+
+def no_scratch(what: str, error: OSError) -> SourceError:
+    """What to say where temporary files cannot be written."""
+    return SourceError(
+        f"cannot {what} in a temporary folder: {error.strerror}.\n"
+        "  to fix  make room there, or name a folder with room in TMPDIR, then start again: a job"
+        " resumes from its last commit"
+    )
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder, for its owner only."""
+    with in_scratch("keep files"):
+        return tempfile.TemporaryDirectory(prefix="streamveil-")
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> int:

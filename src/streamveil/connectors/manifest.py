@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from streamveil.connectors.blocks import crc32, sync_directory, write_all
+from streamveil.connectors.blocks import crash_only, crc32, sync_directory, write_all
 from streamveil.connectors.names import guarded, to_bytes
 from streamveil.errors import StoreError
 from streamveil.types import Array
@@ -193,7 +193,7 @@ def footer(file: BinaryIO) -> bytes | None:
 
 def append(path: Path, size: int, data: bytes) -> None:
     """Puts bytes after the first `size` ones of a file, durably; what lay there goes."""
-    try:
+    with crash_only("write", path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, size)
@@ -204,12 +204,6 @@ def append(path: Path, size: int, data: bytes) -> None:
             os.close(fd)
         if not size:
             sync_directory(path.parent)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write '{path.name}' in the state directory: {error.strerror}.\n"
-            "  to fix  free the disk or repair its permissions, then start again: the job resumes"
-            " from its last commit"
-        ) from None
 
 
 def whole(path: Path, size: int) -> bytes:

@@ -28,7 +28,6 @@ import os
 import re
 import select as wait_for
 import struct
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
-from streamveil.connectors.blocks import sync_directory
+from streamveil.connectors.blocks import crash_only, scratch_folder, sync_directory
 from streamveil.connectors.database_sources import AT_ONCE, OF_POSTGRES, PLAIN_TEXT
 from streamveil.connectors.fit import TIME, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
@@ -139,7 +138,7 @@ class PostgresChanges:
 
     @cached_property
     def _own(self) -> Any:
-        return tempfile.TemporaryDirectory(prefix="streamveil")
+        return scratch_folder()
 
     @property
     def _spool(self) -> Path:
@@ -243,18 +242,19 @@ class PostgresChanges:
             exp.to_identifier(one, quoted=True).sql("postgres") + "::text" for one in names
         )
         query = f"SELECT {asked} FROM {self._quoted}"  # noqa: S608
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with (
-            os.fdopen(fd, "wb") as file, pa.ipc.new_file(file, schema) as writer,
-        ):  # fmt: skip
-            for rows in copied(connection, query, names):
-                more = [pa.repeat("insert", len(rows)), pa.repeat(now, len(rows))]
-                writer.write_table(pa.table([*rows.columns, *more], schema))
-            writer.close()
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._spool)
-        sync_directory(self._spool.parent)
+        with crash_only("write", self._spool):
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with (
+                os.fdopen(fd, "wb") as file, pa.ipc.new_file(file, schema) as writer,
+            ):  # fmt: skip
+                for rows in copied(connection, query, names):
+                    more = [pa.repeat("insert", len(rows)), pa.repeat(now, len(rows))]
+                    writer.write_table(pa.table([*rows.columns, *more], schema))
+                writer.close()
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._spool)
+            sync_directory(self._spool.parent)
 
     def _first_rows(self, place: LogPlace, most: int) -> Iterator[pa.Table]:
         """The first rows that are left."""

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
-from streamveil.connectors.blocks import room
+from streamveil.connectors.blocks import NO_ROOM, no_scratch, room, scratch_folder
 from streamveil.connectors.names import (
     LIST,
     MARK,
@@ -177,7 +177,7 @@ class RemoteFiles:
         """A folder for a copy, and the file in it that is to be written over."""
         with suppress(IndexError):  # none is there: the first two copies
             return self._used.pop()
-        return tempfile.TemporaryDirectory(prefix="streamveil-"), None
+        return scratch_folder(), None
 
     def _copy(self, wanted: Wanted, size: int, path: Path) -> None:
         parts = getattr(self._files, "open_input_file", None)
@@ -261,6 +261,8 @@ def asked(name: str, action: Callable[[], T]) -> T:
     try:
         return action()
     except (OSError, pa.ArrowInvalid) as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise no_scratch(f"keep a copy of '{shown(name)}'", error) from None
         raise SourceError(
             f"cannot read '{shown(name)}' from its store: {' '.join(str(error).split())[:300]}.\n"
             "  to fix  check the address, the settings behind its question mark, and the keys that"

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from streamveil.batch import Moment, Release
 from streamveil.connectors.base import Sink
-from streamveil.connectors.blocks import write_all
+from streamveil.connectors.blocks import crash_only, write_all
 from streamveil.core.noisy import restored
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk, frame, notes, wal
@@ -114,7 +114,7 @@ class Archive:
         if needed is not None and not self._held.holds(needed):
             raise wal.damaged(self.path)
         self._read_newest(self._next - self._held.dropped)
-        with disk.crash_only("open", self.path):
+        with crash_only("open", self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     def _create(
@@ -176,7 +176,7 @@ class Archive:
         """Drops what lies at or after an entry; writing goes on there."""
         entries = self._held.entries[:number]
         self._held = replace(self._held, entries=entries, is_damaged=False)
-        with disk.crash_only("repair", self.path):
+        with crash_only("repair", self.path):
             os.ftruncate(self._fd, self._held.end)
 
     # ---- while the job runs
@@ -197,7 +197,7 @@ class Archive:
         head = {**asdict(known), frame.BEFORE: held.hash}
         laid = frame.laid_out(head, *to_parts(release.table, COMPRESSION))
         with (
-            disk.crash_only("write the releases in", self.path.parent),
+            crash_only("write the releases in", self.path.parent),
             frame.gathered(*laid, start=held.end) as buffers,
         ):
             after = frame.chain(held.hash, buffers[0])
@@ -210,7 +210,7 @@ class Archive:
         """Goes on in a new file without the oldest releases."""
         held = self._held
         first = held.entries[number]
-        with disk.crash_only("shorten the releases in", self.path.parent):
+        with crash_only("shorten the releases in", self.path.parent):
             before = held.entries[number - 1].hash
             self._create(
                 self.path, held.dropped + number, before, self._bytes(first.offset, held.end)
@@ -234,7 +234,7 @@ class Archive:
     def sync(self) -> None:
         """Makes everything durable; the log may then be dropped."""
         if self._fd >= 0:
-            with disk.crash_only("write the releases in", self.path.parent):
+            with crash_only("write the releases in", self.path.parent):
                 os.fdatasync(self._fd)
             self.extent = Extent(self._next, self._held.hash)
 
@@ -259,7 +259,7 @@ def contents(path: Path, epoch: str) -> Contents:
         )
     held: Contents | None = None
     try:
-        with disk.crash_only("read", path), path.open("rb") as file:
+        with crash_only("read", path), path.open("rb") as file:
             for offset, head, sizes in frame.heads(file):
                 if held is None:
                     wal.require_mine(path, head, VERSION, epoch)
@@ -294,7 +294,7 @@ def ahead(directory: Path) -> StoreError:
 def committed(path: Path, entry: Entry) -> tuple[Mark, pa.Table]:
     """One release, as committed."""
     try:
-        with disk.crash_only("read", path), path.open("rb") as file:
+        with crash_only("read", path), path.open("rb") as file:
             file.seek(entry.offset)
             read = frame.read(file, entry.end - entry.offset)
     except frame.TornFrameError:

@@ -14,7 +14,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streamveil.connectors.blocks import sync_directory
+from streamveil.connectors.blocks import crash_only, sync_directory
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import LOCK, Lock
@@ -57,7 +57,7 @@ def copied(home: Path, place: Path, note: notes.Content | None) -> None:
     lock = Lock(home)
     try:
         shutil.rmtree(draft, ignore_errors=True)
-        with disk.crash_only("copy to", place):
+        with crash_only("copy to", place):
             shutil.copytree(home, draft, ignore=lambda _, names: LEFT & {*names})
             for path in [*draft.rglob("*")]:
                 sync_directory(path)
@@ -70,7 +70,7 @@ def copied(home: Path, place: Path, note: notes.Content | None) -> None:
         raise StoreError(f"{faults[0].part}: {faults[0].words}")
     if note is not None:
         notes.write(draft / BACKUP, "backup", note)
-    with disk.crash_only("copy to", place):
+    with crash_only("copy to", place):
         sync_directory(draft)
         draft.rename(place)
         sync_directory(place.parent)

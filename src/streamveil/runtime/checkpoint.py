@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Release
-from streamveil.connectors.blocks import ROOM_BYTES, room
+from streamveil.connectors.blocks import ROOM_BYTES, crash_only, room
 from streamveil.core.noisy import restored
 from streamveil.dataflow.protocol import Arrays, Operator
 from streamveil.runtime import disk, formats, frame, wal
@@ -157,7 +157,7 @@ def read(directory: Path, epoch: str) -> Saved | None:
         return None
     _, path = paths[-1]
     try:
-        with disk.crash_only("read", path), path.open("rb") as file:
+        with crash_only("read", path), path.open("rb") as file:
             frames = list(frames_of(path, file))
     except frame.TornFrameError:
         raise wal.damaged(path) from None
@@ -181,7 +181,7 @@ def frames_of(path: Path, file: BinaryIO) -> Iterator[frame.Frame]:
 def heads_of(path: Path, epoch: str) -> tuple[list[frame.Head], Needs]:
     """The heads of all frames of a checkpoint, and what it needs. Arrays are not read."""
     try:
-        with disk.crash_only("read", path), path.open("rb") as file:
+        with crash_only("read", path), path.open("rb") as file:
             found = [(head, sizes.prefix) for _, head, sizes in frame.heads(file)]
     except frame.TornFrameError:
         raise wal.damaged(path) from None

@@ -17,8 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.blocks import BLOCK, OWN, advise, crc32, to_block
-from streamveil.errors import SourceError
+from streamveil.connectors.blocks import BLOCK, OWN, advise, crc32, in_scratch, to_block
 from streamveil.runtime.frame import padded, padding, put
 
 SIZE = 32 << 20  # bytes in use at once, unless a single copy is larger
@@ -127,21 +126,20 @@ class SpillBuffer:
             self._spill()
 
     def _spill(self) -> None:
-        try:
+        with in_scratch("set rows aside"):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="streamveil-")  # noqa: SIM115
                 self._writer = pa.ipc.new_stream(self._file, self._tables[0].schema)
             for table in self._tables:
                 self._writer.write_table(table)
-        except OSError as error:
-            raise SourceError(f"cannot set rows aside on disk: {error.strerror}") from None
         self._tables, self._bytes = [], 0
 
     def __iter__(self) -> Iterator[pa.Table]:
         """All tables; none can be added after."""
         if self._file is not None:
-            self._writer.close()
-            self._file.seek(0)
+            with in_scratch("set rows aside"):
+                self._writer.close()
+                self._file.seek(0)
             for batch in pa.ipc.open_stream(self._file):
                 yield pa.Table.from_batches([batch])
         yield from self._tables

@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from streamveil.connectors.blocks import sync_directory, write_all
+from streamveil.connectors.blocks import crash_only, scratch_folder, sync_directory, write_all
 from streamveil.errors import StoreError
 
 PRIVATE = 0o600  # files of a state directory are for their owner only
 TEMPORARY = ".tmp"
 
 
-@contextmanager
-def crash_only(what: str, path: Path) -> Iterator[None]:
-    """Turns an operating system error into a `StoreError` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"cannot {what} '{path.name}' in the state directory: {error.strerror}.\n"
-            "  to fix  free the disk or repair its permissions, then start again: the job resumes"
-            " from its last commit"
-        ) from error
+def unkept() -> TemporaryDirectory[str]:
+    """A folder for a state that goes with its answer."""
+    return scratch_folder()
 
 
 class Unnamed:

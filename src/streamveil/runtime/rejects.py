@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.batch import Batch, RejectNotes
+from streamveil.connectors.blocks import crash_only
 from streamveil.connectors.rejected_rows import rejected_table, schema_of
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk, notes
@@ -67,7 +68,7 @@ class Routing:
             return
         if not where.is_dir():
             raise StoreError(f"rejected rows go to a directory, and '{where.name}' is none")
-        with disk.crash_only("read", where):
+        with crash_only("read", where):
             mode = stat.S_IMODE(where.stat().st_mode)
             begun = OWNER + disk.TEMPORARY  # a start that did not come further
             empty = all(path.name == begun for path in where.iterdir())

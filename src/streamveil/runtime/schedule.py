@@ -21,7 +21,7 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.connectors import Chunk, Source
 from streamveil.connectors.base import Arrivals, arrivals, hand_on, micros, slices
-from streamveil.connectors.blocks import crc32
+from streamveil.connectors.blocks import crc32, in_scratch, scratch_folder
 from streamveil.connectors.rejected_rows import PLACE, rejected_table
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan.plan import Clock
@@ -298,23 +298,21 @@ class Replay:
         rest: Iterator[tuple[pa.Table, Int64[Array, " rows"]]],
     ) -> None:
         """Writes every row to the file of its bucket of steps."""
-        self.folder = tempfile.TemporaryDirectory(prefix="streamveil-replay-")
+        self.folder = scratch_folder()
         buckets = min(self.steps, 64)
         self.width = -(-self.steps // buckets)
         schema = parts[0][0].schema.append(pa.field("__step", pa.int64()))
         writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
-        try:
-            for source in (parts, rest):
-                for table, step in source:
-                    whole = table.append_column("__step", pa.array(step))
-                    home = (step - 1) // self.width
-                    for bucket in np.unique(home):
+        for source in (parts, rest):
+            for table, step in source:
+                whole = table.append_column("__step", pa.array(step))
+                home = (step - 1) // self.width
+                for bucket in np.unique(home):
+                    with in_scratch("sort the replay"):
                         if bucket not in writers:
                             writers[bucket] = pa.ipc.new_file(self._path(bucket), schema)
                         writers[bucket].write(whole.filter(pa.array(home == bucket)))
-        except OSError as error:
-            raise SourceError(f"cannot sort the replay on disk: {error.strerror}") from None
-        finally:
+        with in_scratch("sort the replay"):
             for writer in writers.values():
                 writer.close()
 

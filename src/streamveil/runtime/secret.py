@@ -12,6 +12,7 @@ import stat
 import subprocess  # the user's own key command, no shell
 from pathlib import Path
 
+from streamveil.connectors.blocks import crash_only
 from streamveil.core.noise.keyed import SECRET_BYTES, KeyedNoise
 from streamveil.errors import StoreError
 from streamveil.runtime import disk
@@ -75,7 +76,7 @@ def kept(directory: Path) -> bytes:
 
 def read(path: Path) -> bytes:
     """A secret file, which nobody but its owner may read."""
-    with disk.crash_only("read", path):
+    with crash_only("read", path):
         mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise StoreError(

@@ -25,7 +25,7 @@ from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 
-from streamveil.connectors.blocks import write_all
+from streamveil.connectors.blocks import crash_only, write_all
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, formats, frame
 from streamveil.runtime.tables import Mark
@@ -186,7 +186,7 @@ class Log:
         head = {"version": VERSION, "epoch": self.epoch, "after": after, OPERATOR: self.version,
                 frame.BEFORE: self.hash}  # fmt: skip
         disk.create(path, frame.encode(head, {}))
-        with disk.crash_only("open", path):
+        with crash_only("open", path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             self._end = os.lseek(self._fd, 0, os.SEEK_END)
         self.size = 0
@@ -194,7 +194,7 @@ class Log:
     def append(self, *records: Record) -> int:
         """Writes records, all or none, and makes them durable. Returns their size in bytes."""
         with (
-            disk.crash_only("write the log in", self.directory),
+            crash_only("write the log in", self.directory),
             to_frame(records, self.hash, self._end) as buffers,
         ):
             after = frame.chain(self.hash, buffers[0])
@@ -233,7 +233,7 @@ class Log:
         The last frame may come from a process that died before its fsync returned. Its bytes are
         written again in place, which changes nothing, and synced before anything is published.
         """
-        with disk.crash_only("repair", path):
+        with crash_only("repair", path):
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._fd, end)
             os.lseek(self._fd, start, os.SEEK_SET)
@@ -316,7 +316,7 @@ def frames_of(
     """The frames of a segment; a torn tail, where there may be one, is left out."""
     end = 0
     try:
-        with disk.crash_only("read", path), path.open("rb") as file:
+        with crash_only("read", path), path.open("rb") as file:
             for found in read(file):
                 yield found
                 end = found[0] + found[3]
