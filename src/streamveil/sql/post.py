@@ -66,12 +66,12 @@ class PostScope:
     sides: Sides = field(default_factory=dict)  # table -> its columns -> what they are called here
     stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> what it is
     aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
-    shifts: dict[str, Beside] | None = None  # of OVER, as they are met; None: not there
+    beside: dict[str, Beside] | None = None  # columns that a step adds, as met; None: none may be
     group: tuple[str, ...] | None = None  # GROUP BY: SUM and the like are over these
 
     def column(self, name: str) -> str | None:
         """The column of that name, in any case of letters where that is unambiguous."""
-        added = (self.shifts or {}).values()
+        added = (self.beside or {}).values()
         if name in self.columns or any(
             name in (one.name, getattr(one, "here_column", "")) for one in added
         ):
@@ -154,8 +154,8 @@ class PostScope:
 
     def added(self, what: str, make: Callable[[int], Beside]) -> Any:
         """A column that a step adds, made once for what it is; its number makes its name unique."""
-        assert self.shifts is not None  # noqa: S101  (`over` looked)
-        return self.shifts.setdefault(what, make(len(self.shifts) + 1))
+        assert self.beside is not None  # noqa: S101  (`over` looked)
+        return self.beside.setdefault(what, make(len(self.beside) + 1))
 
 
 OVER = (
@@ -223,7 +223,7 @@ def parts_of(node: exp.Expr, released: PostScope) -> tuple[tuple[str, ...], tupl
 
 def over(node: exp.Expr, released: PostScope) -> exp.Expr:
     """A number of other rows of a release, as columns that a step adds: LAG, LEAD, AVG, SUM."""
-    if released.shifts is None:
+    if released.beside is None:
         raise PlanError(
             "OVER stands in the columns of a SELECT and in QUALIFY, not in WHERE and HAVING.\n"
             "  to fix  compute it in a SELECT, and filter in one around that"
@@ -341,7 +341,7 @@ def clauses_of(
     condition, order = tree.args.get(clause), tree.args.get("order")
     limit, offset = tree.args.get("limit"), tree.args.get("offset")
     aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
-    filtered = replace(aliased if clause == "having" else released, shifts=None, group=None)
+    filtered = replace(aliased if clause == "having" else released, beside=None, group=None)
     return Post(
         where=None if condition is None else filtered.text(condition.this),
         order=tuple(
@@ -364,7 +364,7 @@ def around_windows(
     aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
     conditions = [tree.args[clause].this for clause in late if tree.args.get(clause)]
     later = " AND ".join(f"({aliased.text(one)})" for one in conditions) or None
-    found = list((released.shifts or {}).values())
+    found = list((released.beside or {}).values())
     post = replace(
         post, one_for=released.group,
         shifts=tuple(one for one in found if isinstance(one, PostShift)),
@@ -445,7 +445,7 @@ def _select(tree: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Step
     for join in tree.args.get("joins") or ():
         found_rows = joined(found_rows, _relation(join.this, plans, named), join)
     steps, columns, sides = found_rows
-    released = PostScope(columns, sides, shifts={})
+    released = PostScope(columns, sides, beside={})
     group = _group(tree, released)
     if group is not None:
         released = replace(released, group=group)
@@ -455,7 +455,7 @@ def _select(tree: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Step
     made = tuple(
         PostColumn(name=name, expression=released.text(value)) for name, value in items.items()
     )
-    found = list((released.shifts or {}).values())
+    found = list((released.beside or {}).values())
     if group is not None:
         _require_grouped(made, group, found)
     steps = (*steps, *before)

@@ -205,7 +205,7 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
             for name in grouped
             if name in chosen.plain
         },
-        shifts={},
+        beside={},
     )
     items = dict[str, exp.Expr]()
     for name, value in chosen.order:
@@ -226,7 +226,7 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
             raise
     before, post = around_windows(tree, "having", ("qualify",), released, items)
     unnamed = len(chosen.aggregates) > len([*named_calls(tree, chosen)])
-    if unnamed or released.shifts or any(is_new(name, value) for name, value in items.items()):
+    if unnamed or released.beside or any(is_new(name, value) for name, value in items.items()):
         made = (PostColumn(name=name, expression=released.text(value))
                 for name, value in items.items())  # fmt: skip
         post = replace(post, columns=tuple(made))
