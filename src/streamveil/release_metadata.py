@@ -217,8 +217,8 @@ def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
 #
 # Such a file has their rows, one release after the other. What each says beside its numbers is in
 # the metadata of the file, what is the same in all of them once: `PACKED` holds the rows of every
-# release and, for each name of metadata, the beginning and the end that all of its texts share, and
-# the rest of each.
+# release, for each name of metadata the beginning and the end that all of its texts share and the
+# rest of each, and the notes of columns, which a Parquet schema would hold at greater length.
 
 PACKED = b"streamveil.releases"  # in the metadata of a file
 NAME = re.compile(r"trigger=(\d+)(?:-(\d+))?\.(?:parquet|csv|json)")
@@ -234,11 +234,25 @@ def packed(releases: Sequence[pa.Table]) -> tuple[pa.Table, bytes]:
     ([1, 2], b'{"rows":[1,1],"metadata":{"said":["of ","",["1","2"]]}}')
     """
     plain = [table.replace_schema_metadata(None) for table in releases]
+    whole, schema = pa.concat_tables(plain).combine_chunks(), plain[0].schema
     said = [table.schema.metadata or {} for table in releases]
-    told = {name.decode(): shared([one[name].decode() for one in said]) for name in said[0]}
-    rows = [table.num_rows for table in releases]
-    text = json.dumps({"rows": rows, "metadata": told}, separators=(",", ":"))
-    return pa.concat_tables(plain).combine_chunks(), text.encode()
+    told: dict[str, Any] = {
+        "rows": [table.num_rows for table in releases],
+        "metadata": {
+            name.decode(): shared([one[name].decode() for one in said]) for name in said[0]
+        },
+    }
+    notes = [[place, texts(field.metadata)] for place, field in enumerate(schema) if field.metadata]
+    if notes:
+        told["columns"] = notes
+        bare = pa.schema([field.remove_metadata() for field in schema])
+        whole = pa.Table.from_arrays(whole.columns, schema=bare)
+    return whole, json.dumps(told, separators=(",", ":")).encode()
+
+
+def texts(metadata: dict[bytes, bytes]) -> dict[str, str]:
+    """Metadata as text."""
+    return {name.decode(): text.decode() for name, text in metadata.items()}
 
 
 def unpacked(table: pa.Table, told: bytes) -> list[pa.Table]:
@@ -249,7 +263,10 @@ def unpacked(table: pa.Table, told: bytes) -> list[pa.Table]:
     True
     """
     parts: dict[str, Any] = json.loads(told)
-    found, start = list[pa.Table](), 0
+    fields, found, start = list(table.schema), list[pa.Table](), 0
+    for place, notes in parts.get("columns", ()):  # older files have them in their schema
+        fields[place] = fields[place].with_metadata(notes)
+    table = pa.Table.from_arrays(table.columns, schema=pa.schema(fields))
     for turn, rows in enumerate(parts["rows"]):
         said = {
             name: begin + rest[turn] + end for name, (begin, end, rest) in parts["metadata"].items()

@@ -17,7 +17,7 @@ from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dataflow.rows import RowProgram, prepare_batch
 from streamveil.errors import StoreError
 from streamveil.plan.plan import Clock
-from streamveil.release_metadata import packed, unpacked
+from streamveil.release_metadata import packed, read_parquet, unpacked
 from streamveil.results.releases import of_folder
 from streamveil.runtime import wal
 from streamveil.runtime.grouping import MOST_ROWS, Together, in_blocks, together
@@ -134,6 +134,23 @@ def test_packing_keeps_columns_rows_and_what_each_says():
     tables = [release(t, 7 * t).table for t in (1, 2, 3, 11)]
     again = unpacked(*packed(tables))
     assert all(same(*pair) for pair in zip(tables, again, strict=True))
+
+
+def test_a_file_of_several_names_notes_of_columns_once_and_gives_them_back(tmp_path):
+    note = "rows of one unit beyond max_rows = 2 are not counted"
+    columns = {"at": pa.array([7, 8], pa.timestamp("us", "UTC")), "page": pa.array(["a", None])}
+    fields = [pa.field(name, column.type) for name, column in columns.items()]
+    schema = pa.schema([*fields, pa.field("n", pa.int64(), False, {"bias": note})])
+    table = pa.Table.from_arrays([*columns.values(), pa.array([1, 2])], schema=schema)
+    for kinds in (schema, schema.set(1, pa.field("page", pa.large_string()))):
+        several = [made(table.cast(kinds), 0, trigger, trigger) for trigger in (1, 2)]
+        folder = tmp_path / str(kinds.field("page").type)
+        FilesSink(str(folder)).write_together("job", several)
+        [file] = folder.rglob("*.parquet")
+        assert file.read_bytes().count(note.encode()) == 1
+        for back, one in zip(read_parquet(file), several, strict=True):
+            assert back.schema.equals(one.table.schema, check_metadata=True)
+            assert back.equals(one.table)
 
 
 def test_groups_are_for_long_replays_only():

@@ -33,6 +33,10 @@ WORTH = 0.75  # what compression must leave at most
 PACKED, SPLIT, SHARED = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "DELTA_BYTE_ARRAY"
 PLAIN = "PLAIN"
 NONE, SNAPPY = "none", "snappy"
+KNOWN = {  # types that are read as they were written, whatever is said of Arrow's
+    pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
+    pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
+}  # fmt: skip
 Way = tuple[str | None, str]  # encoding (None: a dictionary, or Arrow's choice) and compression
 
 
@@ -44,6 +48,8 @@ def to_parquet(
     `beside`: metadata of the file that is not the table's.
     """
     how = settings(table)
+    if beside is not None and all(field.type in KNOWN for field in table.schema):
+        how["store_schema"] = False
 
     def write(out: pa.NativeFile) -> None:
         with pq.ParquetWriter(out, table.schema, **how) as writer:
