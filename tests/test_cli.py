@@ -174,7 +174,7 @@ def test_run_resume_inspect_and_ledger(folder):
     assert code == 0
     assert "epsilon = 2" in shown or "epsilon = 1.9" in shown
     assert len(call("ledger", "verify", state)[1].strip()) >= 32
-    assert "periods of 1 day" in call("ledger", "convert", state, "--to", "user-week")[1]
+    assert "in 7 days" in call("ledger", "convert", state, "--to", "user-week")[1]
     assert json.loads(call("ledger", "export", state)[1])["protects"]["unit"] == "person"
     assert call("ledger", "convert", state, "--to", "user-fortnight")[0] == 2
 

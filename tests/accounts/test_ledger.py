@@ -204,7 +204,7 @@ def test_a_year_adds_up_the_days() -> None:
     assert ledger.convert("user-year").loss == Gdp.squared(Fraction(366, 4))
     ledger.charge("whole", Gdp(0.1))  # one mechanism that reads all days: group privacy
     assert ledger.convert("user-week").loss == Gdp.squared(Fraction(7, 4) + Fraction(49, 100))
-    assert "present in at most 7 periods of 1 day" in ledger.convert("user-week").sentence(1e-6)
+    assert "present in at most 7 days" in ledger.convert("user-week").sentence(1e-6)
     with pytest.raises(ValueError, match="did you mean 'year'"):
         ledger.convert("user-yaer")
 

@@ -295,7 +295,7 @@ def test_a_day_becomes_a_week_by_composition_or_by_group_privacy() -> None:
     shared = Guarantee(USER_DAY, Gdp(0.5))
     assert separate.over(7).loss == Gdp.squared(Fraction(7, 4))
     assert shared.over(timedelta(days=7)).loss == Gdp(3.5)
-    assert "at most 7 periods of 1 day" in shared.over(7).sentence(1e-9)
+    assert "at most 7 days" in shared.over(7).sentence(1e-9)
     with pytest.raises(ValueError, match="whole stream"):
         Guarantee(USER, Gdp(1)).over(7)
 

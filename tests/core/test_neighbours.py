@@ -25,7 +25,9 @@ def test_the_period_is_part_of_the_promise() -> None:
     assert Neighbours("user_id", period=DAY).phrase.endswith("user_id within each day")
     week, zone = Neighbours("user_id", period=7 * DAY), "1 day in Europe/Berlin"
     assert week.phrase.endswith("user_id within each period of 7 days")
-    assert Neighbours("user_id", period=DAY, calendar=zone).each == "each day in Europe/Berlin"
+    local = Neighbours("user_id", period=DAY, calendar=zone)
+    assert (local.each, local.several) == ("each day in Europe/Berlin", "days in Europe/Berlin")
+    assert week.several == "periods of 7 days"
     assert "over the whole stream" in Neighbours("user_id").phrase
     assert Neighbours("user_id", period=DAY) != Neighbours("user_id")
 

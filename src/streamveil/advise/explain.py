@@ -261,7 +261,7 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         if plan.key_set.min_units == 1
         else f"discovered, each well above {plan.key_set.min_units:,} units"
     )
-    period = "" if plan.periods is None else f" per {_cell(plan.periods)}"
+    period = "" if plan.periods is None else f", each {_one(plan.periods)}"
     rows = [
         ("job", plan.name),
         ("source", f"{plan.source.name} ({plan.source.kind})"),
@@ -312,6 +312,11 @@ def _window(window: Window) -> str:
 
 def _cell(cells: Cells) -> str:
     return cells.words or _span(cells.length_us)
+
+
+def _one(cells: Cells) -> str:
+    words = _cell(cells)
+    return words[2:] if words.startswith("1 ") else f"period of {words}"
 
 
 def _clock(clock: Clock) -> str:
@@ -422,7 +427,7 @@ def _bounding(plan: Plan, bounds: Bounds) -> str:
     if bounds.quadratic is not None:
         most = f"{bounds.quadratic:,}"
         parts.append(f"while the sum of squared rows per group, weighted, is at most {most}")
-    scope = "" if plan.periods is None else f", in each {_cell(plan.periods)}"
+    scope = "" if plan.periods is None else f", in each {_one(plan.periods)}"
     return ", ".join(parts) + scope
 
 
@@ -497,7 +502,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
     """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
     unit, entry, inside = unit_bytes(operator)
     seen, shown = 60 + 10 * operator.aggregation.width, group_bytes(operator)
-    scope = "" if plan.periods is None else f" in each open {_cell(plan.periods)}"
+    scope = "" if plan.periods is None else f" in each open {_one(plan.periods)}"
     rows = [
         ("per unit" + scope, f"about {unit} bytes" + (
             f", and {entry} per group it is in" if entry else "")

@@ -423,7 +423,7 @@ class Guarantee:
     def _change(self) -> str:
         if self.periods == 1:
             return self.protects.phrase
-        scope = f"{self.periods} periods of {self.protects.span}"
+        scope = f"{self.periods} {self.protects.several}"
         return f"{self.protects.verb} all rows of one {self.protects.unit} in {scope}"
 
     @property
@@ -437,11 +437,11 @@ class Guarantee:
         period = self.protects.period
         if period is None:
             return ""
-        unit, each = self.protects.unit, self.protects.span
+        unit, several = self.protects.unit, self.protects.several
         if self.periods == 1:
-            return f" A {unit} present in several periods of {each} loses this for each of them."
+            return f" A {unit} present in several {several} loses this for each of them."
         return (
-            f" Assumed: the {unit} is present in at most {self.periods} periods of {each};"
+            f" Assumed: the {unit} is present in at most {self.periods} {several};"
             " in more of them it loses more."
         )
 

@@ -67,6 +67,12 @@ class Neighbours:
         return f"each {one}" if one != self.span else f"each period of {one}"
 
     @property
+    def several(self) -> str:
+        """More than one period in words: "days", "periods of 7 days"."""
+        name, space, rest = self.span.removeprefix("1 ").partition(" ")
+        return f"{name}s{space}{rest}" if self.span.startswith("1 ") else f"periods of {self.span}"
+
+    @property
     def phrase(self) -> str:
         """Who is protected, in words, for `explain`."""
         scope = f" within {self.each}" if self.period else " over the whole stream"
