@@ -180,6 +180,39 @@ def test_the_wall_clock_closes_a_step_at_its_public_time_only():
     assert time[0] == 4.0
 
 
+def test_a_clock_that_is_set_back_is_told_and_every_step_closes_once_at_its_time(caplog):
+    """Set back by three steps within a life, and by two between two lives."""
+    time, back = [0.0], [(5.0, 6.0)]  # when, and by how much
+
+    def sleep(seconds):
+        time[0] += seconds
+        if back and time[0] >= back[0][0]:
+            time[0] -= back.pop(0)[1]
+
+    clock = Clock(kind="wall", every=2_000_000, start_us=0, steps=4)
+
+    def on_clock():
+        return MicroBatches(source([1, 2]), clock, now=lambda: time[0], sleep=sleep)
+
+    closed, places = [], []
+    for batch in on_clock().batches(None):
+        places.append(batch.position)
+        if batch.closes_step:
+            closed.append((batch.step, time[0]))
+    assert closed == [(1, 2.0), (2, 4.0), (3, 6.0), (4, 8.0)]
+    assert caplog.text.count("set back") == 1
+    assert "before step 3 begins" in caplog.text
+    caplog.clear()
+    time[0] = 1.0
+    rest = [batch.step for batch in on_clock().batches(places[-2])]
+    assert (rest, time[0]) == ([4], 8.0)
+    assert "the job waits 7 s" in caplog.text
+    caplog.clear()
+    time[0] = -5.0  # before its start: nothing is odd
+    assert next(on_clock().batches(None)).step == 1
+    assert not caplog.text
+
+
 def test_a_time_column_of_another_type_is_refused_by_name():
     s = MicroBatches(MemorySource(pa.table({"at": ["secret"]})), EVENT, event_time="at")
     with pytest.raises(SourceError, match="column 'at' must hold timestamps") as error:

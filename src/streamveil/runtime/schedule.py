@@ -8,6 +8,7 @@ without rows, so that the times of releases say nothing about the data.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from streamveil.types import Array, Int64
 if TYPE_CHECKING:  # not loaded where a query reads no files
     from streamveil.connectors.file_reader import RowGroup
 
+LOG = logging.getLogger("streamveil.schedule")
 PAUSE = 0.5  # seconds between two looks for more rows
 MOST_WAITING = 1 << 22  # rows in memory whose step is to come, where files are in order
 MISSTATED = (
@@ -147,9 +149,7 @@ class MicroBatches:
             raise PlanError("a wall-clock schedule needs a start time and a running clock")
         step, place = at["step"], at.get("source")
         while self.clock.steps is None or step <= self.clock.steps:
-            due = self.clock.due_us(step) / 1e6
-            while (left := due - self.now()) > 0 and not self.once:
-                self.sleep(min(left, 1.0))
+            self._wait_for(step, self.now, self.sleep)
             hand_on(self.source, "begin_step", self.clock.due_us(step - 1))
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
@@ -161,6 +161,22 @@ class MicroBatches:
             step += 1
             if self.once:
                 return
+
+    def _wait_for(
+        self, step: int, now: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        """Until a step ends by the wall clock. Where that was set back, the wait is told."""
+        begin, due = (self.clock.due_us(one) / 1e6 for one in (step - 1, step))
+        told = step == 1  # a job may start before its first step
+        while (left := due - now()) > 0 and not self.once:
+            if not told and left > due - begin:
+                told = True
+                LOG.warning(
+                    "the clock shows a time before step %d begins, though the step before it is"
+                    " closed: it was set back, or another machine's was ahead; the job waits %d s"
+                    " and loses nothing; to fix: correct the clock", step, left,
+                )  # fmt: skip
+            sleep(min(left, 1.0))
 
     def _nothing(self) -> pa.Table:
         return self._empty
