@@ -348,18 +348,19 @@ class ChangingTable:
             for suffix, column in parts.items():
                 part = column.reshape(len(self.outputs), -1)[place]
                 columns[name + suffix] = pa.array(part, pa.float64(), from_pandas=True)
-        frozen = self.distinct is not None and self.operation_column is not None
-        return pa.table(columns).replace_schema_metadata({NOTE: self._note} if frozen else None)
+        return pa.table(columns).replace_schema_metadata(self._note)
 
     @property
-    def _note(self) -> str:
-        """What no interval covers, of different values that come and go."""
-        assert self.distinct is not None  # noqa: S101  (the caller looked)
-        return (
-            f"of each value only the first {self.distinct.changes:,} changes of whether there is a"
+    def _note(self) -> dict[bytes, str] | None:
+        """What no interval covers, of different values that come and go more often than counts."""
+        made = self.distinct
+        if made is None or self.operation_column is None or made.changes == made.horizon:
+            return None
+        return {
+            NOTE: f"of each value only the first {made.changes:,} change(s) of whether there is a"
             " record with it count; afterwards it stays counted, or not, as it was: no interval"
             " holds what that changes"
-        )
+        }
 
     @cached_property
     def _labels_of_queries(self) -> dict[str, pa.Array]:

@@ -139,11 +139,12 @@ class Design:
 
     @property
     def _of_values(self) -> Candidate:
-        """The one mechanism for different values. Where nothing is deleted each comes once."""
-        w, given = self.workload, self.plan.options
+        """The one mechanism for different values. A value changes once a step, or once in all."""
+        w = self.workload
+        changes = 1 if w.grows or w.steps == 1 else MAX_CHANGES.of(self.plan.options)
         mechanism = DistinctCounter(
             cells=self.cells, share=Share.for_noise(self.plan.budget).scale(self.life),
-            horizon=w.steps, changes=1 if w.grows else MAX_CHANGES.of(given),
+            horizon=w.steps, changes=min(changes, w.steps or changes),
         )  # fmt: skip
         why = f"noise only, for {mechanism.changes:,} change(s) of a value in each set of groups"
         return counter_candidate(mechanism.counter, mechanism, why)

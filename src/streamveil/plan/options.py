@@ -408,7 +408,8 @@ EXPECTED_SIZE = Option(
 MAX_CHANGES = Option(
     "max_changes",
     "whole",
-    "none: must be given with COUNT(DISTINCT x) of a changing table; 1 when nothing is deleted",
+    "none: must be given with COUNT(DISTINCT x) of a changing table; 1 where nothing is deleted, "
+    "and for one answer",
     "how often a value of x may come or go in a group of a changing table; then it stays as it is",
     within=Limits(1, 10**6, whole=True, with_low=True),
     part_of=(TABLE,),

@@ -106,6 +106,7 @@ def _distinct(plan: Plan, one: Aggregate) -> Iterator[str]:
     alone = f"SELECT ... COUNT(DISTINCT {text}) AS {name}"
     source = plan.source
     assert isinstance(source, TableSource)  # noqa: S101  (the caller looked)
+    deletes = source.changelog == "insert-delete"
     if len(plan.aggregates) > 1:
         yield (
             f"'{name}': different values are counted by a statement of their own, which has a "
@@ -118,7 +119,7 @@ def _distinct(plan: Plan, one: Aggregate) -> Iterator[str]:
         )
     elif source.record is None:
         yield f"'{name}': different values are those of records with an id.\n  to fix  id = column"
-    elif source.operation and options.MAX_CHANGES.of(plan.options) is None:
+    elif deletes and plan.clock.kind != "once" and not options.MAX_CHANGES.given_in(plan.options):
         yield (
             f"'{name}': how often may a value come or go? max_changes has no default.\n"
             "  why     a record moves this number again whenever the others of its value come or go"
