@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
@@ -86,8 +86,29 @@ class Measure:
         )
 
 
+class WithSinks:
+    """What goes to sinks."""
+
+    sinks: tuple[SinkSpec, ...]
+
+    @fitting('to("files", path="out/", format="csv")')
+    def to(self, kind: str, name: str | None = None, **options: Any) -> Self:
+        """Adds a sink for releases, such as "files" with path="out/" and format="parquet".
+
+        Args:
+            kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
+            name: of the first sink: the job in the ledger; the kind if left out.
+            **options: settings of the sink, as in WITH (...) of CREATE SINK.
+
+        Raises:
+            PlanError: an argument is missing; at `release`, an option is unknown.
+        """
+        more = SinkSpec(name=name or kind, kind=kind, options=options)
+        return replace(self, sinks=(*self.sinks, more))  # type: ignore[type-var]  # a dataclass
+
+
 @dataclass(frozen=True)
-class Stream:
+class Stream(WithSinks):
     """A query in the making. Every method returns a new one; `release` ends with a `Query`.
 
     Raises:
@@ -317,21 +338,6 @@ class Stream:
         }
         return replace(self, limits=limits)
 
-    @fitting('to("files", path="out/", format="csv")')
-    def to(self, kind: str, name: str | None = None, **options: Any) -> Stream:
-        """Adds a sink for releases, such as "files" with path="out/" and format="parquet".
-
-        Args:
-            kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
-            name: of the first sink: the job in the ledger; the kind if left out.
-            **options: settings of the sink, as in WITH (...) of CREATE SINK.
-
-        Raises:
-            PlanError: an argument is missing; at `release`, an option is unknown.
-        """
-        more = SinkSpec(name=name or kind, kind=kind, options=options)
-        return replace(self, sinks=(*self.sinks, more))
-
     @fitting(
         'release(every="1 hour", start="2026-01-01", '
         'end="2026-02-01", budget=Budget(epsilon=1, delta=1e-9))'
@@ -350,12 +356,7 @@ class Stream:
         Raises:
             PlanError: the query cannot be run or must not be: the message says why and the way out.
         """
-        for name in options:
-            if name not in RELEASE_OPTIONS:
-                known = [*RELEASE_OPTIONS, "every", "budget"]
-                raise PlanError(f"unknown option '{name}'{nearest(name, known)}")
-        if not isinstance(budget, Budget):
-            raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+        require_settings(budget, options)
         for name, value in options.items():
             if value is not None and options_of.OPTIONS[name].kind == "interval":
                 options[name] = duration_us(value, name)
@@ -383,23 +384,29 @@ class Stream:
         return replace(self, source=source, groups=keys, unit=unit, conditions=())
 
     def _draft(self, every: Duration | RowCount | None) -> Draft:
-        timed = every is not None and not isinstance(every, RowCount)
-        time = length_of(every, "every") if timed else Length()  # type: ignore[arg-type]  # just looked
         return Draft(
-            source=self.source,
-            aggregates=self.measures,
-            where=self.conditions,
-            keys=self.groups,
-            window=self.shape,
-            ticks=Ticks(
-                every_us=time.us or None,
-                months=time.months or None,
-                rows=every.n if isinstance(every, RowCount) else None,
-                unbounded=self.source.is_endless,
-            ),
-            sinks=self.sinks,
+            source=self.source, aggregates=self.measures, where=self.conditions, keys=self.groups,
+            window=self.shape, ticks=ticks_of(self.source, every), sinks=self.sinks,
             per_group=self.per_group,
-        )
+        )  # fmt: skip
+
+
+def require_settings(budget: Any, options: Mapping[str, Any]) -> None:
+    """PlanError for what is no budget, or no option of a release."""
+    for name in options:
+        if name not in RELEASE_OPTIONS:
+            known = [*RELEASE_OPTIONS, "every", "budget"]
+            raise PlanError(f"unknown option '{name}'{nearest(name, known)}")
+    if not isinstance(budget, Budget):
+        raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+
+
+def ticks_of(source: SourceSpec, every: Duration | RowCount | None) -> Ticks:
+    """When releases are: at every length of time, or number of rows."""
+    if isinstance(every, RowCount):
+        return Ticks(rows=every.n, unbounded=source.is_endless)
+    time = Length() if every is None else length_of(every, "every")
+    return Ticks(every_us=time.us or None, months=time.months or None, unbounded=source.is_endless)
 
 
 ELSEWHERE = {  # options of the clause that have a method of their own
@@ -949,14 +956,10 @@ def sql(
             " answers"
         )
     asked = {name: t for name, t in (tables or frames).items() if isinstance(t, Query)}
-    known = (
-        {}
-        if asked
-        else {
-            name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
-            for name, t in (tables or frames).items()
-        }
-    )
+    known = {
+        name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
+        for name, t in (tables or frames).items() if not asked
+    }  # fmt: skip
     from streamveil.sql.sql import parse_script  # a query in Python needs no grammar of SELECT
 
     if asked:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamveil.api.query import RUN_OPTIONS, require_engine
+from streamveil.api.query import spark_of
 from streamveil.batch import Release
-from streamveil.errors import PlanError, fitting, nearest
+from streamveil.errors import fitting
 from streamveil.plan.joint import JointPlan
 
 if TYPE_CHECKING:
@@ -69,13 +69,7 @@ class JointQuery:
         """
         from streamveil.runtime.joint import run_joint
 
-        if hasattr(options.get("engine"), "start"):  # `streamveil.spark(...)`
-            return run_joint(self.plan, state=state, spark=options.pop("engine"), **options)
-        for name in options:
-            if name not in RUN_OPTIONS:
-                raise PlanError(f"run() has no option '{name}' here{nearest(name, RUN_OPTIONS)}")
-        require_engine(options.get("engine"))
-        return run_joint(self.plan, state=state, **options)
+        return run_joint(self.plan, state=state, spark=spark_of(options), **options)
 
     @fitting('answer(state="both.veil"), or answer() for jobs in memory')
     def answer(self, state: str | None = None, **options: Any) -> Answers:

@@ -163,13 +163,8 @@ class Query:
 
         if not isinstance(state, str | PathLike):
             raise PlanError(f"state must be the path of a directory, not {type(state).__name__}")
-        if hasattr(options.get("engine"), "start"):  # `streamveil.spark(...)`
-            spark = options.pop("engine")
+        if (spark := spark_of(options)) is not None:
             return iter(spark.start(self.plan, state=state, **options))
-        for name in options:
-            if name not in RUN_OPTIONS:
-                raise PlanError(f"run() has no option '{name}'{nearest(name, RUN_OPTIONS)}")
-        require_engine(options.get("engine"))
         if "IPython" in sys.modules:
             from streamveil.api.notebook import bar_for
 
@@ -231,10 +226,21 @@ class Query:
         return ask(self.plan, question, state=state, **options)
 
 
-def require_engine(engine: Any) -> None:
-    """PlanError for what is no engine."""
+def spark_of(options: dict[str, Any]) -> Any:
+    """What `streamveil.spark(...)` made, taken out of the options of a run; None: there is none.
+
+    Raises:
+        PlanError: without it, an option is unknown, or the engine is none.
+    """
+    engine = options.get("engine")
+    if hasattr(engine, "start"):
+        return options.pop("engine")
+    for name in options:
+        if name not in RUN_OPTIONS:
+            raise PlanError(f"run() has no option '{name}'{nearest(name, RUN_OPTIONS)}")
     if engine is not None and not callable(engine):
         raise PlanError(
             f"engine is not {type(engine).__name__}: leave it out, or give "
             "engine=streamveil.spark(session)"
         )
+    return None

@@ -16,19 +16,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamveil.api.builder import RELEASE_OPTIONS, Measure, RowCount, Stream
+from streamveil.api.builder import (
+    Measure,
+    RowCount,
+    Stream,
+    WithSinks,
+    require_settings,
+    ticks_of,
+)
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.options import BUDGETS
 from streamveil.plan.plan import Aggregate, SinkSpec, TableSource
 from streamveil.sql.assemble import Draft, assemble
-from streamveil.sql.parts import Duration, Length, Ticks, length_of
+from streamveil.sql.parts import Duration
 from streamveil.sql.table import table_source
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(WithSinks):
     """A query over a changing table in the making. Every method returns a new one.
 
     Raises:
@@ -114,20 +121,6 @@ class Table:
                 raise PlanError(f"'{name}' must be an aggregate such as count()")
         return replace(self, measures=tuple(one.named(name) for name, one in measures.items()))
 
-    def to(self, kind: str, name: str | None = None, **options: Any) -> Table:
-        """Adds a sink for releases, such as "files" with path="out/" and format="csv".
-
-        Args:
-            kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
-            name: of the first sink: the job in the ledger; the kind if left out.
-            **options: settings of the sink, as in WITH (...) of CREATE SINK.
-
-        Raises:
-            PlanError: an argument is missing; at `release`, an option is unknown.
-        """
-        more = SinkSpec(name=name or kind, kind=kind, options=options)
-        return replace(self, sinks=(*self.sinks, more))
-
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
     def release(
         self, *, budget: Budget, every: Duration | RowCount | None = None, **options: Any
@@ -144,23 +137,10 @@ class Table:
         Raises:
             PlanError: the query cannot be run or must not be: the message says why and the way out.
         """
-        for name in options:
-            if name not in RELEASE_OPTIONS:
-                raise PlanError(f"unknown option '{name}'{nearest(name, RELEASE_OPTIONS)}")
-        if not isinstance(budget, Budget):
-            raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
-        timed = every is not None and not isinstance(every, RowCount)
-        time = length_of(every, "every") if timed else Length()  # type: ignore[arg-type]  # just looked
-        by_rows = isinstance(every, RowCount)
-        ticks = Ticks(
-            every_us=time.us or None,
-            months=time.months or None,
-            rows=every.n if by_rows else None,  # type: ignore[union-attr]  # just looked
-            unbounded=self.source.is_endless,
-        )  # fmt: skip
+        require_settings(budget, options)
         draft = Draft(
-            source=self.source, aggregates=self.measures, where=self.conditions, ticks=ticks,
-            sinks=self.sinks, sets=self.sets or ((),),
+            source=self.source, aggregates=self.measures, where=self.conditions,
+            ticks=ticks_of(self.source, every), sinks=self.sinks, sets=self.sets or ((),),
         )  # fmt: skip
         named = {name: getattr(budget, name) for name in BUDGETS}
         return Query(assemble(draft, {**options, **named}))
