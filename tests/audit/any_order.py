@@ -52,7 +52,7 @@ SECRET = 7
 FORMATS = ("parquet", "csv", "json")
 SMALL = (  # sizes from which on rows and units are treated otherwise
     (schedule, "SPILL_BYTES", 500), (schedule, "MOST_WAITING", 5), (group_metadata, "LARGE", 2),
-    (embedded, "LARGE", 4),
+    (embedded, "LARGE", 4), (embedded, "WORTH_THREADS", 2),
 )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def outcome(
         if table is not None:
             written(rng or np.random.default_rng(1), table, folder / "in")
         if rng is not None:
-            some = int(rng.choice([3, 17, 60, 250])), int(rng.integers(1, 4))
+            some = int(rng.choice([3, 17, 60, 250])), int(rng.integers(1, 6))
             pace = Pace(max_rows=some[0], threads=some[1])
             for owner, name, small in SMALL:
                 if rng.random() < 0.5:

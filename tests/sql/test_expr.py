@@ -6,11 +6,13 @@ from decimal import Decimal
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.errors import PlanError
+from streamveil.expressions import texts
 from streamveil.expressions.expr import (
     columns_of,
     compile_expression,
@@ -451,3 +453,38 @@ def test_parts_of_texts_and_calendars_are_of_each_row_alone(text, expected):
 def test_parts_that_are_not_there_say_why(text, words):
     with pytest.raises(PlanError, match=words):
         compile_expression(text, PARTS.schema)
+
+
+# -- texts that grow ------------------------------------------------------------------------------
+
+GROWN = ["a" * 900, "ab", "b", None, "\u00e9a"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("REPLACE(x, 'a', 'cd')", [None, "cdb", "b", None, "\u00e9cd"]),
+    ("REPLACE(x, 'a', '')", ["", "b", "b", None, "\u00e9"]),
+    ("REGEXP_REPLACE(x, '(a)', '[\\\\1]')", [None, "[a]b", "b", None, "\u00e9[a]"]),
+])  # fmt: skip
+def test_a_text_that_grows_too_long_is_null_and_touches_no_other(text, expected, monkeypatch):
+    monkeypatch.setattr(texts, "MOST_MADE", 1_000)
+    table = pa.table({"x": GROWN})
+    assert compile_expression(text, table.schema)(table).to_pylist() == expected
+
+
+@pytest.mark.parametrize("text", ["REPLACE(x, 'a', 'bb')", "REGEXP_REPLACE(x, 'a', 'bb')"])
+def test_longer_texts_are_written_with_offsets_that_hold_them(text, monkeypatch):
+    """Arrow does not look whether 32 bits are enough: it wrote over the texts of other rows."""
+    kinds = []
+    for name in ("replace_substring", "replace_substring_regex"):
+        honest = getattr(pc, name)
+        monkeypatch.setattr(texts.pc, name, lambda column, honest=honest, **more: (
+            kinds.append(column.type), honest(column, **more))[1])  # fmt: skip
+    table = pa.table({"x": ["a"]})
+    assert compile_expression(text, table.schema)(table).to_pylist() == ["bb"]
+    assert set(kinds) == {pa.large_string()}
+
+
+def test_many_rows_that_are_padded_fit_where_arrow_fears_that_they_do_not():
+    table = pa.table({"x": pa.array(["q"] * 600_000)})
+    found = compile_expression("LENGTH(LPAD(x, 1000))", table.schema)(table)
+    assert found.unique().to_pylist() == [1000]

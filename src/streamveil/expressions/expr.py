@@ -279,12 +279,13 @@ def _canonical_type(column: Column) -> Column:
 def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
     """Runs an evaluator; rows on which Arrow itself fails become null, all others keep their value.
 
-    Kernels are written not to fail. Should one fail all the same (an invalid UTF-8 text, say), the
-    failing rows are found by halving, so that they cannot change the result of any other row.
+    Kernels are written not to fail. Should one fail all the same (an invalid UTF-8 text, say, or
+    results that take more than a column holds), the failing rows are found by halving, so that they
+    cannot change the result of any other row.
     """
     try:
         column = run(table)
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):
         if table.num_rows <= 1:
             return pa.nulls(table.num_rows, kind)
         half = table.num_rows // 2

@@ -86,9 +86,7 @@ def _ends(side: str) -> Rule:
 def _replace(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 3)
     old, new = (constant(name, arguments, place, "string") for place in (1, 2))
-    kernel: Kernel = (
-        (lambda c: pc.replace_substring(c, pattern=old, replacement=new)) if old else same
-    )
+    kernel: Kernel = texts.replaced(old, new) if old else same
     return Bound("string", ("string", None, None), kernel)
 
 
@@ -224,10 +222,7 @@ def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 3)
     _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments[:2])
     old, new = (constant(name, arguments, place, "string") for place in (1, 2))
-
-    def kernel(column: Column) -> Column:
-        return pc.replace_substring_regex(column, pattern=old, replacement=new)
-
+    kernel = texts.replaced_matches(old, new)
     try:
         kernel(pa.array(["a"]))
     except pa.ArrowInvalid:

@@ -159,6 +159,60 @@ def formatted(pieces: Sequence[Directive]) -> Callable[..., Column]:
     return run
 
 
+MOST_MADE = 1 << 24  # bytes of a text that is written in place of another
+MOST_TRIED = 1 << 30  # bytes that it may have had, before it is written
+
+
+def rewritten(
+    kernel: Callable[[Column], Column], most: Callable[[Column], Column]
+) -> Callable[[Column], Column]:
+    """A kernel that may write far longer texts than it reads; null where one is too long.
+
+    `most`: the bytes that a result has at most. Arrow writes with offsets of 32 bits where it reads
+    such, unchecked: 2 GiB of results would spoil those of other rows, or end the process.
+    """
+
+    def run(column: Column) -> Column:
+        wide = column.cast(pa.large_string())
+        found = kernel(null_unless(pc.less_equal(most(wide), MOST_TRIED), wide))
+        return null_unless(pc.less_equal(bytes_of(found), MOST_MADE), found).cast(column.type)
+
+    return run
+
+
+def replaced(old: str, new: str) -> Callable[[Column], Column]:
+    """A text in place of another, which is not empty.
+
+    >>> replaced("a", "bc")(pa.array(["aha", None])).to_pylist()
+    ['bchbc', None]
+    """
+    more = len(new.encode()) - len(old.encode())
+
+    def most(column: Column) -> Column:
+        times = pc.count_substring(column, pattern=old).cast(pa.int64())
+        return pc.add(bytes_of(column), pc.multiply(times, more))
+
+    return rewritten(lambda c: pc.replace_substring(c, pattern=old, replacement=new), most)
+
+
+def replaced_matches(pattern: str, new: str) -> Callable[[Column], Column]:
+    r"""A text in place of every match of a pattern, in which \1 is what a group of it found.
+
+    >>> replaced_matches("([ab])", r"\1\1")(pa.array(["abc", None])).to_pylist()
+    ['aabbc', None]
+    """
+    groups = len(re.findall(r"\\\d", new))  # matches stand apart: each adds a text at most
+
+    def most(column: Column) -> Column:
+        size = bytes_of(column)
+        often = pc.multiply(pc.add(size, 1), len(new.encode()))
+        return pc.add(pc.multiply(size, 1 + groups), often)
+
+    return rewritten(
+        lambda c: pc.replace_substring_regex(c, pattern=pattern, replacement=new), most
+    )
+
+
 def bytes_of(column: Column) -> Column:
     """How many bytes a text has in UTF-8."""
     return pc.binary_length(column).cast(pa.int64())
