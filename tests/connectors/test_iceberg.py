@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -138,6 +139,52 @@ def test_rows_that_are_taken_away_are_refused(table, way):
     with pytest.raises(SourceError, match=rf"{words}(.|\n)*to fix"):
         read(opened(follow=True), position)
     assert read(opened(follow=True))[0]  # a new state begins after it
+
+
+def compact(table, monkeypatch):
+    """Puts all rows into one new file, as Spark's rewrite_data_files does; PyIceberg cannot."""
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files
+    from pyiceberg.table.snapshots import Operation, Summary
+    from pyiceberg.table.update import snapshot as made
+
+    summaries = made.update_snapshot_summaries
+
+    def as_replace(summary, **more):
+        found = summaries(Summary(Operation.OVERWRITE, **summary.additional_properties), **more)
+        return Summary(Operation.REPLACE, **found.additional_properties)
+
+    monkeypatch.setattr(made, "update_snapshot_summaries", as_replace)
+    table.refresh()
+    whole, old = table.scan().to_arrow(), [task.file for task in table.scan().plan_files()]
+    with table.transaction() as work:
+        rewritten = made._OverwriteFiles(Operation.REPLACE, work, table.io)
+        for file in old:
+            rewritten.delete_data_file(file)
+        for file in _dataframe_to_data_files(work.table_metadata, whole, table.io):
+            rewritten.append_data_file(file)
+        rewritten.commit()
+    monkeypatch.setattr(made, "update_snapshot_summaries", summaries)
+    table.refresh()
+    assert table.current_snapshot().summary.operation == Operation.REPLACE
+    return old
+
+
+def test_rows_that_only_move_to_other_files_are_not_read_again(table, monkeypatch):
+    begun = read(opened(snapshot=table.snapshots()[0].snapshot_id, follow=True), most=4)[1]
+    position = read(opened(follow=True))[1][-1].position
+    old = compact(table, monkeypatch)
+    assert read(opened(follow=True), position)[0] == []
+    add(table, 30, 33)
+    compact(table, monkeypatch)
+    add(table, 33, 36)
+    assert ids(read(opened(follow=True), position)[0]) == list(range(30, 36))
+    assert sorted(ids(read(opened(follow=True))[0])) == list(range(36))
+    assert sorted(ids(read(opened(follow=True), begun[0].position)[0])) == list(range(4, 36))
+    for file in old[1:]:  # nobody may need them any more, but for a job that lags
+        Path(file.file_path.removeprefix("file://")).unlink()
+    assert ids(read(opened(follow=True), position)[0]) == list(range(30, 36))
+    with pytest.raises(SourceError, match=r"cannot be had(.|\n)*until they are read"):
+        read(opened(follow=True), begun[0].position)
 
 
 def test_another_table_at_the_same_name_is_refused_and_a_renamed_one_is_not(table, catalog):
