@@ -73,7 +73,7 @@ def laplace_losses(
     """
     steps, nodes = changes.shape[1], dict[tuple[Any, ...], float]()
 
-    def alone(draws: Any, about: Array, scale: Any) -> Array:
+    def alone(draws: Any, about: Array, scale: Any, _ids: Any = None) -> Array:
         address = (draws.purpose, *draws.path)
         nodes.setdefault(address, float(scale))
         out = np.asarray(about, np.int64).copy()
