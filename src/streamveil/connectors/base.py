@@ -177,10 +177,10 @@ def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """
     kind = column.type
     if pa.types.is_timestamp(kind):
-        values = column.cast(pa.int64())
+        values = as_they_lie(column)
         return floored(values) if kind.unit == "ns" else times(values, MICROS[kind.unit])
     if pa.types.is_date64(kind):  # milliseconds, which need not be whole days
-        return times(column.cast(pa.int64()), MICROS["ms"])
+        return times(as_they_lie(column), MICROS["ms"])
     if pa.types.is_date(kind):
         days = column.cast(pa.int32()).cast(pa.int64())
         return times(days, 86_400_000_000)
@@ -190,6 +190,11 @@ def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         f"column '{name}' must hold timestamps or dates, not {kind}.\n"
         "  to fix  declare its type, or name another column"
     )
+
+
+def as_they_lie(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The 64-bit numbers that a column of times holds: a cast of few rows costs four times more."""
+    return pa.chunked_array([part.view(pa.int64()) for part in column.chunks], pa.int64())
 
 
 def times(values: pa.ChunkedArray, factor: int) -> pa.ChunkedArray:
