@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.calendars import require_zone
+from streamveil.calendars import require_zone, rules_of
 from streamveil.errors import PlanError
 from streamveil.expressions import times
 from streamveil.expressions.kernels import INSTANT, Column, dense, from_numpy, null_unless
@@ -161,10 +161,10 @@ def _civil_clock(*parts: Column) -> Column:
 
 def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
     zone, kind = _zone(name, arguments, 1), arguments[0].kind
-    if zone is not None and kind == "date":
-        return Bound("timestamp", ("date", None), times.midnight(zone))
-    if zone is not None:  # what clocks show: a DATETIME, or a text
-        return Bound("timestamp", ("timestamp", None), times.shown_first(zone))
+    if zone is not None:  # when clocks show midnight for good, or first a DATETIME, or a text
+        day, rules = kind == "date", rules_of(zone)
+        moved = times.instants(rules.instants if day else rules.first)
+        return Bound("timestamp", ("date" if day else "timestamp", None), moved)
     if kind == "date":
         return Bound("timestamp", ("date",), times.to_instant)
     return Bound("timestamp", ("timestamp",), same)

@@ -61,7 +61,7 @@ def to_instant(column: Column) -> Column:
 
 def on_clocks(zone: str) -> Callable[[Column], Column]:
     """What the clocks of a zone show at each time, as if it were UTC."""
-    return _instants(rules_of(zone).shown)
+    return instants(rules_of(zone).shown)
 
 
 def on_calendar(zone: str) -> Callable[[Column], Column]:
@@ -70,17 +70,7 @@ def on_calendar(zone: str) -> Callable[[Column], Column]:
     return lambda column: to_date(clocks(column))
 
 
-def midnight(zone: str) -> Callable[[Column], Column]:
-    """When the clocks of a zone show midnight of a day, for good."""
-    return _instants(rules_of(zone).instants)
-
-
-def shown_first(zone: str) -> Callable[[Column], Column]:
-    """When the clocks of a zone first show a time, or more where they never show it."""
-    return _instants(rules_of(zone).first)
-
-
-def _instants(moved: Callable[[Array], Array]) -> Callable[[Column], Column]:
+def instants(moved: Callable[[Array], Array]) -> Callable[[Column], Column]:
     """A function of microseconds, over columns of times."""
 
     def run(column: Column) -> Column:
