@@ -359,6 +359,19 @@ MISTAKES = [
     ),
     ("must be of one column", lambda: own("u FROM t WHERE u IN (SELECT u, ms FROM t)")),
     ("join takes a stream", lambda: stream.protect("u").join(ROWS, on="u")),
+    (
+        "a unit of time such as MONTH",
+        lambda: list(own("u FROM t WHERE DATE_TRUNC('month', ts) > ts").run(FOLDER)),
+    ),
+    ("is not GoogleSQL", lambda: own("u, COUNT(*) FILTER (WHERE ms > 0) AS n FROM t GROUP BY u")),
+    ("is no total", lambda: own("u, STRING_AGG(url) AS urls FROM t GROUP BY u")),
+    ("no window that", lambda: own("u, LAG(ms) OVER w AS before FROM t")),
+    ("other way round", lambda: own("t.u FROM t RIGHT JOIN t AS o ON t.u = o.u")),
+    ("queries such as", lambda: sv.linear.best_strategy(3, "zcdp")),
+    ("needs 'queries', 'kind'", lambda: sv.linear.best_strategy()),
+    ("a schedule such as", lambda: sv.dynamic.Reruns(3, len, len, None)),
+    ("a share such as", lambda: sv.dynamic.growing(3, 4)),
+    ("whose open()", lambda: sv.sketches.LiveSketch(3, 4, 5)),
     ("protect(...) first", lambda: stream.join(stream, on="u")),
     ("how must be", lambda: stream.protect("u").join(stream, on="u", how="outer")),
     ("a join before", lambda: stream.protect("u").join(stream, on="url")),
@@ -405,7 +418,7 @@ def test_a_mistake_is_answered_in_words_with_the_way_out(cause, mistake, tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "passwd").touch()
     began = time.process_time()
-    with pytest.raises((sv.StreamveilError, ValueError, AttributeError)) as caught:
+    with pytest.raises((sv.StreamveilError, ValueError, TypeError, AttributeError)) as caught:
         mistake()
     spent = time.process_time() - began
     message = str(caught.value)

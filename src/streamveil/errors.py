@@ -158,6 +158,12 @@ def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {name} '{value}'{nearest(value, known)}")
 
 
+def require_with(name: str, value: object, has: str, such_as: str) -> None:
+    """Raises TypeError naming an argument of another kind, which lacks what that kind has."""
+    if not hasattr(value, has):
+        raise TypeError(f"{name} must be {such_as}, not {type(value).__name__}")
+
+
 def require_file_name(what: str, name: str) -> str:
     """The name, if a folder of that name lies where it is put; else raises PlanError.
 

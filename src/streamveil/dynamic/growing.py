@@ -12,7 +12,7 @@ from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.schedulers import PUBLIC_SIZES
 from streamveil.dynamic.trees import Accumulator, accumulator, released
-from streamveil.errors import require_positive
+from streamveil.errors import require_positive, require_with
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
@@ -134,6 +134,7 @@ def growing(
     >>> print(table.guarantee.protects.relation)
     event-change
     """
+    require_with("share", share, "loss", 'a share such as Share("pure", 1)')
     if steps is not None:
         require_positive(steps=steps)
     if isinstance(static, Additive):

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Place
-from streamveil.errors import require_between, require_positive
+from streamveil.core.noise.keyed import Place, require_place
+from streamveil.errors import require_between, require_positive, require_with
 from streamveil.linear.budget_shares import Meter, Share
 
 Data = TypeVar("Data")
@@ -303,6 +303,11 @@ class Reruns(Generic[Data]):
     meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:
+        schedule = "a schedule such as DisjointDoubling(start=100, budget=Budget(epsilon=1))"
+        require_with("schedule", self.schedule, "budget", schedule)
+        require_with("black_box", self.black_box, "__call__", "a function of data, share and place")
+        require_with("slice_of", self.slice_of, "__call__", "a function of two positions")
+        require_place(self.place)
         self.meter = Meter(Share.of(self.schedule.budget))
 
     @property

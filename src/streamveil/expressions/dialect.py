@@ -122,6 +122,11 @@ def as_call(node: Any) -> exp.Expr:
     """
     if isinstance(node, exp.Bracket) and isinstance(node.this, exp.Anonymous):
         return element_of(node)
+    if isinstance(node, exp.Filter):
+        raise PlanError(
+            "FILTER (WHERE ...) is not GoogleSQL.\n"
+            "  to fix  COUNTIF(condition), or SUM(IF(condition, x, NULL))"
+        )
     if isinstance(node, exp.SafeFunc):  # no function here raises
         return node.this.transform(as_call, copy=False)  # type: ignore[no-any-return]
     if isinstance(node, exp.Extract) and node.name.upper() in ("DATE", "DATETIME"):
@@ -194,6 +199,8 @@ def guarded(step: Callable[[], T], what: str) -> T:
     """Runs a sqlglot step; whatever it raises becomes a PlanError that says where."""
     try:
         return step()
+    except PlanError:
+        raise
     except ParseError as error:
         raise PlanError(f"{what} is not valid SQL: {_place(error)}{WAY_OUT}") from None
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError):

@@ -53,7 +53,11 @@ def constant(name: str, arguments: Sequence[Argument], place: int, kind: Kind) -
     """The value of an argument that must be written out in the query."""
     argument = arguments[place]
     if argument.constant is None or argument.kind != kind:
-        raise PlanError(f"argument {place + 1} of {name} must be a constant of type {kind}")
+        wanted = {
+            "unit": "a unit of time such as MONTH, without quotes: TIMESTAMP_TRUNC(t, MONTH)",
+            "interval": "an interval such as INTERVAL 1 DAY",
+        }.get(kind, f"a constant of type {kind}")
+        raise PlanError(f"argument {place + 1} of {name} must be {wanted}")
     return argument.constant
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import get_args
 
 import numpy as np
 
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, fitting, require_one_of, require_with
 from streamveil.linear.budget_shares import Kind
 from streamveil.linear.queries import Queries
 from streamveil.linear.strategies import Direct, Points, Residuals, Strategy
@@ -196,6 +197,7 @@ class Through:
         return np.stack(list(columns), axis=1)
 
 
+@fitting('best_strategy(Marginals.ways((2, 2), 1), "zcdp")')
 def best_strategy(queries: Queries, kind: Kind) -> Strategy:
     """The strategy with the least error of the worst answer: direct, points, or residuals.
 
@@ -206,6 +208,8 @@ def best_strategy(queries: Queries, kind: Kind) -> Strategy:
     >>> type(best_strategy(Marginals.ways((2, 2, 2), 2), "zcdp")).__name__
     'Residuals'
     """
+    require_with("queries", queries, "domain", "queries such as Marginals.ways((2, 2), 1)")
+    require_one_of("kind", kind, get_args(Kind))
     known: list[Strategy] = [Direct(queries)]
     if queries.domain <= 1 << 20:
         known.append(Points(queries))

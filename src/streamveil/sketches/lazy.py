@@ -15,8 +15,17 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cell_kernels import Tables
 from streamveil.core.counters.cells import CellCounter
 from streamveil.core.noise.bulk.keystream import key_schedule
-from streamveil.core.noise.keyed import ADDRESS, KeyedNoise, Noise, Place, once_of, saved_once
+from streamveil.core.noise.keyed import (
+    ADDRESS,
+    KeyedNoise,
+    Noise,
+    Place,
+    once_of,
+    require_place,
+    saved_once,
+)
 from streamveil.core.noisy import values
+from streamveil.errors import require_with
 from streamveil.sketches.hashing import Kind, Layout
 from streamveil.sketches.keys import Keys, key_words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
@@ -203,8 +212,9 @@ class LiveSketch:
     """
 
     def __init__(self, config: LazySketch, tables: Tables, place: Place) -> None:
+        require_with("config", config, "table", "a LazySketch, whose open() makes live sketches")
         self.config = config
-        self._tables, self._place = tables, place
+        self._tables, self._place = tables, require_place(place)
         self._keys = key_schedule(place.draws())
 
     def __repr__(self) -> str:

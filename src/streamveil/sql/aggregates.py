@@ -88,7 +88,9 @@ def _count(call: Call) -> list[Aggregate]:
     if not isinstance(argument, exp.Distinct):
         return [call.plan("count", canonical(argument))]
     if len(argument.expressions) != 1:
-        raise PlanError("COUNT(DISTINCT ...) takes one column")
+        raise PlanError(
+            "COUNT(DISTINCT ...) takes one column.\n  to fix  COUNT(DISTINCT CONCAT(a, '|', b))"
+        )
     inner = canonical(argument.expressions[0])
     if normalize_expression(inner) == call.unit:
         return [call.plan("count_units", None)]
@@ -127,7 +129,10 @@ def _one(function: str) -> Form:
 
 def _percentile(call: Call) -> list[Aggregate]:
     if len(call.arguments) != 2:
-        raise PlanError(f"{call.name} takes a column and a share between 0 and 1")
+        raise PlanError(
+            f"{call.name} takes a column and a share between 0 and 1.\n"
+            f"  to fix  {call.name}(x, 0.5, contribution_bounds_per_row => (0, 100))"
+        )
     share = options.real(call.arguments[1], f"argument 2 of {call.name}")
     return [call.plan("quantile", canonical(call.arguments[0]), q=share)]
 

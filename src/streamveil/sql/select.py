@@ -327,7 +327,8 @@ def not_grouped(name: str, value: exp.Expr) -> PlanError:
     if called and called.upper() not in FUNCTIONS:
         return PlanError(f"unknown aggregate '{shown(called)}'{nearest(called, FORMS)}")
     return PlanError(
-        f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows"
+        f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows.\n"
+        "  to fix  GROUP BY it too, or leave it out"
     )
 
 
