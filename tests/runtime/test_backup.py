@@ -17,6 +17,7 @@ from streamveil.runtime.fork import boundary, fork
 from streamveil.runtime.run import run
 from streamveil.runtime.store import read_header
 from streamveil.runtime.verify import verify
+from tests.connectors.test_conformance import filled, small_disk
 from tests.runtime.test_changed_query import plan, rows, some, told
 
 assert rows  # the fixture: five days of visits
@@ -52,6 +53,27 @@ def test_a_backup_of_a_job_that_runs_or_is_damaged_is_refused():
     with pytest.raises(StoreError, match="ledger"):
         backup("s", "copy")
     assert not [one for one in Path().iterdir() if one.name.startswith("copy")]
+
+
+@pytest.mark.parametrize("way", [backup, restore])
+def test_a_full_disk_leaves_no_half_of_a_copy(way, tmp_path):
+    """With no room at all, then with ever more."""
+    some(run(plan(), state="s"), 4)
+    backup("s", "kept")
+    home, told = "s" if way is backup else "kept", []
+    with small_disk(tmp_path / "small", 2_000):
+        while told[-1:] != [""]:
+            with filled(tmp_path / "small", 4096 * len(told)):
+                try:
+                    way(home, tmp_path / "small" / "copy")
+                except StoreError as error:
+                    told.append(str(error))
+                    assert [one.name for one in (tmp_path / "small").iterdir()] == ["filler.tmp"]
+                else:
+                    told.append("")
+        assert len(told) > 4
+        assert all("No space left" in words and "to fix" in words for words in told[:-1])
+        assert all(one.is_whole for one in verify(tmp_path / "small" / "copy"))
 
 
 def test_a_fork_has_noise_and_a_charge_of_its_own():

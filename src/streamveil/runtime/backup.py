@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streamveil.connectors.blocks import crash_only, sync_directory
+from streamveil.connectors.blocks import sync_directory
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import LOCK, Lock
@@ -57,20 +59,42 @@ def copied(home: Path, place: Path, note: notes.Content | None) -> None:
     lock = Lock(home)
     try:
         shutil.rmtree(draft, ignore_errors=True)
-        with crash_only("copy to", place):
-            shutil.copytree(home, draft, ignore=lambda _, names: LEFT & {*names})
+        with told(draft, place):
+
+            def copy(source: str, target: str) -> None:
+                with told(draft, place):  # else `copytree` goes on, and tells no reason
+                    shutil.copy2(source, target)
+
+            shutil.copytree(
+                home, draft, ignore=lambda _, names: LEFT & {*names}, copy_function=copy
+            )
             for path in [*draft.rglob("*")]:
                 sync_directory(path)
     finally:
         lock.close()
-    faults = [one for one in verify(draft) if not one.is_whole]
-    (draft / LOCK).unlink(missing_ok=True)
-    if faults:
-        shutil.rmtree(draft)
-        raise StoreError(f"{faults[0].part}: {faults[0].words}")
-    if note is not None:
-        notes.write(draft / BACKUP, "backup", note)
-    with crash_only("copy to", place):
+    with told(draft, place):
+        faults = [one for one in verify(draft) if not one.is_whole]
+        (draft / LOCK).unlink(missing_ok=True)
+        if faults:
+            raise StoreError(f"{faults[0].part}: {faults[0].words}")
+        if note is not None:
+            notes.write(draft / BACKUP, "backup", note)
         sync_directory(draft)
         draft.rename(place)
         sync_directory(place.parent)
+
+
+@contextmanager
+def told(draft: Path, place: Path) -> Iterator[None]:
+    """Removes what there is of a copy that fails, and says why it cannot be written."""
+    try:
+        yield
+    except (OSError, StoreError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(
+            f"cannot copy to '{place}': {error.strerror or 'a folder cannot be made'}.\n"
+            "  to fix  make room there, or name another place, and copy again; what is copied stays"
+            " as it is"
+        ) from None
