@@ -73,6 +73,12 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
+def test_every_page_begins_with_what_the_reader_gets():
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"]
+    first = {str(page): page.read_text().split("\n\n")[1] for page in pages}
+    assert [name for name, words in first.items() if not words.startswith("You ")] == []
+
+
 def test_colours_can_be_read():
     style = (ROOT / "docs" / "assets" / "site.css").read_text()
     colour = {name: re.search(rf"{name}: (#\w{{6}})", style)[1] for name in PAPER}
