@@ -384,8 +384,8 @@ def require_alone(plan: Plan, source: OwnRows) -> None:
             what = "a join on live data" if live else source.words
             raise PlanError(
                 f"{what} is not there on Spark.\n"
-                "  to fix  run on the embedded engine, or let Spark store the rows that it makes"
-                " first"
+                "  to fix  run it with --engine embedded, or let Spark store the rows that it"
+                " makes in files first, and query these"
             )
     arrival = plan.clock.arrival or source.event_time
     keys = [key for step in source.steps if isinstance(step, OwnSelect) for key in step.keys]

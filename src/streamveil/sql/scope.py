@@ -230,7 +230,10 @@ def _grouped(tree: exp.Expr) -> list[exp.Expr]:
     found = []
     for item in group.expressions:
         if isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets):
-            raise PlanError("ROLLUP, CUBE and GROUPING SETS go into the private SELECT")
+            raise PlanError(
+                "ROLLUP, CUBE and GROUPING SETS go into the private SELECT.\n"
+                "  to fix  GROUP BY all their columns in the subquery, and ROLLUP (...) around it"
+            )
         if isinstance(item, exp.Literal):
             place = whole(item, "a position in GROUP BY")
             if not 1 <= place <= len(plain):
