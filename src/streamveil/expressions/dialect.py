@@ -262,9 +262,8 @@ def as_unit(node: Any) -> exp.Expr:
     if not isinstance(node, exp.Column) or not isinstance(parent, exp.Anonymous):
         return node  # type: ignore[no-any-return]  # sqlglot is untyped here
     word, name = node.name.upper(), str(parent.this).upper()
-    # a time zone may follow, to be refused
-    places = (at for end, at in {"_TRUNC": 1, "_DIFF": 2, "LAST_DAY": 1}.items()
-              if name.endswith(end))  # fmt: skip
+    ends = {"_TRUNC": 1, "_DIFF": 2, "LAST_DAY": 1}  # a time zone may follow, to be refused
+    places = [at for end, at in ends.items() if name.endswith(end)]
     named = word in UNITS and node.arg_key == "expressions" and node.index in places
     return exp.var(word) if named or (name == "WEEK" and word in times.WEEKDAYS) else node
 
