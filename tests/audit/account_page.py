@@ -142,7 +142,7 @@ def in_words(campaigns: list[dict[str, Any]]) -> str:
     found = [
         f"on {one['digest']}, seed {wrong['seed']} ({TITLES[wrong['room']]}):"
         f" {last_of(wrong['broken'])}"
-        + (f"; mended in {wrong['mended']}" if "mended" in wrong else "")
+        + (f"; fixed in {wrong['mended']}" if "mended" in wrong else "")
         for one in campaigns
         for wrong in one["violations"]
     ]
