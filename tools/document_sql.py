@@ -42,9 +42,10 @@ FROM (SELECT user_id, COUNT(*) AS visits FROM 'visits.parquet' GROUP BY user_id)
 GROUP BY visits
 ```
 Groups: `COUNT`, `COUNT(DISTINCT x)`, `COUNTIF`, `SUM`, `AVG`, `MIN`, `MAX`, `LOGICAL_OR`,
-`LOGICAL_AND`, `ANY_VALUE` (of the first row), HAVING and DISTINCT. Windows
-(`OVER (PARTITION BY user_id ...)`, also in QUALIFY): the same, and `ROW_NUMBER`, `RANK`,
-`DENSE_RANK`, `LAG`, `LEAD`, `FIRST_VALUE`, and `COUNT` and `SUM` of integers up to a row
+`LOGICAL_AND`, `ANY_VALUE` (of the first row), `MIN_BY(x, t)` and `MAX_BY(x, t)` (also `ANY_VALUE(x
+HAVING MAX t)`), HAVING and DISTINCT. Windows (`OVER (PARTITION BY user_id ...)`, named by `WINDOW`
+or not, also in QUALIFY): the same, and `ROW_NUMBER`, `RANK`, `DENSE_RANK`, `LAG`, `LEAD`,
+`FIRST_VALUE`, `LAST_VALUE` over the whole partition, and `COUNT` and `SUM` of integers up to a row
 (`ORDER BY`). Subqueries may be nested, and be the table of `TUMBLE`, whose time is then their own
 (the month of somebody's first visit). In Python
 `.protect("user_id").per_unit(visits="COUNT(*)")`, `.per_unit(k="ROW_NUMBER() OVER (ORDER BY ts)")`.
@@ -93,7 +94,8 @@ A row is joined to the first 1,000 rows that match it. A join by the unit needs 
 everything that combines rows does; a join with a public table needs no other row and runs on live
 data as well. On live data (a followed source, `clock = 'wall'`) a join by the unit keeps as many
 rows of each person as the query says: `join_rows = 1` keeps the newest row of a table that
-changes, and a row of the stream is joined to the rows kept when it arrives. `join_within =
+changes, and a row of the stream is joined to the rows kept when it arrives; a LEFT JOIN that finds
+none has nulls. `join_within =
 INTERVAL 1 HOUR` joins two streams of events: rows whose times are at most that far apart,
 whichever came first, among the newest `join_rows` rows of each person in either stream. A pair
 arrives with its later row, so windows need a `lateness` as long. The state holds the kept rows as
