@@ -4,7 +4,8 @@ Every stream of `regret_streams.py` x number of releases x budget: the error of 
 discovered key with the default settings, beside
 
 - `covered`: the default with `intervals = 'true'`, which hold the rows over the bound too;
-- `blind`: the default without its look at the rows, as for live data;
+- `live`: the default as over live data, with a look at the rows of the first release alone;
+- `blind`: the default without a look;
 - `expected`: the same, told the true sizes of the stream;
 - `preset`: the published system with thresholds that hold (`preset = 'dp-sqlp'`), its C the 99th
   percentile of rows per user;
@@ -49,9 +50,10 @@ from regret_streams import STREAMS, Stream, make
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
+from streamveil.compiler.unit_sizes import of_all_releases
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError
-from streamveil.plan.look import divided, told, with_look
+from streamveil.plan.look import MOST_RELEASES, divided, told, with_look
 from streamveil.plan.plan import Plan
 from streamveil.runtime.survey import survey
 
@@ -60,7 +62,7 @@ ERRORS = ("l1", "l2", "linf")
 Arm = tuple[dict[str, Any], dict[str, Any]]  # options of the release, bounds
 
 GAUSSIAN: dict[str, Any] = {"selection": "gaussian"}
-OWN = ("default", "covered", "blind", "expected")  # arms that choose their settings themselves
+OWN = ("default", "covered", "live", "blind", "expected")  # arms that choose settings themselves
 SQUARED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 
@@ -79,8 +81,9 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
     once = [({**GAUSSIAN}, {"max_rows": rows, "max_rows_per_group": 1})
             for rows in sorted({1, 2, 4, 8, 16, stream.most})]  # fmt: skip
     return {
-        "default": [({"look": True}, {})],
-        "covered": [({"look": True, "intervals": "true"}, {})],
+        "default": [({"look": "whole"}, {})],
+        "covered": [({"look": "whole", "intervals": "true"}, {})],
+        "live": [({"look": "first"}, {})],
         "blind": [({}, {})],
         "expected": [(dict(stream.expected), {})],
         "preset": [({"preset": "dp-sqlp"}, {"max_rows": stream.most})],
@@ -103,12 +106,14 @@ def planned(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]
         every=sv.rows(10**9), steps=triggers,
         budget=sv.Budget(epsilon=budget[0], delta=budget[1]), **release,
     )  # fmt: skip
-    if "look" not in arm[0]:
+    releases = triggers if arm[0].get("look") == "first" else 1
+    if "look" not in arm[0] or releases > MOST_RELEASES:
         return replace(query.plan, options={**query.plan.options, "look_share": 0})
-    plan, rows = with_look(query.plan), {"user": stream.users, "key": stream.keys}
-    looking = divided(plan).looking
-    learned, _ = survey(plan, pa.table(rows), looking, SeededNoise(secrets.randbelow(2**31)))
-    return told(plan, learned.likely, [])
+    plan, ends = with_look(query.plan), len(stream.users) // releases
+    rows = pa.table({"user": stream.users[:ends], "key": stream.keys[:ends]})
+    noise = SeededNoise(secrets.randbelow(2**31))
+    learned, _ = survey(plan, rows, divided(plan).looking, noise)
+    return told(plan, learned.likely and of_all_releases(learned.likely, releases), [])
 
 
 def run(stream: Stream, made: Any, triggers: int, seed: int) -> dict[str, float]:

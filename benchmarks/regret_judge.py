@@ -5,11 +5,12 @@ with the same seed on both versions and compare: the geometric mean of the ratio
 how far each was from its forecast.
 
     python benchmarks/regret_judge.py --seed 5 --out new.json [--streams 12] [--looks 2]
-                                      [--told look|sizes|nothing]
+                                      [--told look|live|sizes|nothing]
     python benchmarks/regret_judge.py --compare old.json new.json
 
-`--told`: a query knows what its look says (by default), public sizes of its stream (units, groups,
-rows of a unit, in the mean and at most), or nothing, as over live data.
+`--told`: a query knows what its look says (by default), one at the rows of its first release alone
+(`live`), public sizes of its stream (units, groups, rows of a unit, in the mean and at most), or
+nothing.
 
 A stream has 1,000 to 20,000 users with 2 to 30 rows each on average (Poisson, geometric, or one in
 a hundred with many), 10 to 10,000 keys of weight (k + keys / 1000)^-steep with steep 0 to 1.6;
@@ -64,7 +65,12 @@ def measured(given: argparse.Namespace) -> None:
     for number in range(given.streams):
         stream = shaped(given.seed, number)
         sizes = {name: size for name, size in stream.expected.items() if "repeats" not in name}
-        options = {"look": {"look": True}, "sizes": sizes, "nothing": {}}[given.told]
+        options = {
+            "look": {"look": "whole"},
+            "live": {"look": "first"},
+            "sizes": sizes,
+            "nothing": {},
+        }[given.told]
         for steps, budget in product(given.triggers, BUDGETS):
             logs = []
             for place in range(given.looks):
@@ -109,7 +115,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--looks", type=int, default=2)
-    parser.add_argument("--told", choices=["look", "sizes", "nothing"], default="look")
+    parser.add_argument("--told", choices=["look", "live", "sizes", "nothing"], default="look")
     parser.add_argument("--triggers", nargs="+", type=int, default=[1, 24])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--compare", nargs=2, type=Path)

@@ -126,7 +126,11 @@ def untold(rows: list[dict[str, Any]]) -> list[str]:
         if "l1" in row:
             cell = row["budget"][0], row["triggers"], row["stream"]
             places.setdefault(cell, {})[row["arm"]] = row["l1"]
-    for arm, name in (("default", "a look at the rows"), ("blind", "no look, as for live data")):
+    for arm, name in (
+        ("default", "a look at all rows"),
+        ("live", "a look at the rows of the first release, as over live data"),
+        ("blind", "no look"),
+    ):
         worse = {cell: arms[arm] / arms["expected"] for cell, arms in places.items()
                  if {arm, "expected"} <= set(arms)}  # fmt: skip
         if not worse:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -329,7 +330,9 @@ def test_two_looks_under_one_key_share_no_noise(rows, tmp_path, monkeypatch, wit
     monkeypatch.setattr(
         runs,
         "looked",
-        lambda plan, of: drawn.append(of.at("survey", 0).words(4)) or honest(plan, of),
+        lambda plan, of, *rest: (
+            drawn.append(of.at("survey", 0).words(4)) or honest(plan, of, *rest)
+        ),
     )
     honest = looks.looked
     for name, some in (("a", rows), ("b", more)):
@@ -370,16 +373,106 @@ def test_who_knows_is_not_asked(rows, options, budget, looks_first):
     assert bool(look_share(with_look(asked(rows, options, budget)))) == looks_first
 
 
-def test_live_data_cannot_be_looked_at():
+def followed(folder, more="", source="follow = TRUE", emit="30000 ROWS"):
+    """The query over a folder that is followed: 4 releases of 30,000 rows."""
     text = (
-        "CREATE STREAM s (u BIGINT, k BIGINT, t TIMESTAMP) WITH (source = 'files', path = 'none',"
-        " format = 'json', event_time = 't', follow = TRUE);"
+        f"CREATE STREAM t (user INT64, page INT64) WITH (source = 'files', path = '{folder}/*',"
+        f" {source}); SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-9,"
+        f" privacy_unit_column = user, steps = 4{more})"
+        f" page, COUNT(*) AS n FROM t GROUP BY page EMIT EVERY {emit}"
+    )
+    return sv.sql(text).plan
+
+
+def arrive(folder, rows, *numbers):
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        pq.write_table(rows.slice(30_000 * number, 30_000), folder / f"{number}.parquet")
+
+
+def followed_to_here(plan, state):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(run(plan, state=state, secret="ab" * 32, pace=runs.Pace(once=True)))
+
+
+def test_live_data_are_looked_at_in_their_first_release(rows, tmp_path, monkeypatch):
+    """Once, and of later releases nothing: these have settings that the first release chose."""
+    arrive(tmp_path / "in", rows, 0, 1)
+    counted, honest = [], surveys.taken
+
+    def counting(plan, made, expressions, parts, *rest):
+        parts = list(parts)
+        counted.append(sum(part.num_rows for part in parts))
+        return honest(plan, made, expressions, parts, *rest)
+
+    monkeypatch.setattr(surveys, "taken", counting)
+    plan = followed(tmp_path / "in")
+    first = followed_to_here(plan, tmp_path / "s")
+    assert counted == [30_000]
+    said = looks.remembered(plan, tmp_path / "s").options["looked"]["said"]
+    assert "first release alone" in said[-1]
+    arrive(tmp_path / "in", rows, 2, 3)
+    rest = followed_to_here(plan, tmp_path / "s")
+    assert counted == [30_000]
+    assert {one.step for one in [*first, *rest]} == {1, 2, 3, 4}
+    with Ledger.load(tmp_path / "s" / "ledger") as ledger:
+        assert ledger.spent().fits(Budget(epsilon=6, delta=1e-9))
+        assert ledger.spent() == compile_plan(with_look(plan)).loss
+    blind = followed_to_here(followed(tmp_path / "in", ", look_share = 0"), tmp_path / "b")
+    assert error(rest[-1].table, rows) < 0.7 * error(blind[-1].table, rows)
+
+
+def test_a_live_job_that_is_killed_before_its_look_looks_when_it_goes_on(rows, tmp_path):
+    """The planted fault would be a second charge, or settings that nobody looked for."""
+    arrive(tmp_path / "in", rows, 0)
+    plan, state, read = followed(tmp_path / "in"), tmp_path / "s", looks.of_first_release
+
+    def killed(batches):
+        next(read(batches))
+        raise Killed
+        yield
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runs, "of_first_release", killed)
+        with pytest.raises(Killed):
+            followed_to_here(plan, state)
+    [release] = followed_to_here(plan, state)
+    assert release.step == 1
+    assert (state / "look.json").exists()
+    with Ledger.load(state / "ledger") as ledger:
+        assert ledger.spent() == compile_plan(with_look(plan)).loss
+
+
+@pytest.mark.parametrize(
+    ("more", "emit", "looks_first"),
+    [
+        ("", "30000 ROWS", True),
+        (", clock = 'wall', start = '2026-01-01'", "INTERVAL 1 HOUR", True),
+        (", expected_rows = 6", "30000 ROWS", False),
+        (", look_share = 0", "30000 ROWS", False),
+        (", public_groups = [1, 2], max_groups_contributed = 1", "30000 ROWS", False),
+    ],
+)
+def test_which_live_queries_look(tmp_path, more, emit, looks_first):
+    assert bool(look_share(with_look(followed(tmp_path, more, emit=emit)))) == looks_first
+
+
+def test_more_releases_than_a_first_one_tells_of_are_not_looked_at(tmp_path):
+    plan = followed(tmp_path)
+    many = replace(plan, clock=replace(plan.clock, steps=101))
+    assert not look_share(with_look(many))
+
+
+def test_rows_that_cannot_be_read_again_are_not_looked_at():
+    text = (
+        "CREATE STREAM s (u BIGINT, k BIGINT) WITH (source = 'sse', url = 'http://none/');"
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9, steps = 3,"
         " privacy_unit_column = u, clock = 'wall', start = '2026-01-01'{more})"
         " k, COUNT(*) AS n FROM s GROUP BY k EMIT EVERY INTERVAL 1 HOUR"
     )
     assert not look_share(with_look(sv.sql(text.format(more="")).plan))
-    with pytest.raises(PlanError, match="must all be there"):
+    with pytest.raises(PlanError, match="can be read again"):
         with_look(sv.sql(text.format(more=", look_share = 0.1")).plan)
 
 

@@ -29,7 +29,7 @@ USUAL_STEEP, USUAL_REPEATS = (0.0, 1.4), (0.25,)
 USUAL_ROWS = (1.5, 6.0, 30.0)  # of a unit on average, where nothing bounds them
 FEWER_UNITS = 250  # drawn for each of many streams
 MANY = 20  # streams of a family that is looked at in part
-FEW = 7  # one of so many streams of a family decides where to look; coprime to its parts
+FEW = 3  # one of so many streams of a family decides where to look; coprime to its inner parts
 ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
 Place = tuple[int, ...]  # in the grids of a design
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.errors import PlanError
-from streamveil.plan.look import HISTOGRAM, LAWS
+from streamveil.plan.look import HISTOGRAM, LAWS, MEAN_ROWS
 from streamveil.plan.options import (
     EXPECTATIONS,
     EXPECTED_GROUPS,
@@ -75,6 +75,7 @@ class ExpectedStream:
     spread: float = 0.0  # deviation of the logarithm of groups' rows; 0: by `steep`
     laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
+    means: tuple[float, ...] = ()  # other rows of a unit, if the same rows may be of other units
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
     clamped: float = 0.0  # share of all that values add up to, beyond their bounds
     once: bool = False  # only a unit's first row in a group counts, and no other is cut
@@ -87,8 +88,16 @@ class ExpectedStream:
         meet them again by chance, more rows than that would repeat. For the steepest, the steepest
         that it allows stands in: there all repeats are in large groups, which a bound per group
         cuts. Known laws of groups (`group_sizes.likely_laws`) stand in for flat and steep ones, a
-        known histogram of the rows of units for even and heavy tails.
+        known histogram of the rows of units for even and heavy tails. Where a unit has one of some
+        `means` of rows, all units together have as many in each.
         """
+        if self.means:
+            every = self.units * self.rows
+            return tuple(
+                shape
+                for mean in self.means
+                for shape in replace(self, rows=mean, units=every / mean, means=()).family()
+            )
         tails = tuple((heavy, 0.0) for heavy in HEAVY)
         tails = tails if self.most is None else (tail_of(self.rows, self.most),)
         tails = ((self.heavy, self.even),) if self.histogram else tails
@@ -157,6 +166,7 @@ def expected(given: Mapping[str, Any], windows: int) -> ExpectedStream | None:
         again=None if again is None else float(again),
         laws=laws,
         histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
+        means=tuple(max(float(mean), 1.01) for mean in given.get(MEAN_ROWS, ())),
     )
 
 

@@ -322,8 +322,8 @@ class Sizing:
         lost = clamped_share(self.plan, self.lanes)
         family = tuple(
             replace(one, value=share, clamped=lost, once=once)
-            for one in (usual_family(given) if stream is None else stream.family())
             for share in self._value_shares
+            for one in (usual_family(given) if stream is None else stream.family())
         )
         noise = self._noise(self._half() if "table" in kinds else None)
         if "table" in kinds and not noise.half:

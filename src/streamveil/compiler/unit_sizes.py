@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import expm1, sqrt
+from typing import Any
 
 import numpy as np
 
+from streamveil.compiler.design_choice import USUAL_ROWS
 from streamveil.compiler.error_forecast import MOST_ROWS
+from streamveil.plan.look import LAWS, MEAN_ROWS, VALUES
+from streamveil.plan.options import EXPECTED_ROWS, EXPECTED_UNITS
 from streamveil.types import Array, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
@@ -52,3 +57,41 @@ def bins_of_laws() -> Float64[Array, "laws bins"]:
     found = np.zeros((len(laws), len(ROW_EDGES)))
     found[:, inside] = np.add.reduceat(laws, first[inside], axis=1)
     return found
+
+
+def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
+    """What a look at the rows of the first of some releases says of those of all of them.
+
+    As many rows come in each, by the same law of groups. Of units it tells less: others may come in
+    each release, or the same ones come back, at one rate each. At a rate of x in a release,
+    x / (1 - exp(-x)) rows are expected of a unit that is there. Rows of a unit are these, those, or
+    in between, as far as they are usual (`USUAL_ROWS`), and any usual ones where none of these is:
+    a look at few units sees none that is there twice.
+
+    >>> known = {"expected_units": 1000.0, "expected_rows": 1.7}
+    >>> for name, value in of_all_releases(known, 10).items():
+    ...     print(name, value)
+    expected_units 1450.0
+    expected_rows 11.8
+    mean_rows [1.7, 4.47, 11.8]
+    >>> of_all_releases(known, 1) == known
+    True
+    """
+    if releases == 1:
+        return known
+    units, rows = known[EXPECTED_UNITS.name], known[EXPECTED_ROWS.name]
+    low, high = 0.0, rows
+    for _ in range(60):
+        rate = (low + high) / 2
+        low, high = (rate, high) if rate / -expm1(-rate) < rows else (low, rate)
+    again = max(rows, rate * releases)
+    every = (rows, sqrt(rows * again), again)
+    least, most = USUAL_ROWS[0], USUAL_ROWS[-1]
+    usual = [mean for mean in every if least <= mean <= most]
+    usual = usual or ([rows] if rows > most else [*USUAL_ROWS])
+    found = {
+        EXPECTED_UNITS.name: float(f"{units * rows * releases / usual[-1]:.3g}"),
+        EXPECTED_ROWS.name: float(f"{usual[-1]:.3g}"),
+        MEAN_ROWS: [float(f"{mean:.3g}") for mean in usual],
+    }
+    return found | {name: known[name] for name in (LAWS, VALUES) if name in known}

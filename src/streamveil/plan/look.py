@@ -1,8 +1,9 @@
 """A look at the data before the first release: how many rows units have, for a share of the budget.
 
 Settings that fit the data halve the error, and nobody knows the shape of their data to tell it.
-Where all rows are there when a job begins, noisy histograms over units tell it (`survey`). They
-also choose the bounds of values that nobody gave.
+Noisy histograms over units tell it (`survey`): over all rows, where they are there when a job
+begins, and over those of the first release, where the others come later. Where all rows are there,
+they also choose the bounds of values that nobody gave.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
 from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE, MAX_UNITS, SELECTION
+from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.plan.value_bounds import Bounds, open_values, refusals, with_bounds
 
 DEFAULT_SHARE = Fraction(1, 20)
 SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
 STEEPEST = Fraction(18, 25)  # of mu: tables whose releases have less must lie lower after a look
+MOST_RELEASES = 100  # of which the first one tells: with more, it has too few rows
 PRECISION_OF_LOOK = Fraction(1, 1000)
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 LAWS = "laws"  # of groups, among the options that a look said; likewise
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
+MEAN_ROWS = "mean_rows"  # rows of a unit that are possible for the same rows of all units, likewise
 VALUES = "values"  # that are summed, likewise: expression and mean size
 CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds
 COUNTED = ("count", "count_units", "count_distinct", "sum")
@@ -43,7 +47,7 @@ def look_share(plan: Plan) -> Fraction:
 
 
 def with_look(plan: Plan) -> Plan:
-    """The plan with a look, where it has something to tell and all rows are there.
+    """The plan with a look, where it has something to tell and rows can be looked at.
 
     Not by itself where each period is protected: a person present all year would pay each time.
     Always where bounds of values are left out, if they may be (`cannot_choose_bounds`).
@@ -52,8 +56,9 @@ def with_look(plan: Plan) -> Plan:
         if look_share(plan) and not can_look(plan):
             raise PlanError(
                 "look_share asks rows for their shape before the first release: they must all be"
-                " there.\n"
-                "  to fix  leave it out for live data and give expected_rows, if that is known"
+                " there, or come in a known number of releases to files or tables that can be read"
+                " again.\n"
+                "  to fix  leave it out and give expected_rows, if that is known"
             )
         return plan
     if open_values(plan):
@@ -63,7 +68,8 @@ def with_look(plan: Plan) -> Plan:
     settled = EXPECTED_ROWS.name in plan.options or plan.periods is not None
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
-    if settled or (public and bounded) or plan.counts_once or not can_look(plan):
+    late = not all_there(plan) and (plan.clock.steps or 0) > MOST_RELEASES
+    if settled or (public and bounded) or plan.counts_once or late or not can_look(plan):
         return plan
     return replace(plan, options={**plan.options, LOOK_SHARE.name: DEFAULT_SHARE})
 
@@ -72,7 +78,7 @@ def cannot_choose_bounds(plan: Plan) -> str | None:
     """Why a look cannot choose the bounds of values; None where it can."""
     if LOOK_SHARE.name in plan.options and not look_share(plan):
         return "look_share = 0 leaves nothing of the budget to choose them with"
-    if not can_look(plan):
+    if not all_there(plan) or not can_look(plan):
         return (
             "a part of the budget chooses them only where all rows are there at the start (files, a"
             " table in memory) and the budget has a delta"
@@ -81,19 +87,31 @@ def cannot_choose_bounds(plan: Plan) -> str | None:
 
 
 def can_look(plan: Plan) -> bool:
-    """Whether all rows are there when the job begins, and the budget allows Gaussian noise."""
-    source, clock = plan.source, plan.clock
-    whole = source.known.is_whole and not source.options.get("follow")
-    ends = clock.kind in ("event", "once") or (clock.kind == "rows" and clock.steps is not None)
+    """Whether there are rows to look at before a release, and the budget allows Gaussian noise."""
     functions = {agg.function for agg in plan.aggregates}
     return (
-        whole and ends
+        (all_there(plan) or first_alone(plan))
         and functions.isdisjoint(SKETCHED)
-        and not isinstance(source, TableSource)
+        and not isinstance(plan.source, TableSource)
         and plan.preset == "default"
         and not plan.budget.is_pure
         and (bool(open_values(plan)) or not functions.isdisjoint(COUNTED))
     )  # fmt: skip
+
+
+def all_there(plan: Plan) -> bool:
+    """Whether all rows are there when the job begins."""
+    clock = plan.clock
+    ends = clock.kind in ("event", "once") or (clock.kind == "rows" and clock.steps is not None)
+    return ends and plan.source.known.is_whole and not plan.source.options.get("follow")
+
+
+def first_alone(plan: Plan) -> bool:
+    """Whether a look sees the rows of the first release alone: the job will read them again."""
+    source, clock = plan.source, plan.clock
+    again = source.known.is_whole and source.is_endless and not isinstance(source, OwnRows)
+    timed = clock.kind in ("rows", "wall") and bool(clock.steps)
+    return again and timed and plan.window.kind == "whole"
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ CUT_SHARE = Option(
 LOOK_SHARE = Option(
     "look_share",
     "amount",
-    "0.05 where all rows are there at the start and none are expected; 0.1 if values lack bounds",
+    "0.05 where rows can be read again and none are expected; 0.1 if values lack bounds",
     "share of mu^2 that asks the rows for their shape before the first release; 0: none",
     value=0,
     part_of=(GROUP_BY,),

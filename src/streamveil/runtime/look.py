@@ -10,14 +10,15 @@ state, which always has room, before anything is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.base import micros
 from streamveil.core.noise.keyed import Noise
@@ -28,8 +29,10 @@ from streamveil.plan.look import (
     HISTOGRAM,
     LAWS,
     LOOKED,
+    MEAN_ROWS,
     VALUES,
     divided,
+    first_alone,
     look_share,
     told,
     with_look,
@@ -68,11 +71,21 @@ def to_look(plan: Plan, state: Path) -> Plan | None:
     return wanted if look_share(wanted) else None
 
 
-def looked(wanted: Plan, noise: Noise, threads: int = 1) -> tuple[Plan, Content]:
-    """The plan with what a look at its rows says, and what to `keep` of it. Writes nothing."""
-    learned = look(wanted, noise, threads)
+def looked(
+    wanted: Plan, noise: Noise, threads: int = 1, rows: Iterator[pa.Table] | None = None
+) -> tuple[Plan, Content]:
+    """The plan with what a look says, and what to `keep` of it. Writes nothing.
+
+    It looks at `rows`, those of the first release, or else at all rows of the plan.
+    """
+    learned = look(wanted, noise, threads, rows)
     given = EXPECTED_ROWS.name in wanted.options and open_values(wanted)  # looked for bounds alone
     known = {} if given else learned.likely
+    first = known and first_alone(wanted) and (wanted.clock.steps or 1) > 1
+    if first:
+        from streamveil.compiler.unit_sizes import of_all_releases  # loaded when a job looks
+
+        known = of_all_releases(known, wanted.clock.steps or 1)
     made = told(wanted, known, [], learned.bounds)
     operator, found = fitting(made), {}
     if operator is None:
@@ -84,6 +97,8 @@ def looked(wanted: Plan, noise: Noise, threads: int = 1) -> tuple[Plan, Content]
         found = clamped(made, operator, opened, learned.sizes)
         known = known and known | {CLAMPED: {text: one.beyond for text, one in found.items()}}
     said = [] if given else in_words(learned)
+    if first:
+        said.append(releases_in_words(known, wanted.clock.steps or 1))
     said += [bounds_in_words(text, found.get(text)) for text in open_values(wanted)]
     made = told(wanted, known, said, {text: (one.low, one.high) for text, one in found.items()})
     ends = {text: [one.low, one.high] for text, one in found.items()}
@@ -154,17 +169,42 @@ def remembered(plan: Plan, state: Path) -> Plan:
     return told(wanted, found["options"], found["said"], bounds)
 
 
-def look(plan: Plan, noise: Noise, threads: int = 1) -> Learned:
-    """Reads all rows, in a thread of its own if there are several, and asks for their shape."""
+def look(
+    plan: Plan, noise: Noise, threads: int = 1, rows: Iterator[pa.Table] | None = None
+) -> Learned:
+    """Reads all rows, or `rows`, in another thread if there are several; asks for their shape."""
     from streamveil.runtime.survey import survey  # loaded when a job looks
 
+    some = rows_of(plan) if rows is None else rows
     if threads == 1:
-        return survey(plan, rows_of(plan), divided(plan).looking, noise)[0]
-    rows = Prefetch(rows_of(plan))
+        return survey(plan, some, divided(plan).looking, noise)[0]
+    ahead = Prefetch(some)
     try:
-        return survey(plan, rows, divided(plan).looking, noise, threads=threads)[0]
+        return survey(plan, ahead, divided(plan).looking, noise, threads=threads)[0]
     finally:
-        rows.close()
+        ahead.close()
+
+
+def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
+    """The rows of the first release, in parts; waits until it is due.
+
+    Proof: which rows these are follows from the public clock and from when files or rows of a table
+        came, as for the release itself. A unit changes its own rows among them and no others, which
+        is all that the proof of `Survey` asks for. The job reads them again for the release.
+    """
+    for batch in batches:
+        yield batch.rows
+        if batch.closes_step:
+            return
+
+
+def releases_in_words(known: dict[str, Any], releases: int) -> str:
+    """For which rows of all releases settings are chosen."""
+    few, many = known[MEAN_ROWS][0], known[MEAN_ROWS][-1]
+    return (
+        f"these are of the first release alone: settings are chosen for {releases:,} times as many"
+        f" rows, {few:.3g} to {many:.3g} of a unit"
+    )
 
 
 def bounds_in_words(expression: str, found: Clamping | None) -> str:

@@ -25,6 +25,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
+from streamveil.plan.look import first_alone
 from streamveil.plan.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.value_bounds import in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
@@ -32,7 +33,15 @@ from streamveil.runtime.formats import calibration
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.look import charged, keep, looked, remembered, settle, to_look
+from streamveil.runtime.look import (
+    charged,
+    keep,
+    looked,
+    of_first_release,
+    remembered,
+    settle,
+    to_look,
+)
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.rows import needed_columns, open_rows, time_named
@@ -123,13 +132,13 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     if wanted is None:
         work = made(plan := remembered(plan, home), clock=clock)
     else:
-        drawing = keys.once()
-        if ledger is not None or not is_new:
+        drawing, rows = keys.once(), rows_of_first(wanted, pace)
+        if not (ledger is None and is_new and rows is None):
             first = before_look(wanted, made(in_any_case(wanted)))
             if not look:
                 return first, keys
             drawing = charged(first, home, keys)
-        plan, fresh = looked(wanted, drawing, threads_of(pace))
+        plan, fresh = looked(wanted, drawing, threads_of(pace), rows)
         work = made(plan)
     if fresh is not None:
         require(work, home)
@@ -138,6 +147,14 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     if not is_ready(home):
         warn_of_noise(plan, work.operator)
     return work, keys
+
+
+def rows_of_first(plan: Plan, pace: Pace | None) -> Iterator[pa.Table] | None:
+    """The rows of the first release, where a look sees them alone; waits for them when read."""
+    if not first_alone(plan):
+        return None
+    source = open_rows(plan.source, plan.clock.arrival)
+    return of_first_release(feed_of(plan, source, pace or Pace())(None))
 
 
 def made_work(
