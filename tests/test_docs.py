@@ -62,6 +62,8 @@ def test_numbers_in_sentences_are_those_of_the_results():
 
 def test_no_measurement_is_typed():
     assert site_typed.unknown() == {}, "make it in tools/site_figures.py, or list it as a setting"
+    for name, known in site_typed.SETTINGS.items():
+        assert {*known} <= {*site_typed.typed((DOCS / name).read_text())}, name
     page = (
         "A step takes 3.2 ms and 5<!-- = counters worst --> % of `7 s`; twice 1,000 to 2,000 bytes."
     )
