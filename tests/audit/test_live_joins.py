@@ -16,7 +16,7 @@ from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.plan import joins
 from streamveil.runtime import live_joins
-from streamveil.runtime.rows import needed_columns
+from streamveil.sql.schema import needed_columns
 from tests.planting import all_units_are_one, instead
 from tests.runtime.test_live_joins import (
     HOUR_US,

@@ -47,6 +47,23 @@ class Source(Protocol):
         """Chunks of at most `max_rows` rows from `position` on, until nothing more is there now."""
 
 
+def changed() -> SourceError:
+    """The error for rows that are not there as they were when a part of them was taken."""
+    return SourceError(
+        "the rows of a step that was taken in part are no longer the same: some would be lost or "
+        "counted twice.\n  to fix  restore the source as it was when the job started"
+    )
+
+
+def decoded(table: pa.Table) -> pa.Table:
+    """The table without dictionaries: those of several chunks need not fit into one."""
+    for place, one in enumerate(table.schema):
+        if pa.types.is_dictionary(one.type):
+            plain = table.column(place).cast(one.type.value_type)
+            table = table.set_column(place, one.name, plain)
+    return table
+
+
 def hand_on(source: Source, what: str, said: Any) -> None:
     """Tells a source something that some sources want to know."""
     hear = getattr(source, what, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from streamveil.connectors import open_source
-from streamveil.connectors.base import Chunk, Source, hand_on, select
+from streamveil.connectors.base import Chunk, Source, changed, hand_on, select
 from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow.protocol import NOT_FINITE, count
@@ -19,7 +19,6 @@ from streamveil.expressions.expr import compile_unit
 from streamveil.plan.combine import Combined
 from streamveil.plan.own_rows import Load, OwnRows, own_rows
 from streamveil.plan.plan import SourceSpec
-from streamveil.runtime.schedule import changed
 from streamveil.sql.schema import check_declared
 
 

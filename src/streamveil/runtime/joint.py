@@ -37,8 +37,8 @@ from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, tell_all
 from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
-from streamveil.runtime.rows import open_rows
 from streamveil.runtime.run import prepared
+from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
 from streamveil.runtime.watch import Watch
 

@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors import open_source
-from streamveil.connectors.base import Chunk, Source, hand_on
+from streamveil.connectors.base import Chunk, Source, decoded, hand_on
 from streamveil.connectors.manifest import append
 from streamveil.connectors.rejected_rows import PLACE
 from streamveil.errors import StoreError
@@ -55,7 +55,6 @@ from streamveil.plan.own_rows import (
     passing,
 )
 from streamveil.runtime.disk import make_directory
-from streamveil.runtime.schedule import decoded
 
 KEPT = "joined-{}"  # folder of a relation, in the job's state
 SIZE_BYTES = 8  # before each entry of a file

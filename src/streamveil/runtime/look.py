@@ -46,9 +46,9 @@ from streamveil.runtime.job import Work, begin, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.notes import Content
 from streamveil.runtime.prefetch import Prefetch
-from streamveil.runtime.rows import needed_columns, open_rows
+from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.store import LOOK, Store, read_header, require_empty
-from streamveil.sql.schema import check_schema
+from streamveil.sql.schema import check_schema, needed_columns
 
 if TYPE_CHECKING:
     from streamveil.compiler.value_sizes import Clamping

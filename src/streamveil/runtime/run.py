@@ -44,10 +44,9 @@ from streamveil.runtime.look import (
 )
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
-from streamveil.runtime.rows import needed_columns, open_rows, time_named
-from streamveil.runtime.schedule import MicroBatches
+from streamveil.runtime.schedule import MicroBatches, open_rows
 from streamveil.runtime.store import BEFORE_LOOK, FORK, SCRATCH, epoch_of, is_ready
-from streamveil.sql.schema import check_schema
+from streamveil.sql.schema import check_schema, needed_columns, time_named
 
 Engine = Callable[[Plan], Operator]
 

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.connectors import Chunk, Source
-from streamveil.connectors.base import Arrivals, arrivals, hand_on, micros, slices
+from streamveil.connectors import Chunk, Source, open_source
+from streamveil.connectors.base import Arrivals, arrivals, changed, decoded, hand_on, micros, slices
 from streamveil.connectors.blocks import crc32, in_scratch, scratch_folder
-from streamveil.connectors.rejected_rows import PLACE, rejected_table
+from streamveil.connectors.rejected_rows import PLACE, rejected_table, traced
 from streamveil.errors import PlanError, SourceError
-from streamveil.plan.plan import Clock
+from streamveil.plan.plan import Clock, SourceSpec
 from streamveil.runtime.copy_buffer import SpillBuffer
 from streamveil.types import Array, Int64
 
@@ -189,12 +189,15 @@ class MicroBatches:
         return pa.schema([schema.field(name) for name in names]).empty_table()
 
 
-def changed() -> SourceError:
-    """The error for rows that are not there as they were when a part of them was taken."""
-    return SourceError(
-        "the rows of a step that was taken in part are no longer the same: some would be lost or "
-        "counted twice.\n  to fix  restore the source as it was when the job started"
-    )
+def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
+    """The source of a plan; `trace`: keep rejected rows as they came."""
+    source = open_source(spec.kind, spec.options, spec.event_time, arrival)
+    source = traced(source) if trace else source
+    if not spec.combines:
+        return source
+    from streamveil.runtime.combined import per_unit  # loaded where rows are combined
+
+    return per_unit(spec, source)
 
 
 def replay_of(schedule: MicroBatches, steps: int, at: dict[str, Any]) -> Replay:
@@ -439,12 +442,3 @@ class InOrder(Replay):
         if len(steps) and steps[0] < due:
             raise SourceError(MISSTATED)
         return table, steps
-
-
-def decoded(table: pa.Table) -> pa.Table:
-    """The table without dictionaries: those of several chunks need not fit into one."""
-    for place, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            plain = table.column(place).cast(field.type.value_type)
-            table = table.set_column(place, field.name, plain)
-    return table

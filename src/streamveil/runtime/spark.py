@@ -55,7 +55,6 @@ from streamveil.runtime.disk import Lock
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.rows import needed_columns, time_named
 from streamveil.runtime.run import warn_of_noise
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
@@ -67,7 +66,7 @@ from streamveil.runtime.spark_state import (
     SparkLayout,
     missing,
 )
-from streamveil.sql.schema import check_schema
+from streamveil.sql.schema import check_schema, needed_columns, time_named
 
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds

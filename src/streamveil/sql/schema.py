@@ -11,6 +11,7 @@ from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import shown
 from streamveil.expressions.expr import (
     column_named,
+    columns_of,
     compile_expression,
     compile_key,
     compile_predicate,
@@ -178,3 +179,23 @@ def _check_time(schema: pa.Schema, column: str, what: str) -> None:
             f"{what}: column '{column}' holds {kind}, not times.\n"
             "  to fix  declare it as TIMESTAMP in CREATE STREAM"
         )
+
+
+def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
+    """The source's columns that the plan mentions, in the source's order."""
+    texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
+    declared = isinstance(plan.source, TableSource)  # columns are what its other counts are over
+    texts += [
+        one.expression
+        for one in plan.aggregates
+        if not declared or one.function == "count_distinct"
+    ]
+    mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
+    exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
+    exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
+    return [name for name in schema.names if name.lower() in mentioned or name in exact]
+
+
+def time_named(schema: pa.Schema, name: str | None) -> str | None:
+    """A column of times as the source spells it."""
+    return None if name is None else column_named(schema, name)

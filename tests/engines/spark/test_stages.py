@@ -24,9 +24,9 @@ from streamveil.engines.spark.source_offsets import FilesReading
 from streamveil.engines.spark.splits import digest, footers, last_step, plan_step
 from streamveil.errors import SourceError, StoreError, WitnessError
 from streamveil.plan.plan import Clock
-from streamveil.runtime.rows import needed_columns
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
+from streamveil.sql.schema import needed_columns
 from tests.engines.spark.streams import CASES, HOUR, Case
 
 SEED = 5
