@@ -205,6 +205,15 @@ def test_what_would_mix_people_is_refused(subquery, reason):
         asked(subquery)
 
 
+def test_sets_of_groups_go_around_a_subquery():
+    table = pa.table({"id": [1, 1, 2], "page": ["a", "b", "a"], "day": [1, 1, 2]})
+    text = f"SELECT {PRIVATE} {{}} FROM (SELECT id, page, day FROM t GROUP BY {{}}) {{}}"
+    with pytest.raises(PlanError, match="GROUP BY all their columns in the subquery"):
+        sv.sql(text.format("COUNT(*) AS n", "id, ROLLUP (page, day)", ""), {"t": table})
+    around = text.format("page, day, COUNT(*) AS n", "id, page, day", "GROUP BY ROLLUP (page, day)")
+    assert sv.sql(around, {"t": table}).plan.keys
+
+
 def test_the_unit_may_be_computed_inside_and_grouped_by_what_it_reads():
     t = pa.table({"name": ["A", "a", "b", "B"], "x": [1, 2, 3, 4]})
     inside = "SELECT LOWER(name) AS id, name, SUM(x) AS s FROM t GROUP BY id, name"

@@ -34,7 +34,7 @@ from streamveil.errors import PlanError, StoreError, nearest
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.structured import Marginals
 from streamveil.release_metadata import NOTE
-from streamveil.types import Array, Bool, Float64, Int64, UInt64
+from streamveil.types import Array, Bool, Float64, Int64
 
 Arrays = dict[str, Array]
 Bind = Callable[[pa.Schema], Callable[[pa.Table], Any]]  # a condition, compiled for some columns
@@ -235,11 +235,9 @@ class ChangingTable:
         assert self.value is not None  # noqa: S101  (checked when it was made)
         assert self.distinct is not None  # noqa: S101
         column = _plain(self.value(rows.schema)(rows))
-        names: UInt64[Array, " n"] = name_column(column, noise.derive("changing-table values"))[
-            :, 0
-        ]
-        numbers = (names % np.uint64(self.distinct.values)).astype(np.int64)
-        return numbers, np.asarray(pc.is_valid(column))
+        names = name_column(column, noise.derive("changing-table values"))
+        numbers = names[:, 0] % np.uint64(self.distinct.values)
+        return numbers.astype(np.int64), np.asarray(pc.is_valid(column))
 
     def _operations(self, rows: pa.Table) -> tuple[Int64[Array, " n"], Int64[Array, " n"]]:
         """What each row does first, and then; 0: nothing."""

@@ -268,7 +268,8 @@ def presence_moves(changes: int, sets: int, *, pure: bool) -> int:
         *Laplace noise.* Lives add up, whatever reads them: w.
         *A tree.* A block moves by the difference of d at its ends, by at most 2; the blocks of a
         level move by at most 2 w together, so their squares by at most 4 w. For one life it is 2,
-        that is a factor of 2 w; at w = 1 there is one stretch, and the factor is 1.
+        that is a factor of 2 w; at w = 1 there is one stretch, and the factor is 1. In trees one
+        after another, blocks of any one level of each are apart too.
         *A lower triangular encoder* whose columns are one row c_0, c_1, ... moved down, where c
         falls and is convex (`root_coefficients`). For stretches [s, e) before [s', e') of one sign
         the product of what both move is -(sum over t of A_t B_t) from s' on, where A_t = c_(t-e) -
