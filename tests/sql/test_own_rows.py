@@ -493,3 +493,19 @@ def test_who_is_counted_once_loses_no_row(grouped, cut, tmp_path):
     *_, release = query.run(str(tmp_path))
     assert any("are not counted" in note for note in release.notes) is cut
     assert ("which every bound lets in" in str(query.explain())) is not cut
+
+
+@pytest.mark.parametrize("asked_for", [
+    "MIN(page) OVER (PARTITION BY user)", "FIRST_VALUE(page) OVER (PARTITION BY user ORDER BY ts)",
+    "LAG(page) OVER (PARTITION BY user ORDER BY ts)",
+])  # fmt: skip
+def test_texts_that_are_repeated_may_take_more_than_32_bits_count(asked_for):
+    """One long text of a person with many rows ended the job: Arrow has no room for so many."""
+    table = pa.table({"user": [1, 1, 2], "page": ["a", "b", "c"], "ts": [3, 1, 2]})
+    plan = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, max_rows_contributed"
+        f" = 1, privacy_unit_column = user) p, COUNT(*) AS n FROM (SELECT user, {asked_for} AS p"
+        " FROM t) GROUP BY p",
+        {"t": table},
+    ).plan
+    assert own_rows(plan.source, table).schema.field("p").type == pa.large_string()

@@ -330,7 +330,7 @@ def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
         if column.order or column.function not in TOTALS:
             made[column.name] = Ordered.of(column, table, group).values(column, table)
         else:
-            made[column.name] = total(column, table, group).take(pa.array(group))
+            made[column.name] = wide(total(column, table, group)).take(pa.array(group))
     return pa.table(made), units
 
 
@@ -463,7 +463,7 @@ class Ordered:
             return pa.array(self.back(own - first + 1))
         values = values_of(column, table)
         if column.function in MOVED:
-            return values.take(pa.array(*self.moved(column, place)))
+            return wide(values).take(pa.array(*self.moved(column, place)))
         return self.running(column, values)
 
     def moved(
