@@ -64,7 +64,7 @@ class DistinctCounter:
     >>> table.step(state, Changes(born=np.array([0, 7 * 2, 7 * 2 + 1])), place)
     >>> table.answers(state).values  # of all records, at point 0, at point 1
     array([2., 2., 1.])
-    >>> table.moves, table.guarantee.loss.mu() ** 2 / 2 <= 1
+    >>> table.moves, float(table.guarantee.loss.gaussian) <= 2  # mu^2
     (8, True)
     """
 
