@@ -26,7 +26,6 @@ SETTINGS = {  # what was asked or chosen, sizes that the code fixes, and shares 
     "files.md": ("40 bytes",),
     "group-by.md": ("15 %", "5 %"),
     "how-to/choose-epsilon.md": ("5 %",),
-    "how-to/key.md": ("32 bytes",),
     "how-to/kubernetes.md": ("15 seconds",),
     "counters.md": ("1 %",),
     "papers/growing-tables.md": ("16 times as",),
@@ -35,7 +34,7 @@ SETTINGS = {  # what was asked or chosen, sizes that the code fixes, and shares 
     "sketches.md": ("24 KB", "145 bytes", "10 bytes", "81 and 100 %", "240 KB", "100 KB", "2 MB",
                     "2.6 MB", "200 bytes"),
     "spark.md": ("25 bytes",),
-    "weaknesses.md": ("1,000 times the", "4 MB", "25 %", "90 %"),
+    "weaknesses.md": ("4 MB", "25 %", "90 %"),
 }  # fmt: skip
 
 
