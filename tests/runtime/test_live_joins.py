@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamveil as sv
+from streamveil import compiler
 from streamveil.connectors.base import Chunk
 from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.expr import compile_key, compile_predicate
@@ -61,6 +62,15 @@ def planned(name, kept=2):
         f" COUNT(*) AS n FROM ({relation}) GROUP BY page, kind EMIT EVERY INTERVAL 1 HOUR"
     )
     return sv.sql(text).plan
+
+
+@pytest.mark.parametrize("name", ["table", "events"])
+def test_spark_refuses_them_and_names_the_engine_that_runs_them(name):
+    spark = pytest.importorskip("streamveil.runtime.spark")
+    plan = planned(name)
+    with pytest.raises(PlanError, match=r"a join on live data is not there.*\n.*--engine embedded"):
+        spark.operator_of(plan)
+    assert compiler.operator_of(plan)
 
 
 class Dripping:

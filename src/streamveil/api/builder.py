@@ -709,6 +709,8 @@ def count_units() -> Measure:
 def count_distinct(column: str) -> Measure:
     """How many different values; of other columns than the unit with twice the noise.
 
+    Of a changing table: the values that its records have now, with `max_changes` in `release`.
+
     Args:
         column: a column or a per-row SQL expression.
 

@@ -108,7 +108,7 @@ class Table(WithSinks):
 
     @fitting("agg(n=count())")
     def agg(self, **measures: Measure) -> Table:
-        """Output columns: n=count(), young=count_if("age < 30").
+        """Output columns: n=count(), young=count_if("age < 30"); or one count_distinct("plan").
 
         Args:
             **measures: a count for each name.
@@ -131,8 +131,8 @@ class Table(WithSinks):
             budget: the most that one record may lose to everything that is ever published.
             every: a length such as "1 hour", or `rows(n)`.
             **options: `expected_size` (records, about) is required; others are those of the SQL
-                clause: steps, start, end, arrival, clock, expected_updates, ask_share, mechanism,
-                confidence, ... (docs/sql.md).
+                clause: steps, start, end, arrival, clock, expected_updates, max_changes, ask_share,
+                mechanism, confidence, ... (docs/sql.md).
 
         Raises:
             PlanError: the query cannot be run or must not be: the message says why and the way out.
