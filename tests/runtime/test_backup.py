@@ -55,6 +55,21 @@ def test_a_backup_of_a_job_that_runs_or_is_damaged_is_refused():
     assert not [one for one in Path().iterdir() if one.name.startswith("copy")]
 
 
+def test_a_state_that_may_not_be_read_or_cannot_be_named_is_told(monkeypatch):
+    some(run(plan(), state="s"), 1)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refuse)
+        with pytest.raises(StoreError, match=r"cannot .*Permission denied(.|\n)*to fix"):
+            run(plan(), state="s")
+    with pytest.raises(StoreError, match=r"NUL(.|\n)*to fix"):
+        run(plan(), state="a\0b")
+    told(run(plan(), state="s"))
+
+
 @pytest.mark.parametrize("way", [backup, restore])
 def test_a_full_disk_leaves_no_half_of_a_copy(way, tmp_path):
     """With no room at all, then with ever more."""

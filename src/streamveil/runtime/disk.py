@@ -65,6 +65,8 @@ def create(path: Path, buffers: Sequence[memoryview]) -> None:
 
 def make_directory(path: Path) -> None:
     """Creates a private directory durably: a lost directory would be a lost epoch."""
+    if "\0" in str(path):
+        raise StoreError("no path holds a NUL character.\n  to fix  name another directory")
     with crash_only("create", path):
         missing = [parent for parent in (path, *path.parents) if not parent.exists()]
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

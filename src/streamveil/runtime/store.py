@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
+from streamveil.connectors.blocks import crash_only
 from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, disk, formats, notes, wal
@@ -135,13 +136,15 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._written: Future[None] | None = None  # the last of its work
         self._draft: checkpoint.CheckpointDraft | None = None
-        if (directory / BACKUP).exists():
+        with crash_only("open", directory):
+            is_backup = (directory / BACKUP).exists()
+            if not (directory / HEADER).exists():
+                require_empty(directory)  # a foreign one is left as it is
+        if is_backup:
             raise StoreError(
                 f"'{directory.name}' is a backup, in which no job runs.\n"
                 f"  to fix  streamveil restore {directory.name} STATE, if the original is gone"
             )
-        if not (directory / HEADER).exists():
-            require_empty(directory)  # a foreign one is left as it is
         disk.make_directory(directory)
         self._lock = Lock(directory)
         try:
@@ -330,7 +333,9 @@ def write_header(directory: Path, header: Header) -> None:
 def read_header(directory: Path) -> Header | None:
     """The header, or None in a directory that never became a state."""
     path = directory / HEADER
-    if not path.exists():
+    with crash_only("read", path):
+        is_there = path.exists()
+    if not is_there:
         return None
     content = notes.read(path, KIND)
     try:
