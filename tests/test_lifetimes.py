@@ -104,12 +104,12 @@ def test_everything_that_states_a_year_says_the_same(name, tmp_path: Path):
             record = json.loads(json.dumps(deployment.record(opened), allow_nan=False))
         year = record["lifetime"]["user-year"]
         assert year["epsilon"] == (None if epsilon == float("inf") else epsilon)
-        assert f" {wanted}, delta = {float(delta):.3g}." in page.spending(record, drawn=False)
+        assert f" {wanted}, delta = {float(delta):.3g}." in page.spending("", record, drawn=False)
         said = call("ledger", "convert", ledger, "--to", "user-year")
         assert wanted.lower() in said.lower()
         day = rounded_up(guarantee.epsilon(budget.quoted_delta))
         assert f"epsilon = {day}" in made.explain().promise
-        assert f"epsilon = {day}" in page.promise(record)
+        assert f"epsilon = {day}" in page.promise({"": record})
         assert f"spent: epsilon = {day} " in call("ledger", "show", ledger)
         assert record["epsilon"] == guarantee.epsilon(budget.quoted_delta)
 

@@ -89,11 +89,27 @@ def test_a_state_directory_becomes_one_page(state, tmp_path):
     assert again == (tmp_path / "d.html").read_bytes(), "the page depends on something else"
 
 
+def test_a_page_of_several_answers_has_the_ledger_of_each(tmp_path):
+    rows = pa.table({"u": [row // 3 for row in range(1200)], "c": ["a", "b"] * 600})
+    private = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = {}, delta = 1e-6,"
+        " privacy_unit_column = u) c, COUNT(*) AS n FROM t GROUP BY c"
+    )
+    query = sv.sql(f"SELECT c, b.n / a.n AS share FROM ({private.format(4)}) AS a"
+                   f" JOIN ({private.format(2)}) AS b USING (c)", {"t": rows})  # fmt: skip
+    state = tmp_path / "s"
+    assert list(query.run(str(state), noise=SeededNoise(1), insecure=True))
+    text = " ".join("".join(parsed(write(state, tmp_path / "d.html", query=query)).text).split())
+    for part in ("Ledger of a", "Ledger of b", "budget spent by a", "epsilon = 6, delta = 2e-06",
+                 "the sum of 2 ledgers"):  # fmt: skip
+        assert part in text
+
+
 def test_numbers_of_the_page_are_the_released_ones(state, tmp_path):
     answers = sv.answers(state)
     text = write(state, tmp_path / "d.html").read_text()
     shown = json.loads(text.partition('id="view">')[2].partition("</script>")[0])
-    assert shown == view.view_of(answers, view.ledger_record(page.ledger_at(state, None)))
+    assert shown == view.view_of(answers, view.ledger_records(state, None))
     for chart in shown["charts"][:2]:
         assert len(chart["x"]) == len(answers.moments)
         assert len(chart["breaks"]) == len({m.window for m in answers.moments}) - 1
@@ -176,14 +192,14 @@ def windows(*counts):
 ])  # fmt: skip
 def test_a_last_window_without_groups_leaves_the_others_on_the_page(counts, labels, tmp_path):
     answers = Answers(of_releases(windows(*counts)))
-    (chart,) = view.view_of(answers, None)["charts"]
+    (chart,) = view.view_of(answers, {})["charts"]
     assert [line["label"] for line in chart["lines"]][: len(labels)] == labels
     for line in chart["lines"]:
         group = int(line["label"].split()[1])
         at = [place for place, n in zip(chart["x"], counts, strict=True) if group < n]
         assert [(point["x"], point["v"]) for point in line["points"]] == [(x, group) for x in at]
         assert bool(line["hidden"]) == (len(at) < len(counts))
-    text = page.html(answers, None)
+    text = page.html(answers, {})
     last = max((window for window, n in enumerate(counts) if n), default=None)
     if last is not None:
         assert f"Largest groups at day {last} · 1" in text

@@ -7,8 +7,11 @@ loaded from elsewhere, and the page says so to the browser (`POLICY`).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from fractions import Fraction
 from html import escape
 from importlib.resources import files
+from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,14 @@ from streamveil.api.answers import answers
 from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.core.accounting.guarantee import rounded_up
-from streamveil.dashboard.view import NO_ANSWER, changes, last_release, ledger_record, view_of
+from streamveil.dashboard.view import (
+    NO_ANSWER,
+    Records,
+    changes,
+    last_release,
+    ledger_records,
+    view_of,
+)
 from streamveil.display import html_of
 from streamveil.results.answers import Answers
 from streamveil.results.charts import bias_of, tick
@@ -69,21 +79,14 @@ def write(
     """Writes the page of a state directory or a sink's folder; returns where it is.
 
     Shown are released numbers, what follows from them, and the ledger: all of it public. Of a state
-    directory its own ledger is read; for a sink's folder, name one.
+    directory its own ledger is read, of several answers each one's; for a sink's folder, name one.
     """
-    record = ledger_record(ledger_at(source, ledger))
-    path = Path(out)
-    path.write_text(html(answers(source, query=query), record), encoding="utf-8")
+    path, records = Path(out), ledger_records(source, ledger)
+    path.write_text(html(answers(source, query=query), records), encoding="utf-8")
     return path
 
 
-def ledger_at(source: str | Path, ledger: str | Path | None) -> Path:
-    """Where the ledger is: the one that is named, or the state's own."""
-    where = Path(ledger) if ledger is not None else Path(source) / "ledger"
-    return where / "ledger" if where.is_dir() else where
-
-
-def html(found: Answers, record: dict[str, Any] | None, live: int = 0) -> str:
+def html(found: Answers, records: Records, live: int = 0) -> str:
     """The whole page. `live`: it asks its server again every so many seconds; 0: it is a file."""
     title = title_of(found)
     inline = "".join(f"<script>{script(name)}</script>" for name in SCRIPTS)
@@ -95,9 +98,9 @@ def html(found: Answers, record: dict[str, Any] | None, live: int = 0) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · streamveil</title><style>{STYLE}</style></head>"
-        f'<body{attributes}>{state}<main id="page">{body(found, record)}</main>'
+        f'<body{attributes}>{state}<main id="page">{body(found, records)}</main>'
         "<noscript><p>Charts are drawn by a script inside this page.</p></noscript>"
-        f'<script type="application/json" id="view">{embedded(view_of(found, record))}</script>'
+        f'<script type="application/json" id="view">{embedded(view_of(found, records))}</script>'
         f"{served if live else inline}</body></html>\n"
     )
 
@@ -117,14 +120,14 @@ def title_of(found: Answers) -> str:
     return str((found.releases.facts or {}).get("job", "releases"))
 
 
-def body(found: Answers, record: dict[str, Any] | None) -> str:
+def body(found: Answers, records: Records) -> str:
     """What is shown, with room for the charts."""
-    view = view_of(found, record)
+    view = view_of(found, records)
     heading, table, notes = last_release(found)
     parts = [
         f"<h1>{escape(title_of(found))}</h1>",
-        f'<p class="soft">{escape(promise(record))}</p>',
-        tiles(found, record),
+        f'<p class="soft">{escape(promise(records))}</p>',
+        tiles(found, records),
         *(panels(at, made, found) for at, made in enumerate(view["charts"])),
         '<div class="sides">',
         rows_drawn("largest", view),
@@ -135,23 +138,38 @@ def body(found: Answers, record: dict[str, Any] | None) -> str:
     changed = changes(found)
     if changed is not None:
         parts.append(table_of("What changed since the release before", *changed))
-    if record is not None:
-        parts.append(spending(record, drawn=view["spent"] is not None))
+    parts += [spending(name, record, drawn=view["spent"][name] is not None)
+              for name, record in records.items()]  # fmt: skip
     return "\n".join(parts)
 
 
-def promise(record: dict[str, Any] | None) -> str:
-    """Who is protected, by how much."""
-    if record is None:
+def promise(records: Records) -> str:
+    """Who is protected, by how much; what the losses of several answers add up to."""
+    if not records:
         return "Released numbers only. No ledger was given, so nothing is said of the budget."
-    epsilon = record["epsilon"]
-    share = "unbounded" if epsilon is None else rounded_up(epsilon)
-    delta = f", delta = {fraction(record['delta']):.3g}"
-    who = record["protects"]["phrase"]
-    return f"Protected: {who}. Everything released so far loses at most epsilon = {share}{delta}."
+    losses = [record["epsilon"] for record in records.values()]
+    share = "unbounded" if None in losses else rounded_up(added_up(losses))
+    delta = float(sum(Fraction(record["delta"]) for record in records.values()))
+    who = " and ".join(dict.fromkeys(one["protects"]["phrase"] for one in records.values()))
+    several = f", the sum of {len(records)} ledgers" if len(records) > 1 else ""
+    return (
+        f"Protected: {who}. Everything released so far loses at most epsilon = {share},"
+        f" delta = {delta:.3g}{several}."
+    )
 
 
-def tiles(found: Answers, record: dict[str, Any] | None) -> str:
+def added_up(numbers: Sequence[float]) -> float:
+    """The least float that is not below a sum.
+
+    >>> added_up([0.1, 0.2]), added_up([2.5])
+    (0.30000000000000004, 2.5)
+    """
+    exact = sum(map(Fraction, numbers))
+    near = float(exact)
+    return near if near >= exact else nextafter(near, inf)
+
+
+def tiles(found: Answers, records: Records) -> str:
     """The figures at the top."""
     moments = found.moments
     last, windows = found.releases.table(moments[-1]), len({m.window for m in moments})
@@ -164,27 +182,22 @@ def tiles(found: Answers, record: dict[str, Any] | None) -> str:
         f'<span class="note">{escape(more)}</span></div>'
         for name, value, more in boxes
     )
-    return f'<div class="tiles">{text}{budget(record)}</div>'
+    budgets = "".join(budget(name, record) for name, record in records.items())
+    return f'<div class="tiles">{text}{budgets}</div>'
 
 
-def budget(record: dict[str, Any] | None) -> str:
-    """How much of the limit is spent."""
-    if record is None or record["epsilon"] is None or record["limit"].get("epsilon") is None:
+def budget(name: str, record: dict[str, Any]) -> str:
+    """How much of the limit is spent, by one of several answers or by all."""
+    if record["epsilon"] is None or record["limit"].get("epsilon") is None:
         return ""
-    limit = fraction(record["limit"]["epsilon"])
+    limit = float(Fraction(record["limit"]["epsilon"]))
     share = min(100.0, 100 * record["epsilon"] / limit)
+    who = escape(name and f" by {name}")
     return (
-        f'<div class="tile">budget spent<b>{record["epsilon"]:.3g} of {limit:g}</b>'
+        f'<div class="tile">budget spent{who}<b>{record["epsilon"]:.3g} of {limit:g}</b>'
         f'<div class="bar"><i style="width:{share:.1f}%"></i></div>'
         '<span class="note">epsilon, charged before the first release</span></div>'
     )
-
-
-def fraction(text: str) -> float:
-    """A number as the ledger writes it."""
-    from fractions import Fraction
-
-    return float(Fraction(text))
 
 
 def panels(place: int, made: dict[str, Any], found: Answers) -> str:
@@ -240,8 +253,8 @@ def _finite(epsilon: float | None) -> str:
     return "no finite epsilon" if epsilon is None else f"epsilon = {rounded_up(epsilon)}"
 
 
-def spending(record: dict[str, Any], *, drawn: bool) -> str:
-    """The ledger: charges, what is left, a year of a unit, the hash that vouches for it."""
+def spending(name: str, record: dict[str, Any], *, drawn: bool) -> str:
+    """A ledger: charges, what is left, a year of a unit, the hash that vouches for it."""
     rows = "".join(
         "<tr>"
         f"<td>{escape(charge['charge'])}</td><td>{escape(charge['summary']['text'])}</td>"
@@ -250,15 +263,17 @@ def spending(record: dict[str, Any], *, drawn: bool) -> str:
         for charge in record["charges"]
     )
     year = record["lifetime"].get("user-year")
-    chart = '<div class="panels"><div data-draw="spent"></div></div>' if drawn else ""
+    room = f'<div data-draw="spent" data-ledger="{escape(name)}"></div>'
+    chart = f'<div class="panels">{room}</div>' if drawn else ""
     longer = (
         f'<p class="note">A unit present in all {year["periods"]} periods of a year loses at most'
-        f" {_finite(year['epsilon'])}, delta = {fraction(year['delta']):.3g}.</p>"
+        f" {_finite(year['epsilon'])}, delta = {float(Fraction(year['delta'])):.3g}.</p>"
         if year else ""
     )  # fmt: skip
     return (
-        f'<h2>Ledger</h2>{chart}<div class="scroll"><table><tr><th>charge</th><th>loss</th>'
-        "<th>range</th><th>charged</th></tr>"
+        f"<h2>Ledger{escape(name and f' of {name}')}</h2>{chart}"
+        '<div class="scroll"><table><tr><th>charge</th><th>loss</th><th>range</th>'
+        "<th>charged</th></tr>"
         f'{rows}</table></div><p class="note">Left: {escape(record["left"]["text"])}.</p>{longer}'
         f'<p class="note">Hash that vouches for all records: <code>{escape(record["head"])}</code>'
         "</p>"

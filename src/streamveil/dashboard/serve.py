@@ -29,11 +29,11 @@ from streamveil.results.answers import Answers
 SECONDS = 5  # between two questions of an open page
 LOCAL = ("127.0.0.1", "::1", "localhost")
 NOTHING_YET = "nothing is released yet: this page asks again"
-Read = Callable[[], tuple[Answers, dict[str, Any] | None]]
+Read = Callable[[], tuple[Answers, view.Records]]
 
 
 class DashboardServer(ThreadingHTTPServer):
-    """Serves the page of one job. `read` gives the releases and the ledger as they are now."""
+    """Serves the page of one job. `read` gives the releases and the ledgers as they are now."""
 
     daemon_threads = True
 
@@ -52,7 +52,7 @@ class DashboardServer(ThreadingHTTPServer):
         """Where the page is."""
         return f"http://{self.host}:{self.server_address[1]}/"
 
-    def now(self) -> tuple[Answers, dict[str, Any] | None] | None:
+    def now(self) -> tuple[Answers, view.Records] | None:
         """What there is to show; None before the first release. One reader at a time."""
         with self.lock:
             try:
@@ -139,7 +139,7 @@ def server_of(
 ) -> DashboardServer:
     """A server that is bound and not yet running: `serve_forever` runs it."""
 
-    def read() -> tuple[Answers, dict[str, Any] | None]:
-        return answers(source, query=query), view.ledger_record(page.ledger_at(source, ledger))
+    def read() -> tuple[Answers, view.Records]:
+        return answers(source, query=query), view.ledger_records(source, ledger)
 
     return DashboardServer(host, port, read)

@@ -21,6 +21,8 @@ from streamveil.results.charts import Chart, Line, chart, chosen, tick
 from streamveil.results.draw import runs
 from streamveil.results.releases import Releases
 
+Records = dict[str, dict[str, Any]]  # ledgers by the name of their answer; '' where there is one
+
 # ---- tables of the page
 
 ROWS = 25  # of a table
@@ -58,10 +60,21 @@ def changes(answers: Answers) -> tuple[pa.Table, tuple[str, ...]] | None:
     return found.table.take(pa.array(order)), found.notes
 
 
-def ledger_record(path: Path) -> dict[str, Any] | None:
-    """The deployment record of a ledger, if there is one."""
-    if not path.is_file():
-        return None
+def ledger_records(source: str | Path, ledger: str | Path | None) -> Records:
+    """The ledger that is named, or the state's own; of several answers that of each.
+
+    Nothing where no ledger is.
+    """
+    where = Path(source) / "ledger" if ledger is None else Path(ledger)
+    path = where / "ledger" if where.is_dir() else where
+    if path.is_file():
+        return {"": ledger_record(path)}
+    parts = [] if ledger is not None else sorted(Path(source).glob("*/ledger"))
+    return {part.parent.name: ledger_record(part) for part in parts if part.is_file()}
+
+
+def ledger_record(path: Path) -> dict[str, Any]:
+    """The deployment record of a ledger, with what was spent after each charge."""
     with Ledger.load(path) as ledger:
         found, delta = record(ledger), ledger.limit.quoted_delta
         for charge, loss in zip(found["charges"], ledger.so_far(), strict=True):
@@ -80,7 +93,7 @@ NO_ANSWER = (
 CUT = "cut share"
 
 
-def view_of(found: Answers, record: dict[str, Any] | None) -> dict[str, Any]:
+def view_of(found: Answers, records: Records) -> dict[str, Any]:
     """Everything that is drawn."""
     releases = found.releases
     moments = chosen(releases.moments)
@@ -88,11 +101,11 @@ def view_of(found: Answers, record: dict[str, Any] | None) -> dict[str, Any]:
     drawn = [chart(releases, name, moments, PANELS) for name in releases.answers]
     more = [made for made in (cut_share(releases, moments),) if made is not None]
     view: dict[str, Any] = {
-        "version": version_of(found, record),
+        "version": version_of(found, records),
         "charts": [one_chart(made, level) for made in (*drawn, *more)],
         "largest": intervals(*largest(found), signed=False),
         "movers": None,
-        "spent": None if record is None else spent(record),
+        "spent": {name: spent(record) for name, record in records.items()},
     }
     moved = changes(found)
     if moved is not None:
@@ -101,10 +114,11 @@ def view_of(found: Answers, record: dict[str, Any] | None) -> dict[str, Any]:
     return view
 
 
-def version_of(found: Answers, record: dict[str, Any] | None) -> str:
+def version_of(found: Answers, records: Records) -> str:
     """Another text when there is something new to show."""
     last = found.moments[-1]
-    return f"{len(found.moments)}.{last.window}.{last.trigger}.{(record or {}).get('head', '')}"
+    heads = ".".join(record["head"] for record in records.values())
+    return f"{len(found.moments)}.{last.window}.{last.trigger}.{heads}"
 
 
 def one_chart(made: Chart, level: float) -> dict[str, Any]:

@@ -98,7 +98,7 @@
       return panel(chart, chart.lines[box.dataset.line], box.clientWidth);
     },
     rows: (box, view) => intervals(view[box.dataset.rows].rows, box.clientWidth, view[box.dataset.rows]),
-    spent: (box, view) => spending(view.spent, box.clientWidth),
+    spent: (box, view) => spending(view.spent[box.dataset.ledger], box.clientWidth),
   };
 
   function draw() {
