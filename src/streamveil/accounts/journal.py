@@ -202,7 +202,10 @@ class Journal:
                 file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 self._refused = error
                 return file
-        raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from error
+        raise StoreError(
+            f"{self.path} cannot be opened: {error.strerror}.\n"
+            "  to fix  let this user read and write it and its folder, then start again"
+        ) from error
 
 
 def checked(where: str, head: str, record: Record | None, claimed: str) -> str:
