@@ -361,9 +361,9 @@ def test_what_may_only_be_read_is_read_and_never_charged(
         Ledger.open(tmp_path / "new.jsonl", RHO, USER)
 
 
-def charge_often(path: Path, name: str, refused: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+def charge_often(where: Path | str, name: str, refused: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
     count = 0
-    with Ledger.load(path) as ledger:
+    with Ledger.load(where) as ledger:
         for number in range(40):
             try:
                 ledger.charge(f"{name}{number}", Zcdp("0.0125"))
@@ -372,18 +372,17 @@ def charge_often(path: Path, name: str, refused: multiprocessing.Queue) -> None:
     refused.put(count)
 
 
-def test_processes_share_a_limit(tmp_path: Path) -> None:
-    path = tmp_path / "visits.jsonl"
-    Ledger.open(path, RHO, USER).close()
+def test_processes_share_a_limit(where: Path | str) -> None:
+    Ledger.open(where, RHO, USER).close()
     context = multiprocessing.get_context("fork")
     refused = context.Queue()
-    jobs = [context.Process(target=charge_often, args=(path, name, refused)) for name in "abc"]
+    jobs = [context.Process(target=charge_often, args=(where, name, refused)) for name in "abc"]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join()
     assert sum(refused.get() for _ in jobs) == 40
-    with Ledger.load(path) as ledger:
+    with Ledger.load(where) as ledger:
         assert ledger.spent() == Zcdp(1)
         assert len(ledger.entries()) == 80
         ledger.verify()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import subprocess
@@ -77,33 +76,6 @@ def test_ledgers_of_one_database_are_apart(at: str) -> None:
         assert first.entries() == []
     with pytest.raises(PlanError, match="ends in its name"):
         Ledger.load(at.removesuffix("#visits"))
-
-
-def charge_often(at: str, name: str, refused: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
-    count = 0
-    with Ledger.load(at) as ledger:
-        for number in range(40):
-            try:
-                ledger.charge(f"{name}{number}", Zcdp("0.0125"))
-            except BudgetError:
-                count += 1
-    refused.put(count)
-
-
-def test_hosts_share_a_limit(at: str) -> None:
-    Ledger.open(at, RHO, USER).close()
-    context = multiprocessing.get_context("fork")
-    refused = context.Queue()
-    jobs = [context.Process(target=charge_often, args=(at, name, refused)) for name in "abc"]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
-    assert sum(refused.get() for _ in jobs) == 40
-    with Ledger.load(at) as ledger:
-        assert ledger.spent() == Zcdp(1)
-        assert len(ledger.entries()) == 80
-        ledger.verify()
 
 
 def test_two_writers_who_read_the_same_cannot_both_charge(

@@ -149,7 +149,7 @@ class Query:
         Args:
             state: the directory; made at the first run, and taken up again at every later one.
             **options: secret, noise, engine, ledger, rejects, insecure, progress, pace,
-                keep_releases: see `streamveil.runtime.run.run`. With
+                keep_releases: see `streamveil.runtime.run.prepared`. With
                 engine=streamveil.spark(session) it runs on Spark; options are then secret, noise,
                 insecure, ledger, progress and once.
 
