@@ -39,9 +39,13 @@ POLICY = (
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 STYLE = """
-:root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; margin: 0 auto;
-  max-width: 1840px; padding: 1.6rem clamp(.8rem, 2.5vw, 2.4rem) 4rem }
+:root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d; --down: #b4532a;
+  --data: #1b6ca8; --paper: #fff; --stripe: #f7f8f9; --hidden: #eef0f2; color-scheme: light dark }
+@media screen and (prefers-color-scheme: dark) { :root { --line: #3a424b; --soft: #a3adb8;
+  --ink: #e4e8ec; --ok: #5cb894; --down: #e0835a; --data: #5aa9e6; --paper: #15191e;
+  --stripe: #1c2127; --hidden: #2a3038 } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  margin: 0 auto; max-width: 1840px; padding: 1.6rem clamp(.8rem, 2.5vw, 2.4rem) 4rem }
 h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem }
 h3 { font-size: .85rem; font-weight: 600; margin: 0; overflow-wrap: anywhere }
 p { margin: .3rem 0; max-width: 75em } .soft { color: var(--soft) }
@@ -51,20 +55,21 @@ p { margin: .3rem 0; max-width: 75em } .soft { color: var(--soft) }
 .tile { border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem }
 .tile b { display: block; font-size: 1.25rem; font-weight: 600 }
 .bar { height: 8px; border-radius: 4px; background: var(--line); overflow: hidden; margin: .4rem 0 }
-.bar i { display: block; height: 100%; background: #1b6ca8 }
+.bar i { display: block; height: 100%; background: var(--data) }
 .panels { display: grid; gap: 1rem 1.4rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)) }
 .sides { display: grid; gap: 0 2.4rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)) }
 .panels > *, .sides > * { min-width: 0 }
-.key { display: inline-block; width: .9em; height: .9em; background: #eef0f2; vertical-align: -.1em;
-  border: 1px solid var(--line) }
-.scroll { overflow-x: auto } figure { margin: 0 } svg { max-width: 100%; height: auto }
+.key { display: inline-block; width: .9em; height: .9em; background: var(--hidden);
+  vertical-align: -.1em; border: 1px solid var(--line) }
+.scroll { overflow-x: auto } figure { margin: 0 }
+svg { max-width: 100%; height: auto; --plot-background: var(--paper) }
 table { border-collapse: collapse; font-size: .9rem }
 td { font-variant-numeric: tabular-nums }
 th { text-align: left; color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line) }
 td, th { padding: .25rem .9rem .25rem 0 } td.n, th.n { text-align: right }
-tr:nth-child(even) td { background: #f7f8f9 } .yes { color: var(--ok) }
+tr:nth-child(even) td { background: var(--stripe) } .yes { color: var(--ok) }
 code { font-size: .85rem; overflow-wrap: anywhere } #live { float: right }
 @media print { body { max-width: none } }
 """

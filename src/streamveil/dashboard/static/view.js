@@ -1,8 +1,9 @@
 "use strict";
 // Draws the charts of the page from released numbers. Nothing is computed here but where things are.
 (() => {
-  const INK = "#1b6ca8", SOFT = "#5b6570", HIDDEN = "#eef0f2", UP = "#3c896d", DOWN = "#b4532a";
-  const FEW = 30;  // points that are drawn as dots
+  const INK = "var(--data)", SOFT = "var(--soft)", HIDDEN = "var(--hidden)";
+  const LINE = "var(--line)", UP = "var(--ok)", DOWN = "var(--down)";
+  const FEW = 40;  // releases that are drawn as dots
   const LETTER = 7.4;  // pixels of a capital in labels
   const page = { view: JSON.parse(document.getElementById("view").textContent), width: 0 };
 
@@ -41,11 +42,11 @@
         Plot.text(hidden.filter(wide), {
           x: middle, frameAnchor: "middle", fill: SOFT, text: () => "not shown",
         }),
-        Plot.ruleX(chart.breaks.map((at) => place(chart, at)), { stroke: "#d0d5da", strokeDasharray: "2,3" }),
+        Plot.ruleX(chart.breaks.map((at) => place(chart, at)), { stroke: LINE, strokeDasharray: "2,3" }),
         Plot.areaY(points, { x: "at", y1: "lo", y2: "hi", z: "run", fill: INK, fillOpacity: 0.2 }),
         Plot.ruleX(alone, { x: "at", y1: "lo", y2: "hi", stroke: INK, strokeOpacity: 0.35, strokeWidth: 3 }),
         Plot.lineY(points, { x: "at", y: "v", z: "run", stroke: INK, strokeWidth: 1.4 }),
-        Plot.dot(points.length < FEW ? points : alone, { x: "at", y: "v", fill: INK, r: 2.2 }),
+        Plot.dot(chart.x.length < FEW ? points : alone, { x: "at", y: "v", fill: INK, r: 2.2 }),
         Plot.tip(points, Plot.pointerX({ x: "at", y: "v", title: say })),
       ],
     }));
@@ -64,7 +65,7 @@
       x: { label: null, grid: true, tickFormat: tick, ticks: Math.max(2, Math.round(width / 110)) },
       y: { label: null, domain: rows.map((row) => row.label), tickFormat: cut, tickSize: 0 },
       marks: [
-        ...(options.signed ? [Plot.ruleX([0], { stroke: "#9aa3ab" })] : []),
+        ...(options.signed ? [Plot.ruleX([0], { stroke: SOFT })] : []),
         Plot.ruleY(ends, { y: "label", x1: "lo", x2: "hi", stroke: colour, strokeOpacity: 0.4, strokeWidth: 5 }),
         Plot.dot(rows, { y: "label", x: "v", fill: colour, r: 3 }),
         Plot.tip(rows, Plot.pointerY({ y: "label", x: "v", title: say })),
