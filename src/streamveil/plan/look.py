@@ -22,7 +22,6 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
 from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE, MAX_UNITS, SELECTION
-from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.plan.value_bounds import Bounds, open_values, refusals, with_bounds
 
@@ -109,7 +108,7 @@ def all_there(plan: Plan) -> bool:
 def first_alone(plan: Plan) -> bool:
     """Whether a look sees the rows of the first release alone: the job will read them again."""
     source, clock = plan.source, plan.clock
-    again = source.known.is_whole and source.is_endless and not isinstance(source, OwnRows)
+    again = source.known.is_whole and source.is_endless and not source.combines
     timed = clock.kind in ("rows", "wall") and bool(clock.steps)
     return again and timed and plan.window.kind == "whole"
 
