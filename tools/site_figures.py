@@ -189,14 +189,14 @@ def of_regret() -> Iterator[tuple[str, str]]:
     cells = {cell: arms for cell, arms in cells.items() if "weighted" in arms}  # whole ones
     least: dict[str, float] = {}
     for cell, arms in cells.items():
-        if "coverage" in arms["covered"]:
+        if "coverage" in arms.get("covered", {}):
             least[cell[0]] = min(least.get(cell[0], 1.0), arms["covered"]["coverage"])
     yield "streams", str(len(least))
     yield "covered streams", str(sum(share >= 0.9 for share in least.values()))
     yield from ((f"{name} least", percent(least[name])) for name in ("few", "small", "reddit"))
     yield "noise least", percent(min(arms["default"]["coverage"] for arms in cells.values()))
     wider = [arms["covered"]["width"] / arms["default"]["width"]
-             for arms in cells.values() if "coverage" in arms["covered"]]  # fmt: skip
+             for arms in cells.values() if "coverage" in arms.get("covered", {})]  # fmt: skip
     yield "wider", f"{max(wider):.0f}"
     ahead = [arms["default"]["forecast"]["l1"] / arms["default"]["l1"]
              for arms in cells.values() if "forecast" in arms["default"]]  # fmt: skip
