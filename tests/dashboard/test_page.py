@@ -12,7 +12,7 @@ import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dashboard import page, view, write
-from streamveil.errors import MissingExtraError
+from streamveil.errors import MissingExtraError, PlanError
 from streamveil.release_metadata import TIME, ReleaseTime, kept_time
 from streamveil.results import charts, draw
 from streamveil.results.answers import Answers
@@ -143,6 +143,14 @@ def test_a_sinks_folder_without_facts_or_ledger(tmp_path):
     text = "".join(parsed(write(tmp_path / "out", tmp_path / "d.html")).text)
     assert "No ledger was given" in text
     assert "releases" in text
+
+
+def test_a_folder_of_releases_without_a_number_is_refused_in_words(tmp_path):
+    """A page of LOGICAL_AND alone, from its sink, ended with an IndexError."""
+    sink, told = FilesSink(str(tmp_path)), pa.table({"page": ["a"], "m": [True], "trigger": [1]})
+    sink.write("job", made(told, 0, 1, 1))
+    with pytest.raises(PlanError, match="no number that has an interval"):
+        write(tmp_path / "job", tmp_path / "page.html")
 
 
 def test_many_releases_are_thinned_to_the_last(monkeypatch):

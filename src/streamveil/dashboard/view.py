@@ -96,6 +96,11 @@ CUT = "cut share"
 def view_of(found: Answers, records: Records) -> dict[str, Any]:
     """Everything that is drawn."""
     releases = found.releases
+    if not releases.answers:
+        raise PlanError(
+            "these releases hold no number that has an interval, so there is nothing to draw.\n"
+            "  to fix  name the state directory of the job, which keeps the numbers behind them"
+        )
     moments = chosen(releases.moments)
     level = float((releases.facts or {}).get("confidence", 0.95))
     drawn = [chart(releases, name, moments, PANELS) for name in releases.answers]
