@@ -180,7 +180,6 @@ def explain_table(plan: Plan) -> Explanation:
 
     design = Design(plan)
     triggers = shown_triggers(design.workload.steps)
-    heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
     useless = tables.usefulness(design)
     sections = (
         *([Section("WARNING", ((useless,),))] if useless else []),
@@ -188,7 +187,7 @@ def explain_table(plan: Plan) -> Explanation:
         Section(f"MECHANISM (errors of the worst answer, in {design.counts})",
                 tables.choice_rows(design),
                 tables.CHOICE),
-        Section("NOISE", tables.noise_rows(design, triggers), heading),
+        Section("NOISE", tables.noise_rows(design, triggers), deviations_at(triggers)),
         Section("QUESTIONS", tables.question_rows(design)),
         Section("BIAS (not in the intervals)", tables.bias_rows(plan)),
         _defaults(plan, tables.default_rows(plan, design)),
@@ -210,19 +209,23 @@ def explain_sketch(plan: Plan) -> Explanation:
 
     operator = compile_sketch(plan)
     triggers = shown_triggers(operator.schedule.triggers)
-    noise = Section("NOISE (collisions add to it)", sketch_noise(operator, triggers),
-                    ("standard deviation at release", *(f"{t:,}" for t in triggers)))  # fmt: skip
+    title = "NOISE (collisions add to it)"
     sections = (
         *warnings(plan, operator.schedule),
         Section("QUERY", query_rows(plan)),
         Section("MECHANISM", sketch_rows(plan, operator)),
-        noise,
+        Section(title, sketch_noise(operator, triggers), deviations_at(triggers)),
         _defaults(plan, sketch_defaults(plan)),
     )
     delta = plan.budget.quoted_delta
     facts = {"epsilon": operator.guarantee.epsilon(delta), "delta": float(delta),
              "guarantee": operator.guarantee.to_dict(), "bytes": operator.nbytes}  # fmt: skip
     return Explanation(promise(plan, operator), sections, facts)
+
+
+def deviations_at(triggers: Iterable[int]) -> Row:
+    """The heading of noise at some releases."""
+    return ("standard deviation at release", *(f"{t:,}" for t in triggers))
 
 
 def shown_triggers(horizon: int | None) -> tuple[int, ...]:
@@ -254,13 +257,9 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         for key in plan.keys
     )
     public = plan.key_set.public
-    groups = (
-        f"{len(public):,} public"
-        if public is not None
-        else "discovered"
-        if plan.key_set.min_units == 1
-        else f"discovered, each well above {plan.key_set.min_units:,} units"
-    )
+    least = plan.key_set.min_units
+    groups = "discovered" if least == 1 else f"discovered, each well above {least:,} units"
+    groups = groups if public is None else f"{len(public):,} public"
     period = "" if plan.periods is None else f", each {_one(plan.periods)}"
     rows = [
         ("job", plan.name),
@@ -444,8 +443,7 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
         rows.append(("units for a new group to show", *cells))
     if operator.aggregation.rule is not None:
         rows.append(("large groups: noise grows as", "the cube root of their total"))
-    heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
-    return Section("NOISE", tuple(rows), heading)
+    return Section("NOISE", tuple(rows), deviations_at(triggers))
 
 
 def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:

@@ -247,8 +247,7 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
             for end in ("", *SUFFIXES) if one.column + end in table.column_names
         }  # fmt: skip
         of_row = replace(moved[""], name=one.row_column, expression=column_text(ROW))
-        nobody = pa.repeat(0, table.num_rows)
-        table, _ = windowed(OwnWindows(columns=(*moved.values(), of_row)), table, nobody)
+        table = with_windows(table, *moved.values(), of_row)
         if one.filled:
             here = table[one.name].is_valid().cast(pa.int64())
             for end in moved:
@@ -260,6 +259,11 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
             answers[one.name] = {**answers[one.column], SHIFT: one.row_column}
     made = rows.with_table(table.replace_schema_metadata(rows.table.schema.metadata), EARLIER)
     return replace(made, answered=replace(made.answered, answers=answers))
+
+
+def with_windows(table: pa.Table, *columns: OwnColumn) -> pa.Table:
+    """Rows of nobody, with functions over windows of them beside."""
+    return windowed(OwnWindows(columns=columns), table, pa.repeat(0, table.num_rows))[0]
 
 
 def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
@@ -279,11 +283,8 @@ def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
             continue
         facts = rows.answered.answers.get(one.column, {})
         known = facts.get("function") in LINEAR
-        centre = rows.answered.centre(one.column) if known else rows.answered.column(one.column)
-        sd = rows.answered.column(one.column + "_sd")
-        together = rows.answered.is_correlated
-        together |= REPEATED in facts
-        value = rows.answered.column(one.column)
+        value, sd = (rows.answered.column(one.column + end) for end in ("", "_sd"))
+        together = rows.answered.is_correlated or REPEATED in facts
         chosen = np.zeros(len(group), np.bool_)
         if known and not together:
             chosen = rows.answered.chosen(one.column)
@@ -296,9 +297,8 @@ def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
         most = summed(np.where(chosen, value + HALF, centre), group)
         parts = TotalParts(*(f"{one.name}_{part}" for part in TotalParts._fields))
         whole = pa.types.is_integer(rows.table.schema.field(one.column).type)
-        found = summed(value, group)
         columns = {
-            one.name: found, one.name + "_sd": spread, parts.own: sd,
+            one.name: summed(value, group), one.name + "_sd": spread, parts.own: sd,
             parts.least: least, parts.least_sd: least_sd, parts.most: most,
         }  # fmt: skip
         for name, cells in columns.items():
@@ -329,8 +329,7 @@ def placed(rows: PostRows, places: tuple[PostPlace, ...]) -> PostRows:
     table, notes = rows.table, []
     for one in places:
         column = OwnColumn(name=one.name, function=one.function, by=one.by, order=one.order)
-        nobody = pa.repeat(0, table.num_rows)
-        table, _ = windowed(OwnWindows(columns=(column,)), table, nobody)
+        table = with_windows(table, column)
         notes += [RANKED] if is_noisy(rows, *(key.expression for key in one.order)) else []
     if not places:
         return rows
