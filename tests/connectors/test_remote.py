@@ -96,13 +96,17 @@ def test_a_file_that_changed_in_the_store_is_refused_and_a_copy_is_not(store, wh
         list(source(store).read(position, 9))
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(store):
+def test_a_file_that_changes_while_its_copy_is_read_is_refused_at_the_next_look(store):
     store.put("in/a.csv", text(1, 2))
-    reading = source(store).read(None, 1)
-    next(reading)
+    files = source(store)
+    reading = files.read(None, 1)
+    first = next(reading)
     store.put("in/a.csv", text(1, 7), time=1)
-    with pytest.raises(SourceError, match="or while it was"):
-        list(reading)
+    rest = list(reading)
+    assert numbers([first, *rest]) == [1, 2], "the copy is of one moment"
+    for again in (files, source(store)):
+        with pytest.raises(SourceError, match="or while it was"):
+            list(again.read(rest[-1].position, 1))
 
 
 @pytest.mark.parametrize("after", [text(1, 7), text(1, 2, 3), None], ids=["same", "more", "gone"])
