@@ -123,7 +123,13 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     }.items():
         yield told, f"{run[name]['ns of CPU a record'] / 1e3:.2f}"
     yield "memory", f"{run['default, 2 processors']['peak MB'] / 1e3:.1f}"
-    yield "decoding", f"{kept('where')['as a user']['reading alone']:.0f}"
+    alone, both = (found["3000000 users"][f"32 rows, {n} processors"]["wall"] for n in (1, 2))
+    yield "second processor", f"{alone / both:.1f}"
+    parts = kept("where")["as a user"]
+    busy = max(way["one thread"] / way["total"] for way in (parts["default"], parts["32 rows"]))
+    yield "decoding", f"{parts['reading alone']:.0f}"
+    yield "one thread", f"{busy:.1f}"
+    yield "two processors", f"{1 / busy:.1f}"
     shares = [
         found["ratios"]["of floor"]
         for name, kinds in kept("throughput").items() if name in (SMALL, FULL)
