@@ -754,11 +754,8 @@ def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None
 
     Args:
         column: a column or a per-row SQL expression.
-        bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, a look at the rows that the budget pays for chooses them, where all rows are
-            there when the job begins.
-        quantum: the step to which values are rounded, in the unit of the column; chosen
-            from the bounds if left out.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -776,11 +773,8 @@ def variance(column: str, *, bounds: Ends | None = None, quantum: float | None =
 
     Args:
         column: a column or a per-row SQL expression.
-        bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, a look at the rows that the budget pays for chooses them, where all rows are
-            there when the job begins.
-        quantum: the step to which values are rounded, in the unit of the column; chosen
-            from the bounds if left out.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -798,11 +792,8 @@ def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = N
 
     Args:
         column: a column or a per-row SQL expression.
-        bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, a look at the rows that the budget pays for chooses them, where all rows are
-            there when the job begins.
-        quantum: the step to which values are rounded, in the unit of the column; chosen
-            from the bounds if left out.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -821,9 +812,7 @@ def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
     Args:
         column: a column or a per-row SQL expression.
         q: the share, between 0 and 1.
-        bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, a look at the rows that the budget pays for chooses them, where all rows are
-            there when the job begins.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
 
     Raises:
         PlanError: q is not a number.
@@ -843,9 +832,7 @@ def median(column: str, *, bounds: Ends | None = None) -> Measure:
 
     Args:
         column: a column or a per-row SQL expression.
-        bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, a look at the rows that the budget pays for chooses them, where all rows are
-            there when the job begins.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
 
     Raises:
         PlanError: an argument is unknown or missing.
