@@ -90,6 +90,19 @@ def test_a_bound_off_by_one_is_seen_without_any_statistics(keys, limits):
     assert not bounding_test(operator, replace(operator, design=loose)).stands
 
 
+def test_more_rows_may_pass_in_a_hidden_group_where_they_weigh_less():
+    """Their number was taken for that of full weight, and an honest query was called refuted."""
+    plan = query(
+        FOUND, sv.Budget(epsilon=2, delta=1e-9), measures=MEASURES, max_squared_rows=2
+    ).plan
+    plan = replace(plan, options={**plan.options, "entry_weight": 0.1})
+    operator = compile_plan(reduced(plan, 2))
+    assert operator.aggregation.rule.entry < operator.bounds.scale / 5
+    assert bounding_test(operator, operator).stands
+    loose = replace(operator.design, limits=replace(operator.design.limits, quadratic=4))
+    assert not bounding_test(operator, replace(operator, design=loose)).stands
+
+
 def test_the_stake_on_honest_chances_passes_a_limit_no_more_often_than_it_may():
     rng, alpha, runs = np.random.default_rng(1), 0.05, 2_000
     chances = np.tile([0.1, 0.5, 0.9], 100)

@@ -19,6 +19,12 @@ SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 1, delta = 1e-6, privacy_unit_col
   look_share = 0.3, public_groups = ['a', 'b']) page, COUNT(*) AS n, SUM(ms) AS s
 FROM clicks GROUP BY page;
 """
+LIVE = """
+CREATE STREAM clicks (user INT64, page STRING) WITH (source = 'files', path = '{}', follow = TRUE);
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 1, delta = 1e-6, privacy_unit_column = user,
+  look_share = 0.3, start = '2026-01-01', steps = 3, clock = 'wall') page, COUNT(*) AS n
+FROM clicks GROUP BY page EMIT EVERY INTERVAL 1 DAY;
+"""
 TABLE = """
 CREATE STREAM rows WITH (source = 'files', path = '{}/rows.parquet');
 CREATE TABLE people (city CHECK (city IN ('Lima', 'Oslo'))) WITH (source = rows,
@@ -40,7 +46,7 @@ def folder(tmp_path_factory):
     pq.write_table(pa.table(clicks), home / "clicks.parquet")
     rows = {"op": ["+"], "id": [1], "city": ["Lima"], "shop": ["a"]}
     pq.write_table(pa.table(rows), home / "rows.parquet")
-    for name, text in (("look", LOOK), ("table", TABLE), ("values", VALUES)):
+    for name, text in (("look", LOOK), ("live", LIVE), ("table", TABLE), ("values", VALUES)):
         (home / f"{name}.sql").write_text(text.format(home))
     return home
 
@@ -65,6 +71,7 @@ def all_match(_records, _state, _updates, _step, out):
     ("name", "part", "left_out"),
     [
         ("look", "the look", "other things that the look may say"),
+        ("live", "the look", "other things that the look may say"),
         ("table", "the table", "ids of"),
         ("values", "the table", "ids of"),
     ],

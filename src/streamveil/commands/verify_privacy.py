@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamveil.audit.worst import Tried, WorstFound
+    from streamveil.core.noise.keyed import Noise
     from streamveil.plan.plan import Plan
 
 
@@ -154,8 +155,8 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
     from streamveil.compiler import operator_of
     from streamveil.expressions.expr import columns_of
-    from streamveil.plan.look import divided, look_share, told
-    from streamveil.plan.plan import TableSource, combined_plan
+    from streamveil.plan.look import divided, first_alone, look_share, told
+    from streamveil.plan.plan import Clock, TableSource, combined_plan
     from streamveil.runtime.look import rows_of
     from streamveil.runtime.survey import survey
 
@@ -166,11 +167,13 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
         yield (Tried(None, one) for one in found)
         return
     if look_share(plan):
-        looked = look_accounts(
-            plan,
-            lambda made, noise: survey(made, rows_of(made), divided(made).looking, noise),
-            seed,
-        )
+        once = {"clock": Clock(kind="once")} if first_alone(plan) else {}  # all rows are the first
+
+        def look(made: Plan, noise: Noise) -> Any:
+            rows = rows_of(replace(made, **once))
+            return survey(made, rows, divided(made).looking, noise)
+
+        looked = look_accounts(plan, look, seed)
         yield (Tried(None, one) for one in looked)
         plan = told(plan, {}, [])
     operator = require_laid_open(operator_of(combined_plan(plan)))
