@@ -178,7 +178,6 @@ def of_spark() -> Iterator[tuple[str, str]]:
     unit, key = parts["bytes of deltas"]
     yield "unit", f"{parts['bytes per unit']:.0f}"
     yield "key", f"{parts['bytes per key']:.0f}"
-    yield "billion keys", f"{parts['bytes per key']:.0f}"
     yield "shard", f"{parts['bytes per key'] / 800:.1f}"
     yield "unit delta", f"{unit / found['rows per step']:.0f}"
     yield "key delta", f"{key / parts['rows to key stage']:.0f}"
