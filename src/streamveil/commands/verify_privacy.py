@@ -167,10 +167,10 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
         yield (Tried(None, one) for one in found)
         return
     if look_share(plan):
-        once = {"clock": Clock(kind="once")} if first_alone(plan) else {}  # all rows are the first
+        live = first_alone(plan)  # made-up rows are those of the first release
 
         def look(made: Plan, noise: Noise) -> Any:
-            rows = rows_of(replace(made, **once))
+            rows = rows_of(replace(made, clock=Clock(kind="once")) if live else made)
             return survey(made, rows, divided(made).looking, noise)
 
         looked = look_accounts(plan, look, seed)
