@@ -85,6 +85,6 @@ def test_periods_of_units_are_those_of_the_job(unit):
     found = UsableRows(plan, rows.schema).of(rows)
     in_job = event_time("ts")(rows)
     assert found.unit[1].equals(pa.array(plan.periods.numbers(np.asarray(in_job))))
-    taken = GroupRows(plan, rows.schema)
+    taken = GroupRows(plan, rows.schema, 1)
     taken.add(rows)
     assert taken.rows.units == len(np.unique(np.asarray(in_job) // 86_400_000_000))
