@@ -205,6 +205,10 @@ def best_strategy(queries: Queries, kind: Kind) -> Strategy:
         queries: the class that is answered.
         kind: the currency of the budget: 'pure', 'zcdp' or 'gdp'.
 
+    Raises:
+        PlanError: an argument is missing, or `queries` is no class of queries.
+        ValueError: `kind` is none of these.
+
     >>> type(best_strategy(Marginals.ways((2, 2, 2), 2), "zcdp")).__name__
     'Residuals'
     """
