@@ -56,6 +56,8 @@ SUBQUERIES = [
     "SELECT id, day, MAX_BY(day * 2, day) OVER (PARTITION BY id) AS latest FROM t",
     "SELECT id, LAG(day) OVER w AS earlier, RANK() OVER (v ORDER BY day DESC) AS k, COUNT(*) OVER v"
     " AS n FROM t WINDOW v AS (PARTITION BY id), w AS (v ORDER BY day)",
+    "SELECT id, earlier, RANK() OVER w AS k FROM (SELECT id, x, LAG(day) OVER w AS earlier FROM t"
+    " WINDOW w AS (PARTITION BY id ORDER BY day)) WINDOW w AS (PARTITION BY id ORDER BY x)",
     "SELECT id, n, MAX(n) OVER (PARTITION BY id) AS most FROM "
     "(SELECT id, day, COUNT(*) AS n FROM t GROUP BY id, day)",
     "SELECT id, COUNT(*) AS sessions FROM (SELECT id, SUM(IF(away > 1, 1, 0)) OVER (PARTITION BY id"

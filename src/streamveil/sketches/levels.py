@@ -46,7 +46,7 @@ class Levels(Protocol):
     max_weight: int
     counter: Any  # the name of a `CellCounter`
     seed: int
-    most_levels: int  # of any of its kind: whose hashes differ with the seed
+    most_levels: int  # that any of its kind has, so that no two seeds share a hash
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

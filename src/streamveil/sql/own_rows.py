@@ -109,7 +109,8 @@ def unnamed_windows(tree: exp.Expr) -> exp.Expr:
         return tree
     copy = tree.copy()
     copy.set("windows", None)
-    for window in list(copy.find_all(exp.Window)):
+    own = [one for one in copy.find_all(exp.Window) if one.parent_select is copy]  # not of others
+    for window in own:
         for _ in named:  # one may be made of another
             alias = window.args.get("alias")
             found = named.get(alias.name.lower()) if alias else None
