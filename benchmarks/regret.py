@@ -36,6 +36,7 @@ import argparse
 import json
 import platform
 import secrets
+import subprocess
 import time
 from dataclasses import replace
 from itertools import pairwise, product
@@ -208,6 +209,10 @@ class Campaign:
         self.out, self.ends = out, time.monotonic() + 60 * minutes
         self.seed: int = kept.get("seed", secrets.randbelow(2**31) if seed is None else seed)
         self.rows = {place(row): row for row in kept.get("rows", [])}
+        here = subprocess.run(
+            ["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        self.commits = sorted({*kept.get("commits", []), here})
 
     @property
     def late(self) -> bool:
@@ -218,7 +223,8 @@ class Campaign:
         """Keeps a row at once: whatever is measured survives a stop."""
         self.rows[place(row)] = row
         show(row)
-        content = {"seed": self.seed, "machine": platform.machine(), "rows": [*self.rows.values()]}
+        content = {"seed": self.seed, "commits": self.commits, "machine": platform.machine(),
+                   "rows": [*self.rows.values()]}  # fmt: skip
         part = self.out.with_suffix(".part")
         part.write_text(json.dumps(content, indent=1) + "\n")
         part.replace(self.out)

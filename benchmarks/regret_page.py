@@ -1,4 +1,7 @@
-"""Writes docs/regret.md and its picture from results/regret.json: no figure there is typed.
+"""Writes docs/regret.md and its picture from results of `regret.py`: no figure there is typed.
+
+`results/regret.json` has all arms, `results/regret_untold.json` those that differ in what a query
+knows beforehand, measured later.
 
 python benchmarks/regret_page.py
 """
@@ -15,6 +18,8 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+
+from streamveil.plan.look import MOST_RELEASES
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "docs" / "regret.md", ROOT / "docs" / "figures" / "regret.png"
@@ -156,8 +161,13 @@ def told(found: dict[Cell, dict[str, dict[str, Any]]]) -> str:
             f" {len(true)} (40 groups miss 94 % by chance in a third of all runs).")  # fmt: skip
 
 
-def render(content: dict[str, Any]) -> str:
-    """The page."""
+def commits(content: dict[str, Any]) -> str:
+    """At which versions of the code rows were measured."""
+    return f"at {' and '.join(content['commits'])}"
+
+
+def render(content: dict[str, Any], untold_of: dict[str, Any]) -> str:
+    """The page, from the results of all arms and those of what queries know."""
     found = cells(content["rows"])
     budgets = sorted({cell[0] for cell in found}, reverse=True)
     times = ", ".join(f"{at:,}" for at in sorted({cell[1] for cell in found}))
@@ -174,7 +184,7 @@ def render(content: dict[str, Any]) -> str:
         f" {named}. Each but the first two is the best of several settings, chosen with knowledge"
         " of the truth, for each measure of error by itself.",
         "`python benchmarks/regret.py` measures this"
-        f" (seed {content['seed']}, one run of each setting), and"
+        f" (seed {content['seed']}, one run of each setting, {commits(content)}), and"
         " `python benchmarks/regret_page.py` writes the page from"
         " `benchmarks/results/regret.json`.",
         "![default over best named alternative](figures/regret.png)",
@@ -200,13 +210,19 @@ def render(content: dict[str, Any]) -> str:
         "## Without expectations",
         "l1 of the default as a multiple of its l1 with the true `expected_units`, `expected_rows`,"
         " `expected_most_rows`, `expected_groups` and `expected_repeats` in the query.",
-        "\n".join(untold(content["rows"])),
+        f"These were measured later than the tables above, {commits(untold_of)} with seed"
+        f" {untold_of['seed']}. Over live data a job looks at its first release, and does not look"
+        f" if there are more than {MOST_RELEASES}.",
+        "\n".join(untold(untold_of["rows"])),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    measured = json.loads((ROOT / "benchmarks" / "results" / "regret.json").read_text())
-    draw(cells(measured["rows"]))
-    PAGE.write_text(render(measured))
+    results = ROOT / "benchmarks" / "results"
+    every, known = (
+        json.loads((results / f"{name}.json").read_text()) for name in ("regret", "regret_untold")
+    )
+    draw(cells(every["rows"]))
+    PAGE.write_text(render(every, known))

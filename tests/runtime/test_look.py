@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
+from streamveil.advise.explain import explain
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
 from streamveil.core.accounting.budget import Budget
@@ -458,6 +459,14 @@ def test_a_live_job_that_is_killed_before_its_look_looks_when_it_goes_on(rows, t
 )
 def test_which_live_queries_look(tmp_path, more, emit, looks_first):
     assert bool(look_share(with_look(followed(tmp_path, more, emit=emit)))) == looks_first
+
+
+def test_explain_says_which_rows_are_looked_at(tmp_path):
+    arrive(tmp_path / "in", pa.table({"user": [1], "page": [1]}), 0)
+    told = "it sees those of the first release"
+    assert told in " ".join(str(explain(followed(tmp_path / "in"))).split())
+    whole = followed(tmp_path / "in", source="format = 'parquet'")
+    assert told not in " ".join(str(explain(whole)).split())
 
 
 def test_more_releases_than_a_first_one_tells_of_are_not_looked_at(tmp_path):

@@ -29,7 +29,7 @@ from streamveil.dataflow.windows import Schedule, better_start
 from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import options
-from streamveil.plan.look import look_share, with_look
+from streamveil.plan.look import first_alone, look_share, with_look
 from streamveil.plan.options import Option
 from streamveil.plan.plan import Clock, Plan, TableSource, Window, combined_plan
 from streamveil.plan.value_bounds import in_units, is_open, open_values
@@ -358,6 +358,8 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     if operator.look is not None:
         share, said = float(look_share(plan)), "; ".join(operator.look.said)
         asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses the rest"
+        if first_alone(plan):
+            asks += "; of all rows, it sees those of the first release"
         if open_values(plan):
             asks += f"; and how large the values of {', '.join(open_values(plan))} are"
         rows.insert(0, ("before the first release", f"{asks}: {said}" if said else asks))
