@@ -104,15 +104,17 @@ class Answered:
             found = np.where(whole, (low + high) / 2, np.nan)
         if not facts.get("non_negative") or SHIFT in facts:
             return np.asarray(found)
-        cut = (low == 0) & (high <= 2 * reach) & ~self._may_be_new
+        cut = (low == 0) & (high <= 2 * reach) & ~self._is_new(unsure=True)
         return np.where(cut & ~whole, np.where(high > 0, high - reach, -reach), found)
 
-    @property
-    def _may_be_new(self) -> Array:
-        """Groups whose intervals may have been corrected for being shown for the first time."""
+    def _is_new(self, *, unsure: bool) -> Array:
+        """Groups that are shown for the first time; `unsure`: said where a release does not tell.
+
+        Their intervals may have been corrected for that.
+        """
         if {"opened", "trigger"} <= set(self.table.column_names):
             return np.asarray(self.column("opened") == self.column("trigger"))
-        return np.ones(self.table.num_rows, np.bool_)
+        return np.full(self.table.num_rows, unsure)
 
     def chosen(self, name: str) -> Array:
         """The groups that this number itself showed for the first time: it was above a threshold.
@@ -120,14 +122,8 @@ class Answered:
         Of counts only, which are at least 0; see `ends_at`.
         """
         facts = self.answers[name]
-        is_known = facts.get("function") in COUNTED and SHIFT not in facts
-        if (
-            not is_known
-            or self.holds_cut_rows
-            or not {"opened", "trigger"} <= set(self.table.column_names)
-        ):
-            return np.zeros(self.table.num_rows, np.bool_)
-        return np.asarray(np.isnan(self.centre(name)) & self._may_be_new)
+        may_be = facts.get("function") in COUNTED and SHIFT not in facts and not self.holds_cut_rows
+        return np.asarray(np.isnan(self.centre(name)) & self._is_new(unsure=False) & may_be)
 
     def ends_at(self, name: str, z: float) -> tuple[Array, Array]:
         """Between which ends the true number lies, with the confidence of z deviations.

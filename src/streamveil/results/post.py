@@ -196,7 +196,7 @@ def step(rows: PostRows, post: Post) -> PostRows:
     if post.join is not None:
         both = (reduce(step, steps, rows) for steps in (post.join.left, post.join.right))
         return joined(post.join, *both)
-    rows = totalled(shifted(filtered(rows, post), post.shifts), post.totals)
+    rows = reduce(totalled, post.totals, shifted(filtered(rows, post), post.shifts))
     rows = one_of_each(placed(rows, post.places), post.one_for)
     rows = limited(ordered(rows, post.order), post)
     return rows if post.columns is None else selected(rows, post.columns)
@@ -266,53 +266,50 @@ def with_windows(table: pa.Table, *columns: OwnColumn) -> pa.Table:
     return windowed(OwnWindows(columns=columns), table, pa.repeat(0, table.num_rows))[0]
 
 
-def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
-    """The rows with totals over several of them, as answers with intervals of their own.
+def totalled(rows: PostRows, total: PostTotal) -> PostRows:
+    """The rows with a total over several of them, as an answer with an interval of its own.
 
     Proof: as of `shifted`, noise of different rows is drawn apart, so that variances add up; where
         a release says that noise goes together, deviations do. A total and the number of its own
-        row share that row's noise (`Answered.covariance`).
+        row share that row's noise (`Answered.covariance`). Groups that their own numbers showed
+        are in the value, and in the upper end alone (`Answered.ends_at`).
     """
-    table, answers = rows.table, dict(rows.answered.answers)
-    for one in totals:
-        by = [column_of(text, rows.table) for text in one.by]
-        group = numbered([pa.repeat(0, table.num_rows), *by])
+    table, answered = rows.table, rows.answered
+    by = [column_of(text, table) for text in total.by]
+    group = numbered([pa.repeat(0, table.num_rows), *by])
+    if total.column is None:
         count = np.bincount(group, minlength=1)[group] if len(group) else group
-        if one.column is None:
-            table = table.append_column(one.name, pa.array(count, pa.int64()))
-            continue
-        facts = rows.answered.answers.get(one.column, {})
-        known = facts.get("function") in LINEAR
-        value, sd = (rows.answered.column(one.column + end) for end in ("", "_sd"))
-        together = rows.answered.is_correlated or REPEATED in facts
-        chosen = np.zeros(len(group), np.bool_)
-        if known and not together:
-            chosen = rows.answered.chosen(one.column)
-        centre = np.where(known, rows.answered.centre(one.column), np.nan)
-        spread, least_sd = (
-            summed(some, group) if together else np.sqrt(summed(some**2, group))
-            for some in (sd, np.where(chosen, 0.0, sd))
-        )
-        least = summed(np.where(chosen, 0.0, centre), group)
-        most = summed(np.where(chosen, value + HALF, centre), group)
-        parts = TotalParts(*(f"{one.name}_{part}" for part in TotalParts._fields))
-        whole = pa.types.is_integer(rows.table.schema.field(one.column).type)
-        columns = {
-            one.name: summed(value, group), one.name + "_sd": spread, parts.own: sd,
-            parts.least: least, parts.least_sd: least_sd, parts.most: most,
-        }  # fmt: skip
-        for name, cells in columns.items():
-            column = pa.array(cells, from_pandas=True)
-            column = column.cast(pa.int64()) if whole and name == one.name else column
-            table = table.append_column(name, column)
-        total = {TOTAL: parts}
-        ends = Answered(table, {one.name: total}).ends_at(one.name, rows.answered.z)
-        for end, cells in zip(("_low", "_high"), ends, strict=True):
-            table = table.append_column(one.name + end, pa.array(cells))
-        plain = {name: said for name, said in facts.items() if name != "non_negative"}
-        answers[one.name] = {**plain, **total} if known else {}
-    if not totals:
-        return rows
+        return rows.with_table(table.append_column(total.name, pa.array(count, pa.int64())),
+                               SHOWN_ONLY)  # fmt: skip
+    facts = answered.answers.get(total.column, {})
+    known = facts.get("function") in LINEAR
+    together = answered.is_correlated or REPEATED in facts
+    value, sd = (answered.column(total.column + end) for end in ("", "_sd"))
+    chosen, centre = np.zeros(len(group), np.bool_), np.full(len(group), np.nan)
+    if known:
+        centre = answered.centre(total.column)
+    if known and not together:
+        chosen = answered.chosen(total.column)
+    spread, least_sd = (
+        summed(some, group) if together else np.sqrt(summed(some**2, group))
+        for some in (sd, np.where(chosen, 0.0, sd))
+    )
+    parts = TotalParts(*(f"{total.name}_{part}" for part in TotalParts._fields))
+    columns = {
+        total.name: summed(value, group), total.name + "_sd": spread, parts.own: sd,
+        parts.least: summed(np.where(chosen, 0.0, centre), group), parts.least_sd: least_sd,
+        parts.most: summed(np.where(chosen, value + HALF, centre), group),
+    }  # fmt: skip
+    whole = pa.types.is_integer(table.schema.field(total.column).type)
+    for name, cells in columns.items():
+        column = pa.array(cells, from_pandas=True)
+        column = column.cast(pa.int64()) if whole and name == total.name else column
+        table = table.append_column(name, column)
+    ends = Answered(table, {total.name: {TOTAL: parts}}).ends_at(total.name, answered.z)
+    for end, cells in zip(("_low", "_high"), ends, strict=True):
+        table = table.append_column(total.name + end, pa.array(cells))
+    plain = {name: said for name, said in facts.items() if name != "non_negative"}
+    answers = {**answered.answers, total.name: {**plain, TOTAL: parts} if known else {}}
     made = rows.with_table(table, SHOWN_ONLY)
     return replace(made, answered=replace(made.answered, answers=answers))
 
