@@ -33,7 +33,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     )
     assert all(a < b < c for a, b, c in zip(low, n, high, strict=True))
     assert len(n) > 50
-    months = [int(line.split()[2]) for line in shown[4].splitlines()]
+    months = [int(line.split()[-2]) for line in shown[4].splitlines()]
     assert len(months) == 12
     assert min(months) > 30
     assert "low" in shown[5]

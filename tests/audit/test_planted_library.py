@@ -28,7 +28,7 @@ from streamveil.dynamic import (
     pmwg,
     signed_counter,
 )
-from streamveil.dynamic.trees import Tree
+from streamveil.dynamic.trees import Difference, Tree
 from streamveil.linear import sparse_vector
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Meter, Share
@@ -159,19 +159,9 @@ def quiet_later(honest):
     return rows
 
 
-def whole_parts(*places):
-    """Parts of a share that are paid once and spent several times."""
-
-    def make(honest):
-        def parts(self):
-            found = list(honest(self))
-            for place in places:
-                found[place] = found[place].scale(4)
-            return tuple(found)
-
-        return parts
-
-    return make
+def four_times_each(honest):
+    """Parts of a share, each with four times its own."""
+    return lambda self: tuple(part.scale(4) for part in honest(self))
 
 
 def from_the_start(honest):
@@ -241,15 +231,19 @@ FAULTS = {
         "two streams queries pure",
         instead(
             TwoStream,
-            "_side",
-            lambda _: lambda self: Tree(self.static, self.share.scale(4), self.horizon, self.arity),
+            "_both",
+            lambda _: (
+                lambda self: Difference(
+                    Tree(self.static, self.share.scale(4), self.horizon, self.arity)
+                )
+            ),
         ),
     ),
     "every rerun spends all": ("rerun queries pure", instead(Share, "scale", full_parts)),
     "snapshots are free": ("snapshots queries zcdp", instead(Share, "scale", full_parts)),
     "triggered snapshots have four times their share": (
         "triggered queries pure",
-        instead(TriggeredSnapshots, "parts", whole_parts(0, 1, 2, 3, 4)),
+        instead(TriggeredSnapshots, "parts", four_times_each),
     ),
     "a signed record moves one step": (
         "signed counter True",

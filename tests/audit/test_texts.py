@@ -20,7 +20,7 @@ from streamveil.connectors.memory import MemorySource
 from streamveil.plan import combine, own_rows
 from streamveil.plan.look import with_look
 from streamveil.runtime import look as look_module
-from streamveil.runtime import run, survey
+from streamveil.runtime import survey
 from tests.audit import looks, raw_rows, texts
 from tests.planting import all_units_are_one, instead
 
@@ -149,7 +149,7 @@ FAULTS = {
         + "page, COUNT(*) AS n FROM own GROUP BY page",
     ),
     "of combined rows the later half counts": (
-        instead(run, "combine_rows", by_size),
+        instead(combine, "combine_rows", by_size),
         OWN.format("look_share = 0, max_groups_contributed = 2")
         + "page, SUM(ms, contribution_bounds_per_group => (0, 8)) AS s FROM clicks GROUP BY page",
     ),
@@ -197,8 +197,8 @@ def test_what_a_look_chooses_follows_from_what_it_released_alone(is_planted, mon
 
 
 def number_of_values(honest):
-    def look(plan, noise):
-        learned = honest(plan, noise)
+    def look(plan, noise, *given):
+        learned = honest(plan, noise, *given)
         rows = pa.concat_tables(look_module.rows_of(plan))["ms"]
         octaves = (len(rows) - rows.null_count) % 7
         moved = {text: ValueSizes(np.roll(one.below, octaves), np.roll(one.above, octaves))
@@ -217,8 +217,8 @@ LOOK_FAULTS = {
             [honest(values)[:0], *(part.held for part in values.parts())])
     ),
     "all rows of a unit are counted in its groups": instead(
-        survey, "shape_of", lambda honest: lambda groups, words: honest(groups, words)._replace(
-            cell=np.concatenate([honest(groups, words).cell[:0],
+        survey, "shape_of", lambda honest: lambda groups, *given: honest(groups, *given)._replace(
+            cell=np.concatenate([honest(groups, *given).cell[:0],
                                  *(part.held for part in groups.parts())]))
     ),
     "the look has less noise than it is charged for": instead(

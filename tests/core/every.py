@@ -18,6 +18,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic import Bag, Changes
+from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.growing import Founded, PublicSizes
 from streamveil.dynamic.partition import Squaring, TimeVarying
 from streamveil.linear.sparse_vector import AboveThreshold, Sparse
@@ -169,6 +170,7 @@ def changing(static: Any) -> dict[str, Any]:
         "TriggeredSnapshots": dynamic.TriggeredSnapshots(static=static, share=HALF, most=2),
         "SignedCounter": dynamic.SignedCounter(strategy=direct, share=RHO, horizon=STEPS),
         "TreeCounter": dynamic.TreeCounter(strategy=direct, share=HALF, horizon=STEPS),
+        "DistinctCounter": DistinctCounter(cells=CELLS, share=HALF, horizon=STEPS, changes=2),
         "ContinualMwem": dynamic.ContinualMwem(queries=CELLS, share=RHO, horizon=STEPS),
     }
 
