@@ -7,12 +7,14 @@ where STREAMVEIL_KAFKA_JARS names that folder; elsewhere they are skipped and sa
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -28,6 +30,8 @@ from tests.servers.proxy import Proxy
 VERSION = "3.9.1"
 JARS = "STREAMVEIL_KAFKA_JARS"
 USER, PASSWORD = "reader", "hidden-word"
+BELOW = (20_000, 32_768)  # ports that no system gives to outgoing connections
+GIVEN: set[int] = set()
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>tests</groupId><artifactId>broker</artifactId><version>1</version>
@@ -209,10 +213,18 @@ class Broker:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port of loopback that nobody listens on, another one each time.
+
+    It lies below those that systems give to outgoing connections: one of them could take it before
+    a server does.
+    """
+    for port in random.SystemRandom().sample(range(*BELOW), 1_000):
+        with suppress(OSError), socket.socket() as one:
+            if port not in GIVEN:
+                one.bind(("127.0.0.1", port))
+                GIVEN.add(port)
+                return port
+    raise RuntimeError(f"no free port of 1,000 tried between {BELOW[0]} and {BELOW[1]}")
 
 
 if __name__ == "__main__":
