@@ -123,7 +123,7 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     }.items():
         yield told, f"{run[name]['ns of CPU a record'] / 1e3:.2f}"
     yield "memory", f"{run['default, 2 processors']['peak MB'] / 1e3:.1f}"
-    alone, both = (found["3000000 users"][f"32 rows, {n} processors"]["wall"] for n in (1, 2))
+    alone, both = (run[f"32 rows, {n} processors"]["wall"] for n in (1, 2))
     yield "second processor", f"{alone / both:.1f}"
     parts = kept("where")["as a user"]
     busy = max(way["one thread"] / way["total"] for way in (parts["default"], parts["32 rows"]))
