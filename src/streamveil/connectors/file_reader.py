@@ -110,8 +110,9 @@ class ParquetReader(Reader):
         self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
     ) -> Iterator[FilePart]:
         """See `Reader.read`."""
-        # not mapped: one that is cut meanwhile would end the process
-        file = guarded(path, lambda: pq.ParquetFile(path))
+        # not mapped: one that is cut meanwhile would end the process; what is read before it is
+        # wanted stays in memory until the file's end
+        file = guarded(path, lambda: pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER))
         self._require(file.schema_arrow, wanted, path)
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         groups, first = groups_behind(sizes, start.row)
@@ -144,6 +145,7 @@ class RowGroup(NamedTuple):
 
 
 UNKNOWN = RowGroup(0, 0, None)
+BUFFER = 1 << 20  # bytes of a column that are read at once
 LOOKED_AT = 100_000  # rows of files whose footers tell no times
 AT_ONCE = 10_000
 
