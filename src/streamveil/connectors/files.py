@@ -306,7 +306,7 @@ class FilesSource:
                 raise changed(name)
             held = self._held(path, wanted)
             parts = self._reader(path).read(path, held, start, max_rows)
-            for part, ended in with_last(parts):
+            for part, ended in with_last(self._unchanged(parts, name, file)):
                 row += part.rows.num_rows
                 here = ReadPosition(start.name, row, file.size, file.mark, part.malformed)
                 if ended:
@@ -317,6 +317,17 @@ class FilesSource:
                 yield self._chunk(part._replace(rows=rows), wanted, self._reached)
             if not ended:
                 self._finish(name, start.name, file)
+
+    def _unchanged(
+        self, parts: Iterator[FilePart], name: str, file: FileIdentity
+    ) -> Iterator[FilePart]:
+        """Parts of a file, which cannot be read either when it was cut or replaced meanwhile."""
+        try:
+            yield from parts
+        except SourceError:
+            if self.on_disk and self._store.facts(name) != (file.size, file.time):
+                raise changed(name) from None
+            raise
 
     def _held(self, path: Path, wanted: pa.Schema) -> pa.Schema:
         """The wanted columns but for those that the file may lack, and does.
