@@ -487,6 +487,30 @@ def test_rows_that_cannot_be_read_again_are_not_looked_at():
         with_look(sv.sql(text.format(more=", look_share = 0.1")).plan)
 
 
+@pytest.mark.parametrize(
+    ("times", "statistics", "columns", "looked_at"),
+    [([0, 9], True, ["user", "key"], 2), ([0, 9], False, ["user", "key", "ts"], 2),
+     ([0, 10], True, ["user", "key", "ts"], 1), ([-1, 9], True, ["user", "key", "ts"], 1),
+     ([None, 9], True, ["user", "key", "ts"], 1)],
+)  # fmt: skip
+def test_times_are_read_unless_footers_say_that_all_are_within_the_schedule(
+    tmp_path, times, statistics, columns, looked_at
+):
+    table = pa.table(
+        {"user": [1, 2], "key": [3, 4], "ts": pa.array(times, pa.timestamp("s", "UTC"))}
+    )
+    pq.write_table(table, tmp_path / "a.parquet", write_statistics=statistics)
+    plan = sv.sql(f"""
+        CREATE STREAM clicks WITH (source = 'files', path = '{tmp_path}', event_time = 'ts');
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-9,
+          privacy_unit_column = user, start = TIMESTAMP '1970-01-01',
+          end = TIMESTAMP '1970-01-01 00:00:10') key, COUNT(*) AS n
+        FROM clicks GROUP BY key EMIT EVERY INTERVAL 5 SECOND""").plan
+    parts = list(looks.rows_of(plan))
+    assert parts[0].column_names == columns
+    assert sum(part.num_rows for part in parts) == looked_at
+
+
 def test_no_row_is_no_reason_to_fail(tmp_path):
     empty = pa.table({"user": pa.array([], pa.int64()), "page": pa.array([], pa.int64())})
     assert released(asked(empty), tmp_path / "s").num_rows == 0

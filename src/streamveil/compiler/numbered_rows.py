@@ -117,7 +117,7 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
 def compiled_times(plan: Plan, schema: pa.Schema) -> RowFunction | None:
     """Microseconds of each row, where a window or a period asks for them: as the job reads them."""
     column = plan.source.event_time
-    if column is None or (plan.window.kind == "whole" and plan.periods is None):
+    if column is None or not plan.asks_for_times:
         return None
     return event_time(column_named(schema, column))
 

@@ -142,6 +142,7 @@ class RowGroup(NamedTuple):
     rows: int
     nbytes: int  # of all its columns, before compression
     span: tuple[int, int] | None  # its first and last time, microseconds; None: not known
+    complete: bool = False  # whether every row is known to have a time
 
 
 UNKNOWN = RowGroup(0, 0, None)
@@ -212,8 +213,10 @@ def row_groups(
                 return None
             for number in range(facts.num_row_groups):
                 group = facts.row_group(number)
-                span = span_of(group.column(places[0]), kind)
-                found.append(RowGroup(group.num_rows, group.total_byte_size, span))
+                chunk = group.column(places[0])
+                span, told = span_of(chunk, kind), chunk.statistics
+                complete = told is not None and told.has_null_count and told.null_count == 0
+                found.append(RowGroup(group.num_rows, group.total_byte_size, span, complete))
     return found
 
 

@@ -258,6 +258,11 @@ class Plan:
         )  # fmt: skip
 
     @property
+    def asks_for_times(self) -> bool:
+        """Whether windows or periods of units follow from the times of rows."""
+        return self.window.kind != "whole" or self.periods is not None
+
+    @property
     def counts_once(self) -> bool:
         """Whether only a unit's first row in each window can change an answer."""
         return self.has_one_row_each or (self.counts_units and not self.keys)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.connectors.base import micros
+from streamveil.connectors.base import Source, micros
 from streamveil.core.noise.keyed import Noise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
@@ -255,7 +255,8 @@ def rows_of(plan: Plan) -> Iterator[pa.Table]:
     source = open_rows(plan.source, plan.clock.arrival)
     schema = source.schema()
     check_schema(plan, schema)
-    wanted = needed_columns(plan, schema)
+    every = all_within(plan, source, schema)
+    wanted = needed_columns(plan, schema, scheduled=not every)
     yield schema.empty_table().select(wanted)
     clock, seen = plan.clock, 0
     for chunk in source.read(None, CHUNK, wanted):
@@ -263,16 +264,41 @@ def rows_of(plan: Plan) -> Iterator[pa.Table]:
         if clock.kind == "rows":
             rows = rows.slice(0, max(clock.every * (clock.steps or 0) - seen, 0))
             seen += rows.num_rows
-        yield within(plan, rows)
+        yield rows if every else within(plan, rows)
         if clock.kind == "rows" and rows.num_rows < chunk.rows.num_rows:
             return
 
 
+def all_within(plan: Plan, source: Source, schema: pa.Schema) -> bool:
+    """Whether all rows are within the schedule, as the footers of Parquet files have it.
+
+    Proof: footers that state the first and last time of their rows truly say what reading these
+        would: the same rows are looked at. Where they do not, a row more may change which rows of
+        others are: no reader of such files knows their rows (docs/weaknesses.md).
+    """
+    name = arrival_of(plan)
+    if name is None:
+        return True
+    row_groups = getattr(source, "row_groups", None)  # of files
+    groups = row_groups and row_groups(column_named(schema, name))
+    start, end = plan.clock.start_us or 0, plan.clock.end_us or 0
+    return bool(groups) and all(
+        group.complete and group.span and start <= group.span[0] and group.span[1] < end
+        for group in groups
+    )
+
+
+def arrival_of(plan: Plan) -> str | None:
+    """The column that says when a row comes, where the schedule asks for it."""
+    if plan.clock.kind in ("rows", "once"):
+        return None
+    return plan.clock.arrival or plan.source.event_time
+
+
 def within(plan: Plan, rows: pa.Table) -> pa.Table:
     """Rows that arrive while the job runs, by its public schedule."""
-    clock = plan.clock
-    name = clock.arrival or plan.source.event_time
-    if clock.kind in ("rows", "once") or name is None:
+    clock, name = plan.clock, arrival_of(plan)
+    if name is None:
         return rows
     name = column_named(rows.schema, name)
     at = micros(rows[name], name)

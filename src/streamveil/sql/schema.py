@@ -181,8 +181,11 @@ def _check_time(schema: pa.Schema, column: str, what: str) -> None:
         )
 
 
-def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
-    """The source's columns that the plan mentions, in the source's order."""
+def needed_columns(plan: Plan, schema: pa.Schema, *, scheduled: bool = True) -> list[str]:
+    """The source's columns that the plan mentions, in the source's order.
+
+    Unless `scheduled`, without times that only say to which step of the clock a row belongs.
+    """
     texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
     declared = isinstance(plan.source, TableSource)  # columns are what its other counts are over
     texts += [
@@ -191,7 +194,9 @@ def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
         if not declared or one.function == "count_distinct"
     ]
     mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
-    exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
+    times = [plan.source.event_time] * (scheduled or plan.asks_for_times)
+    times += [plan.clock.arrival] * scheduled
+    exact = {time_named(schema, name) for name in times}
     exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
     return [name for name in schema.names if name.lower() in mentioned or name in exact]
 
