@@ -21,6 +21,7 @@ import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.connectors import open_sink, open_sinks
 from streamveil.errors import StreamveilError
+from streamveil.runtime.inspect import words
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
 from streamveil.systems import SINKS, SOURCES
@@ -102,6 +103,24 @@ def expected(users):
     return [(u, places.page(u)) for u in users]
 
 
+def numbers_and_texts(value):
+    """All of a position that is longer than a count or a short name."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from numbers_and_texts(inner)
+    elif len(str(value)) > 9:
+        yield str(value)
+
+
+def require_no_digest(position):
+    """What `inspect` shows of a position is no digest of rows: who guesses one could check it."""
+    shown = words(position).replace(",", "")
+    at = json.loads(position)
+    public = {str(at[name]) for name in ("lsn", "snapshot") if isinstance(at, dict) and name in at}
+    assert any(char.isdigit() for char in shown), shown  # and it tells where reading stands
+    assert not [one for one in {*numbers_and_texts(at)} - public if one in shown]
+
+
 @over()
 def test_every_position_goes_on_with_the_rows_that_follow(place):
     place.put(range(9))
@@ -109,6 +128,7 @@ def test_every_position_goes_on_with_the_rows_that_follow(place):
     chunks = list(place.open().read(None, 3))
     assert sorted(rows_of(chunks)) == expected(range(13))
     for at, chunk in enumerate(chunks):
+        require_no_digest(chunk.position)
         for most in (1, 2, 100):
             follows = list(place.open().read(chunk.position, most))
             assert rows_of(follows) == rows_of(chunks[at + 1 :])

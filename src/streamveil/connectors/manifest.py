@@ -157,6 +157,11 @@ def in_blocks(data: bytes) -> Iterator[bytes]:
     return (data[at : at + size] for at in range(0, len(data), size))
 
 
+def files_in(position: dict[str, Any]) -> int:
+    """How many files were read to their end, as a position says."""
+    return int(position["files"]) + len(base64.b64decode(position["recent"])) // RECORD.itemsize
+
+
 def identity(path: Path) -> FileIdentity:
     """A file as it is. The digest is that of a Parquet file's footer, else of all bytes.
 

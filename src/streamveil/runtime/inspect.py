@@ -13,13 +13,22 @@ from stat import S_ISREG
 from typing import Any, Literal
 
 from streamveil.accounts.ledger import Ledger
-from streamveil.connectors.manifest import Manifest
+from streamveil.connectors.manifest import Manifest, files_in
 from streamveil.connectors.names import MARK, LocalFiles
 from streamveil.connectors.remote import RemoteFiles
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, frame, notes, wal
 from streamveil.runtime.secret import SECRET
 from streamveil.runtime.store import HEADER, LEDGER, Header, read_header
+
+FIRST = {  # what positions count, before the place of a source within them
+    "step": "step {:,}", "version": "version {}", "snapshot": "snapshot {}",
+    "lsn": "byte {:,} of the log", "file": "{:,} of its files done", "rows": "{:,} rows done",
+    "count": "{:,} events done",
+}  # fmt: skip
+LAST = {
+    "next": "next is {:,}", "skip": "{:,} rows further", "taken": "{:,} rows of it done",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,8 @@ class Summary:
     batch: int  # micro-batches committed
     step: int
     closed: bool  # whether the last micro-batch closed its step
-    position: str | None  # where the source resumes
-    position_before: str | None  # and where the last micro-batch began, if the log tells
+    position: str  # where the source resumes, in words
+    position_before: str  # and where the last micro-batch began, if the log tells
     committed: str | None  # time of the last commit, UTC
     formats: dict[str, int]  # versions of what is written
     checkpoint_batch: int | None
@@ -67,8 +76,8 @@ class Summary:
             ("done", f"{self.batch:,} micro-batches, step {self.step:,} is"
              f" {'closed' if self.closed else 'open'}"),
             ("last commit", self.committed or "none yet"),
-            ("source", f"from {words(self.position_before)}"),
-            ("  next", words(self.position)),
+            ("source", f"from {self.position_before}"),
+            ("  next", self.position),
             ("checkpoint", "none yet" if self.checkpoint_batch is None else saved),
             ("  state in it", state or "none"),
             ("log since", f"{self.log_records:,} micro-batches, {size_text(self.log_bytes)}"),
@@ -83,7 +92,11 @@ class Summary:
 
 def inspect(directory: str | Path) -> Summary:
     """Reads a state directory without changing it, also while a job is running in it."""
-    folder = Path(directory)
+    return read(Path(directory))[0]
+
+
+def read(folder: Path) -> tuple[Summary, str | None]:
+    """A state as it is on disk, and the position at which its source resumes."""
     header = read_header(folder) if folder.is_dir() else None
     if header is None:
         raise StoreError(f"'{folder}' is not a state directory")
@@ -93,18 +106,19 @@ def inspect(directory: str | Path) -> Summary:
     log = logged(folder, header.epoch, after)
     heads = parts[:1] + [head for head, _ in log]
     places = [wal.JobPosition(**head["place"]) for head in heads] or [wal.JobPosition()]
-    place, before = places[-1], places[-2] if len(places) > 1 else None
+    place, before = places[-1], places[-2] if len(places) > 1 else wal.JobPosition()
     identity = header.identity
-    return Summary(
+    summary = Summary(
         identity.job, identity.plan, identity.operator, header.epoch, header.secure,
-        (folder / SECRET).exists(), place.batch, place.step, place.closed, place.position,
-        before.position if before else None, last_change(folder),
+        (folder / SECRET).exists(), place.batch, place.step, place.closed, words(place.position),
+        words(before.position), last_change(folder),
         {"directory": notes.version_of(folder / HEADER), "log": wal.VERSION,
          "checkpoint": checkpoint.VERSION, identity.operator: identity.operator_version},
         after if path else None, path.stat().st_size if path else 0,
         len(log), sum(size for _, size in log), sizes(parts), on_disk(folder),
         *spending(folder, header),
     )  # fmt: skip
+    return summary, place.position
 
 
 def last_change(folder: Path) -> str | None:
@@ -125,32 +139,52 @@ def on_disk(folder: Path) -> dict[str, int]:
 
 
 def words(position: str | None) -> str:
-    """A place in the source, for a reader.
+    """A place in the source, for a reader: what sources count and name, and nothing they read.
+
+    A position also holds digests of rows, by which a source knows them again. Whoever guesses a row
+    could check the guess against its digest, so none is shown.
 
     >>> words('{"step": 3, "taken": 20}')
     'step 3, 20 rows of it done'
-    >>> words('{"name": "a.csv", "row": 7}')
-    "file 'a.csv' from row 7"
-    >>> words('{"files": 3, "name": "", "row": 0}')
-    '3 files done'
+    >>> words('{"files": 3, "recent": "", "name": "a.csv", "row": 7, "mark": 81985529}')
+    "3 files done, file 'a.csv' from row 7"
+    >>> words('{"offsets": {"0": 7, "1": 9}, "next": 1, "last": [0, 6, "4d65"]}')
+    'partition 0 from offset 7, partition 1 from offset 9, next is 1'
     """
     if position is None:
         return "the start"
-    place = json.loads(position)
+    return ", ".join(parts_of(json.loads(position))) or "a place that its source alone can read"
+
+
+def parts_of(place: Any) -> Iterator[str]:
+    """The words of a place."""
+    if isinstance(place, list):  # of combined rows: with a digest of them
+        place = place[0]
+    if isinstance(place, int):
+        yield f"row {place:,}"
     if not isinstance(place, dict):
-        return f"row {place:,}" if isinstance(place, int) else position
-    parts = [f"step {place['step']:,}"] if "step" in place else []
-    if isinstance(place.get("source"), str):
-        parts.append(words(place["source"]))
-    if "files" in place:
-        parts.append(f"{place['files']:,} files done")
+        return
+    yield from counted(place, FIRST)
+    if "recent" in place:
+        yield f"{files_in(place):,} files done"
     if place.get("name"):
-        parts.append(f"file '{place['name']}' from row {place.get('row', 0):,}")
-    if place.get("skip"):
-        parts.append(f"{place['skip']:,} rows further")
-    if place.get("taken"):
-        parts.append(f"{place['taken']:,} rows of it done")
-    return ", ".join(parts) or position
+        yield f"file '{place['name']}' from row {place.get('row', 0):,}"
+    else:
+        yield from counted(place, {"row": "row {:,}"})
+    for partition, offset in place.get("offsets", {}).items():
+        yield f"partition {partition} from offset {offset:,}"
+    others = [other["source"] for other in place.get("others", [])]
+    for inner in (place.get("source"), place.get("stream"), *others):
+        if isinstance(inner, str):
+            yield from parts_of(json.loads(inner))
+    yield from counted(place, LAST)
+
+
+def counted(place: dict[str, Any], phrases: dict[str, str]) -> Iterator[str]:
+    """Phrases of the numbers that a place gives."""
+    for name, phrase in phrases.items():
+        if isinstance(place.get(name), int) and place[name]:
+            yield phrase.format(place[name])
 
 
 def size_text(size: float) -> str:
@@ -202,7 +236,7 @@ def files_read(state: str | Path, pattern: str) -> Iterator[tuple[str, Reading]]
 
     What is committed counts: a file that is 'read' may go, whatever happens to the job.
     """
-    at = place_of(inspect(state).position)
+    at = place_of(read(Path(state))[1])
     if at is None:
         raise StoreError(
             "the position of this job does not tell which files were read: it reads them again"
