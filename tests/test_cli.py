@@ -196,7 +196,7 @@ def test_rejected_rows_are_kept_where_asked_and_nowhere_else(folder):
     assert not (folder / "aside").exists()
     code, shown, errors = call(*given)
     assert code == 0
-    assert without_cut(errors)[1:] == ["could not be used: 1 null unit"]
+    assert without_cut(errors)[1:] == ["could not be used: null unit (1)"]
     assert SECRET not in shown + errors
     [path] = (folder / "aside").glob("batch-*.parquet")
     [row] = pq.read_table(path).to_pylist()
@@ -231,7 +231,7 @@ def test_run_reports_memory_and_takes_a_limit(folder):
     assert expected
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert (code, without_cut(err)) == (
-        0, ["nothing left to do: everything that is there was read before"]
+        0, ["nothing left to do: all rows were read before"]
     )  # fmt: skip
     code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "50MB")
     assert code == cli.CODES[cli.PlanError]

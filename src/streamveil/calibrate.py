@@ -117,7 +117,7 @@ def gaussian_sigma(l2: Number, budget: Budget) -> Fraction:
 def zcdp_rho(budget: Budget) -> float:
     """The largest rho such that every rho-zCDP mechanism fits the budget, rounded down."""
     if budget.mu is not None:
-        raise ValueError("a zCDP mechanism need not be GDP; give the budget as rho or epsilon")
+        raise ValueError("this mechanism has no loss in mu; give the budget as rho or epsilon")
     if budget.is_pure:
         raise ValueError("zCDP needs a delta to convert to epsilon; give one")
     return _largest(Zcdp, budget)
@@ -142,7 +142,10 @@ def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
     while make(Fraction(high)).fits(budget):
         low, high = high, 2 * high
     if low == 0.0:
-        raise PlanError(f"the budget {budget} is too small for this mechanism")
+        raise PlanError(
+            f"the budget {budget} is too small for this mechanism.\n"
+            "  to fix  a larger budget, or fewer steps"
+        )
     while high - low > PRECISION * low:
         middle = (low + high) / 2
         if not low < middle < high:

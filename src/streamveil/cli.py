@@ -291,7 +291,7 @@ def run(
             for release in job:
                 last = release
     if not quiet:
-        done = "nothing left to do: everything that is there was read before"
+        done = "nothing left to do: all rows were read before"
         say(seen[0].summary() if seen else done, err=True)
         could = engine != "spark" and rejects is None
         show_unusable(seen[0].unusable if seen else {}, could_keep=could)
@@ -313,7 +313,7 @@ class Told(NamedTuple):
         from streamveil.runtime.watch import logged, served
 
         if self.exact and self.metrics is None:
-            raise PlanError("--exact-metrics shows more at --metrics PORT.\n  to fix  give both")
+            raise PlanError("--exact-metrics adds to --metrics PORT.\n  to fix  give both")
         at = self.metrics
         serving = served(at, *watches, exact=self.exact) if at else nullcontext()
         with logged(self.log, job, several=len(watches) > 1), serving:
@@ -463,15 +463,18 @@ def rekey(
     from streamveil.runtime.rekey import rekey as change
 
     name = change(state, secret, new)
-    say(f"the job '{name}' starts with the new secret from now on; old copies of its state do not")
+    say(
+        f"the job '{name}' starts with the new secret from now on; old copies of its state need the"
+        " old one"
+    )
 
 
 def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
     """How many rows could not be used, by reason: no row, and nothing of one."""
     if rows:
-        by_reason = ", ".join(f"{count:,} {reason}" for reason, count in rows.items())
+        by_reason = ", ".join(f"{reason} ({count:,})" for reason, count in rows.items())
         way = " (--rejects DIR keeps such rows)" if could_keep else ""
-        say(f"could not be used: {by_reason}{way}", err=True)
+        say(f"rows that could not be used: {by_reason}{way}", err=True)
 
 
 def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:

@@ -90,7 +90,7 @@ class AnswerTable:
         if not self.numbers:
             raise PlanError("there is no number with an interval to plot")
         if name is not None and name not in self.numbers:
-            raise PlanError(f"'{name}' is no number here{nearest(name, self.numbers)}")
+            raise PlanError(f"'{name}' is not a number here{nearest(name, self.numbers)}")
         return name or self.numbers[0]
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

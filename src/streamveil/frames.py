@@ -26,7 +26,7 @@ def as_table(data: Any) -> pa.Table:
             return plain(pa.table(data))
         except (pa.ArrowException, TypeError, ValueError, AttributeError):  # may show a value
             raise SourceError(
-                "this dict is no table.\n"
+                "this dict cannot be read as a table.\n"
                 "  to fix  give lists of one length, of one type: {'user': [1, 2], 'ms': [3, 4]}"
             ) from None
     if hasattr(data, STREAM):

@@ -277,7 +277,7 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes)
     path = tmp_path / "mine"
     path.write_bytes(content)
     for use in (Ledger.load, lambda file: Ledger.open(file, Budget(rho=1), USER)):
-        with pytest.raises(StoreError, match="mine is no ledger of streamveil; it was left"):
+        with pytest.raises(StoreError, match="mine is not a ledger of streamveil, and was left"):
             use(path)
         assert path.read_bytes() == content
 

@@ -426,7 +426,7 @@ def test_a_folder_that_goes_is_told_from_files_that_go(tmp_path, pattern):
     assert rows(source, position)[0] == []
     folder.rename(tmp_path / "away")
     for again in (source, FilesSource(str(tmp_path / pattern), columns=COLUMNS, follow=True)):
-        with pytest.raises(SourceError, match=r"the folder 'in'.* not there(.|\n)*to fix  mount"):
+        with pytest.raises(SourceError, match=r"the folder 'in'.* missing(.|\n)*to fix  mount"):
             rows(again, position)
     assert rows(source)[0] == [], "who has read nothing waits for the first file"
     folder.mkdir()

@@ -183,7 +183,7 @@ def test_rows_that_only_move_to_other_files_are_not_read_again(table, monkeypatc
     for file in old[1:]:  # nobody may need them any more, but for a job that lags
         Path(file.file_path.removeprefix("file://")).unlink()
     assert ids(read(opened(follow=True), position)[0]) == list(range(30, 36))
-    with pytest.raises(SourceError, match=r"cannot be had(.|\n)*until they are read"):
+    with pytest.raises(SourceError, match=r"cannot be loaded(.|\n)*until they are read"):
         read(opened(follow=True), begun[0].position)
 
 
@@ -214,12 +214,12 @@ def test_a_column_may_come_and_be_called_otherwise(table):
 def test_what_is_no_table_is_refused_without_a_library_s_words(table, catalog):
     with pytest.raises(SourceError, match="namespace"):
         open_source("iceberg", {"table": "visits"})
-    with pytest.raises(SourceError, match=r"cannot be had: NoSuchTableError(.|\n)*to fix"):
+    with pytest.raises(SourceError, match=r"cannot be loaded: NoSuchTableError(.|\n)*to fix"):
         open_source("iceberg", {"table": "shop.none"}).schema()
     path = next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://")
     with open(path, "wb") as file:
         file.write(b"secret")
-    with pytest.raises(SourceError, match="cannot be had") as caught:
+    with pytest.raises(SourceError, match="cannot be loaded") as caught:
         read(opened())
     assert "secret" not in str(caught.value)
 

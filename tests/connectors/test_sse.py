@@ -124,7 +124,7 @@ def test_an_answer_that_is_no_stream_is_told_without_what_is_signed(server, code
 
 def test_headers_come_from_a_file_and_keys_are_in_no_address(server, tmp_path):
     (tmp_path / "headers.json").write_text('{"Authorization": 3}')
-    with pytest.raises(SourceError, match="a header that is no text"):
+    with pytest.raises(SourceError, match="a header that is not text"):
         list(source(server, config=str(tmp_path / "headers.json")).read(None, 9))
     with pytest.raises(SourceError, match="holds no user"):
         source(server, url="https://me:hidden-key@host/x")

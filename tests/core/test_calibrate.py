@@ -75,7 +75,7 @@ def test_a_share_of_delta_leaves_the_rest_for_thresholds() -> None:
     [
         (lambda: gaussian_mu(Budget(epsilon=1)), "needs a delta"),
         (lambda: zcdp_rho(Budget(epsilon=1)), "needs a delta"),
-        (lambda: zcdp_rho(Budget(mu=1)), "need not be GDP"),
+        (lambda: zcdp_rho(Budget(mu=1)), "has no loss in mu"),
         (lambda: gaussian_sigma(0, Budget(mu=1)), "l2 must be above 0"),
         (lambda: split(1, [1, 0]), "weight must be above 0"),
     ],

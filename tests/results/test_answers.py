@@ -241,12 +241,12 @@ def test_files_of_a_sink_answer_like_releases(design, tmp_path):
 def test_questions_without_an_answer_say_why(tmp_path):
     answers = sv.answers(released("gaussian"))
     for ask, words in (
-        (lambda: answers.difference("m"), "no number of these releases"),
+        (lambda: answers.difference("m"), "is not a number here"),
         (lambda: answers.difference("n", (1, 9)), "window 1 has triggers 1 to 6"),
         (lambda: answers.difference("n", 3), "name a release by"),
         (lambda: answers.last("n", 0), "at least 1"),
         (lambda: answers.last("n", 99), "missing"),
-        (lambda: answers.last("mean", 2), "no total"),
+        (lambda: answers.last("mean", 2), "not a total"),
         (lambda: answers.top("n", 0), "at least 1"),
         (lambda: answers.difference("n", confidence=1.0), "confidence"),
     ):

@@ -455,14 +455,14 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
 @pytest.mark.parametrize(("text", "message"), [
     ("SELECT c, MAX(n) FROM ({}) GROUP BY c", "added up by SUM, AVG and COUNT"),
     ("SELECT n, SUM(n) AS s FROM ({}) GROUP BY c", "neither in GROUP BY nor"),
-    ("SELECT SUM(c) FROM ({})", "no total of a noisy number"),
+    ("SELECT SUM(c) FROM ({})", "adds up no noisy number"),
     ("SELECT COUNT(*) FROM ({}) GROUP BY n", "GROUP BY a noisy number"),
     ("SELECT c FROM ({}) WHERE SUM(n) > 3", "added up by SUM"),
     ("WITH p AS ({}) SELECT c, n FROM p UNION ALL SELECT c FROM p", "different columns"),
     ("WITH p AS ({}) SELECT c FROM p UNION DISTINCT SELECT c FROM p", "UNION ALL"),
     ("SELECT RANK(n) OVER (ORDER BY n) FROM ({})", "write RANK"),
     ("SELECT nn FROM ({})", "unknown column 'nn' of the released rows; did you mean 'n'?"),
-    ("SELECT NTILE(4) OVER (ORDER BY c) FROM ({})", "is not there over released rows"),
+    ("SELECT NTILE(4) OVER (ORDER BY c) FROM ({})", "is not supported over released rows"),
     ("SELECT LAG(n) OVER (ORDER BY n) FROM ({})", "by columns of their groups"),
     ("SELECT LAG(n) OVER (PARTITION BY c) FROM ({})", "by columns of their groups"),
     ("SELECT SUM(n) OVER (PARTITION BY n) FROM ({})", "by columns of their groups"),
@@ -474,9 +474,9 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
     ("SELECT n FROM ({}) WHERE LAG(n) OVER (ORDER BY c) > 5", "in a SELECT, and filter"),
     ("SELECT n FROM ({}) ORDER BY 2", "between 1 and 1"),
     ("SELECT n, c AS n FROM ({})", "two columns are called 'n'"),
-    ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "is no private answer"),
+    ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "is not a private answer"),
     ("SELECT n, b.c FROM ({}) AS a", "no such table in FROM"),
-    ("WITH p AS ({}) SELECT u FROM t", "is no private answer"),
+    ("WITH p AS ({}) SELECT u FROM t", "is not a private answer"),
 ])  # fmt: skip
 def test_refusals_of_outer_selects(text, message):
     inner = f"{PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c"
@@ -550,7 +550,7 @@ def test_a_query_is_a_table_of_another(tmp_path):
     assert sv.sql(text, counts=query, state=state).table == over.read(state).table
     with pytest.raises(PlanError, match="reads nothing but these"):
         sv.sql(text, {"counts": query, "t": TABLE})
-    with pytest.raises(PlanError, match="'count' is no private answer"):
+    with pytest.raises(PlanError, match="'count' is not a private answer"):
         sv.sql("SELECT c FROM count", {"counts": query})
 
 

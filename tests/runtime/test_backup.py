@@ -38,7 +38,7 @@ def test_a_state_goes_on_from_its_backup(tmp_path):
     assert all(again[place].equals(rest[place]) for place in rest), "the same bytes"
     with pytest.raises(StoreError, match="exists already"):
         restore("copies/monday", "s")
-    with pytest.raises(StoreError, match="is no backup"):
+    with pytest.raises(StoreError, match="is not a backup"):
         restore("s", "t")
     assert len(first) == 4
 

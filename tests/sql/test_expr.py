@@ -162,7 +162,7 @@ def test_values(text, expected):
         ("RAND()", "another value"),
         ("CURRENT_TIMESTAMP()", "another value"),
         ("LOWER(s, s)", "takes 1 argument(s), not 2"),
-        ("INTERVAL 1 DAY", "not a value of a row"),
+        ("INTERVAL 1 DAY", "a unit or a length of time"),
         ("99999999999999999999", "64 bits"),
         ("a, b", "not valid SQL"),
         ("", "must be one expression"),
@@ -439,7 +439,7 @@ def test_parts_of_texts_and_calendars_are_of_each_row_alone(text, expected):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("CURRENT_DATE()", "another value at every run"), ("RAND() < 0.5", "another value"),
+    ("CURRENT_DATE()", "another value in every run"), ("RAND() < 0.5", "another value"),
     ("RANGE_BUCKET(x, [3, 1])", "in order"), ("RANGE_BUCKET(x, [x])", "written in the query"),
     ("SPLIT(s, '/')[x]", "not part of"), ("SPLIT_PART(s, '/', 0)", "from 1"),
     ("PARSE_DATE('%Q', t)", "'%Q' is not available"), ("LPAD(s, 9999)", "0 to 1,000"),

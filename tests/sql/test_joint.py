@@ -394,7 +394,7 @@ def test_answers_in_windows_are_told_and_keep_the_rows_that_they_cannot_use(tmp_
         (SHARE.replace("USING (day)", "ON seen.day < bought.day"), "joined by equal columns"),
         (SHARE.replace("seen JOIN bought USING (day)", "seen NATURAL JOIN bought"), "USING"),
         (SHARE.replace("look_share", "confidence = 0.9, look_share", 1), "confidence differs"),
-        (SHARE.replace("seen JOIN bought", "seen JOIN t"), "no private answer"),
+        (SHARE.replace("seen JOIN bought", "seen JOIN t"), "not a private answer"),
         (SHARE.replace("delta =", "name = 'x', delta ="), "two private answers are called 'x'"),
         (SEEN.replace("FROM t", f"FROM ({BOUGHT})"), "stands inside another one"),
         (SHARE.replace("SELECT day, bought.n / seen.n AS share", "SELECT day, other"), "other"),

@@ -120,7 +120,7 @@ class Journal:
         """
         if any(data) and not OPENING.startswith(data[: len(OPENING)]):
             raise StoreError(
-                f"{self.path} is no ledger of streamveil; it was left as it is.\n"
+                f"{self.path} is not a ledger of streamveil, and was left as it is.\n"
                 "  to fix  name the ledger's own file, or one that does not exist yet"
             )
 

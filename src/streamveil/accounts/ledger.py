@@ -42,7 +42,7 @@ class Charge:
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"range must be [first, end) with first < end, not {self.range}")
         if self.loss.group_size > 1:
-            raise ValueError("charge the loss of one unit; the ledger converts to groups")
+            raise ValueError("a charge is the loss of one unit; the ledger converts it to groups")
 
     def to_dict(self) -> Record:
         """A JSON-able record; only what is set."""
@@ -183,14 +183,17 @@ class Ledger:
         """Opens an existing ledger with the limit and the unit it was created with."""
         journal = journal_at(path)
         if not journal.exists():
-            where = f"there is no ledger '{journal.name}' in its database"
-            raise StoreError(where if on_server(path) else f"there is no ledger at {path}")
+            where = f"'{journal.name}' in its database" if on_server(path) else f"at {path}"
+            raise StoreError(
+                f"there is no ledger {where}.\n"
+                "  to fix  correct the name, or make one: streamveil ledger create"
+            )
         try:
             records = journal.unread()
         finally:
             journal.close()
         if not records:
-            raise StoreError(f"{path} is not a ledger")
+            raise StoreError(f"{path} is not a ledger.\n  to fix  name the ledger's own file")
         header = records[0]
         limit = Budget.from_dict(header["limit"])
         return cls.open(path, limit, Neighbours.from_dict(header["protects"]))
@@ -305,7 +308,10 @@ class Ledger:
         """
         hashes = self._journal.reread()
         if not hashes or (head is not None and head not in hashes):
-            raise StoreError(f"the ledger '{self.name}' has lost records that were in it")
+            raise StoreError(
+                f"the ledger '{self.name}' has lost records that were in it.\n"
+                "  to fix  restore it from a copy that has them; nothing more may be charged before"
+            )
         return hashes[-1]
 
     def convert(self, to: str) -> Guarantee:
@@ -376,7 +382,10 @@ class Ledger:
             self._require_same(record)
             return
         if self.caps is None:
-            raise StoreError(f"the ledger '{self.name}' has a charge before its caps")
+            raise StoreError(
+                f"the ledger '{self.name}' has a charge before its caps, which no version writes.\n"
+                "  to fix  restore it from a copy"
+            )
         charge = Charge.from_dict(record)
         self._book(charge, charge.cost(self.caps))
 
@@ -389,7 +398,8 @@ class Ledger:
     def _require_same(self, header: Record) -> None:
         if header["ledger"] != FORMAT:
             raise StoreError(
-                f"the ledger '{self.name}' has format {header['ledger']}, not {FORMAT}"
+                f"the ledger '{self.name}' has format {header['ledger']}, not {FORMAT}.\n"
+                "  to fix  use the streamveil version that wrote it, or a newer one"
             )
         limit, protects = header["limit"], header["protects"]
         if limit != self.limit.to_dict() or protects != self.protects.to_dict():

@@ -110,7 +110,10 @@ def read_sample(plan: Plan, table: pa.Table, scale: float) -> Sample:
     """The sample as the pipeline would see it before bounding."""
     found = usable_rows(plan, table, scale)
     if found is None:
-        raise PlanError("the sample has no usable row")
+        raise PlanError(
+            "the sample has no usable row.\n"
+            "  to fix  give rows with the columns and types of the query, within its time"
+        )
     return found
 
 

@@ -73,7 +73,7 @@ class WhatIf(AnswerTable):
         made = Figure(figsize=(3.4 * max(1, len(varied)), 3.2), layout="constrained")
         column = name or ("sd" if first["error"] is None else "error")
         if column not in self.table.column_names[3:]:
-            raise PlanError(f"'{column}' is no number here; known: sd, error, kept, sample_error")
+            raise PlanError(f"'{column}' cannot be plotted; known: sd, error, kept, sample_error")
         for at, axes in zip(varied, np.atleast_1d(made.subplots(1, len(varied))), strict=True):
             line = sorted((row["value"], row[column]) for row in others if row["varied"] == at)
             axes.plot(*zip(*line, strict=True), "o-", color="#1b6ca8", ms=4)
@@ -196,7 +196,7 @@ def over_releases(
         elif given is not None:
             raise PlanError(
                 f"{value} releases do not cut the time of the query evenly.\n"
-                f"  to fix  a number that goes with its {steps:,}, such as {steps * 2:,}"
+                f"  to fix  a number such as {steps * 2:,}: the query has {steps:,}"
             )
 
 

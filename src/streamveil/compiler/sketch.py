@@ -114,7 +114,7 @@ def sized_sketch(
     )  # fmt: skip
     width = memory // trial.nbytes
     if width < 1:
-        raise PlanError(f"a sketch needs at least {trial.nbytes} bytes, not {memory}")
+        raise PlanError(f"memory must be at least {trial.nbytes} bytes for a sketch, not {memory}")
     return replace(trial, width=width)
 
 
@@ -137,7 +137,9 @@ def sized_finder(
     each = sum(table.nbytes for table in sketched)
     width = (memory - fixed) // each if each else 1
     if width < 1:
-        raise PlanError(f"a finder of {bits}-bit keys needs {fixed + each} bytes, not {memory}")
+        raise PlanError(
+            f"memory must be at least {fixed + each} bytes to find {bits}-bit keys, not {memory}"
+        )
     return replace(trial, width=width)
 
 
@@ -178,7 +180,8 @@ def sized_texts(
     if width < 1 or whole_width < 1:
         needed = fixed + max(4 * whole.nbytes, 2 * each)
         raise PlanError(
-            f"a finder of texts of {length} bytes needs {needed:,} bytes, not {memory:,}.\n"
+            f"memory must be at least {needed:,} bytes for texts of {length} bytes, not"
+            f" {memory:,}.\n"
             f"  to fix  memory => {usual_memory(length)}, or leave it out"
         )
     return replace(trial, width=width, whole_width=whole_width)

@@ -44,7 +44,7 @@ def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
         parsed = fastavro.parse_schema(bare(written), known)
     fields = written.get("fields", ()) if isinstance(written, dict) else ()
     if not fields:
-        raise SourceError("a schema of Avro is no record.\n  to fix  write records with fields")
+        raise SourceError("an Avro schema must be a record.\n  to fix  write records with fields")
     makers = {one["name"]: maker_of(resolved(one["type"], named)) for one in fields}
     read = partial(fastavro.schemaless_reader, writer_schema=parsed)
     return partial(columns, read, makers), frozenset(makers)

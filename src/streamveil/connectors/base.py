@@ -137,8 +137,8 @@ def declared_beside(columns: dict[str, str], own: Collection[str]) -> pa.Schema:
     for name in columns:
         if name in own:
             raise SourceError(
-                f"every row has the column '{name}'.\n  to fix  leave it out of the declared"
-                " columns"
+                f"the source itself gives every row the column '{name}'.\n"
+                "  to fix  leave it out of the declared columns"
             )
     return declared_schema(columns)
 
@@ -151,7 +151,7 @@ def settings_in(config: str | None, kind: str, what: str = "settings") -> dict[s
         found = None
     if not isinstance(found, dict):
         raise SourceError(
-            f"config='{config}' of '{kind}' is no readable JSON object of {what}.\n"
+            f"config='{config}' of '{kind}' cannot be read as a JSON object of {what}.\n"
             "  to fix  write it so, in a file that every process of the job can read"
         )
     return found

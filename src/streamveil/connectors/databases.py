@@ -228,7 +228,7 @@ def kind_of(column: pa.Field) -> int:
         return 3
     raise SourceError(
         f"column '{column.name}' is of type {column.type}, which this sink cannot write.\n"
-        "  to fix  make numbers, texts, times or bytes of it in the query"
+        "  to fix  CAST it to a number, text, time or bytes in the query"
     )
 
 

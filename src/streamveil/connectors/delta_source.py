@@ -124,7 +124,7 @@ class DeltaSource(LakeSource):
             with log.open_input_stream(f"_delta_log/{version:020}.json") as file:
                 actions = [json.loads(line) for line in file.read().splitlines() if line.strip()]
         except FileNotFoundError:
-            raise gone(self.path, f"its log holds version {version} no more") from None
+            raise gone(self.path, f"its log no longer holds version {version}") from None
         changes = [
             (kind, action)
             for line in actions

@@ -232,9 +232,9 @@ class FilesSource:
         fresh = [name for name, file in known.items() if file is None and name != place.name]
         if place.name and place.name not in present:
             raise SourceError(
-                f"the file '{shown(place.name)}' was read in part, and is not there any more; the"
-                " rest of its rows would be lost.\n"
-                "  to fix  restore it as it was; a file may go once it was read to its end"
+                f"the file '{shown(place.name)}' was read in part, and is missing now: the rest of"
+                " its rows would be lost.\n"
+                "  to fix  restore it as it was; only files that were read to their end may go"
             )
         if place.row or place.malformed:
             self._require_same(present[place.name], FileIdentity(place.size, place.mark, -1))
@@ -250,8 +250,8 @@ class FilesSource:
             return
         if not any(self._manifest.find([one.name for one in folders])):  # else it was a file
             raise SourceError(
-                f"the folder '{shown(folders[0].name)}', of which files were read, is not there any"
-                " more.\n"
+                f"the folder '{shown(folders[0].name)}', of which files were read, is missing"
+                " now.\n"
                 "  to fix  mount or restore it, or make an empty one of its name, then start again:"
                 " the job goes on where it was"
             )

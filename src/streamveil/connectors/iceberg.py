@@ -129,8 +129,8 @@ def words(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise SourceError(
-            f"the Iceberg table '{name}' cannot be had: {type(error).__name__}.\n"
+            f"the Iceberg table '{name}' cannot be loaded: {type(error).__name__}.\n"
             "  to fix  check that PyIceberg's configuration names its catalogue and its storage,"
-            " that it is there with the same columns, and that this user may use it; snapshots and"
+            " that the table has the same columns, and that this user may use it; snapshots and"
             " files must be kept until they are read"
         ) from None

@@ -137,7 +137,7 @@ class IcebergSource(LakeSource):
         snapshot = table.snapshot_by_id(place.snapshot)
         if snapshot is None:
             raise SourceError(
-                f"{self.what} has snapshot {place.snapshot} no more.\n"
+                f"{self.what} no longer has snapshot {place.snapshot}.\n"
                 "  to fix  keep snapshots until they are read, or start a new state, which is"
                 " charged"
             )

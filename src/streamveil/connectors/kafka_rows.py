@@ -111,7 +111,7 @@ def schemas_of(topic: Topic) -> RegisteredMessages | None:
     format, registry, subject = topic.format, topic.registry, topic.subject
     if format not in get_args(Format):
         raise SourceError(
-            f"format = '{format}' is none of a topic{nearest(format, get_args(Format))}.\n"
+            f"format = '{format}' cannot be read from a topic{nearest(format, get_args(Format))}.\n"
             f"  to fix  give one of {', '.join(get_args(Format))}"
         )
     if (format == "json") != (registry is None) or (format == "json" and subject is not None):

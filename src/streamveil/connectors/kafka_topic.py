@@ -56,7 +56,10 @@ class Topic:
                 raise PlanError(f"the source 'kafka' needs '{name}'")
         unknown = options.keys() - {one.name for one in fields(cls) if one.init}
         if unknown:
-            raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}' on Spark")
+            raise PlanError(
+                f"the source 'kafka' has no option '{sorted(unknown)[0]}' on Spark.\n"
+                "  to fix  leave it out, or run on the embedded engine"
+            )
         return cls(**options)
 
     def client(self) -> Any:
@@ -173,9 +176,9 @@ class Topic:
         named = 0 if "of" in (self.partitions or "of") else sum(map(len, wanted))
         if known and (not found or len(found) < named):
             raise SourceError(
-                f"partitions = '{self.partitions}' names some that the topic '{self.topic}' has"
-                f" not: it has 0 to {max(known)}.\n"
-                "  to fix  name those that there are, such as '0, 2-3', or a share of all, such as"
+                f"partitions = '{self.partitions}' names some that the topic '{self.topic}' does"
+                f" not have: it has 0 to {max(known)}.\n"
+                "  to fix  name some of these, such as '0, 2-3', or a share of all, such as"
                 " '1 of 2'"
             )
         return found

@@ -116,7 +116,7 @@ class PostgresChanges:
         self.table, self.publication, self.slot = table, publication, slot or publication
         if not self.slot.replace("_", "a").isalnum() or self.slot != self.slot.lower():
             raise SourceError(
-                f"slot='{self.slot}': a slot is named by small letters, digits and _.\n"
+                f"slot='{self.slot}': a slot's name has lower-case letters, digits and _ only.\n"
                 "  to fix  give another slot"
             )
         self.bounded, self.names = not follow, [table]
@@ -264,8 +264,8 @@ class PostgresChanges:
             file = None
         if file is None or (file.schema.metadata or {}).get(b"name") != place.snapshot.encode():  # type: ignore[union-attr]
             raise SourceError(
-                f"the first rows of the table '{self.table}', which the state keeps, are not there"
-                " or are others.\n  to fix  restore the state as it was, or start a new one"
+                f"the first rows of the table '{self.table}', which the state keeps, are missing"
+                " or have changed.\n  to fix  restore the state as it was, or start a new one"
             )
         left = place.rows
         for number in range(file.num_record_batches):

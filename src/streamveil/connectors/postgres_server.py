@@ -39,7 +39,7 @@ class PostgresServer:
         except psycopg.Error:
             settings = None
         if settings is None or {"password", "sslpassword"} & settings.keys():
-            fault = "is no connection string" if settings is None else "holds a password"
+            fault = "is not a connection string" if settings is None else "holds a password"
             raise SourceError(
                 f"the url of the {what} {fault}; it is not shown here.\n"
                 "  to fix  url = 'postgresql://user@host:5432/database', and the password in "

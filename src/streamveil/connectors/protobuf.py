@@ -49,12 +49,12 @@ def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
         file = added(pool, "streamveil.proto", schema)
     except (TypeError, ValueError, KeyError):
         raise SourceError(
-            "a schema of Protobuf cannot be read as the registry gives it (format=serialized).\n"
+            "a Protobuf schema cannot be read as the registry gives it (format=serialized).\n"
             "  to fix  register it with all that it imports"
         ) from None
     messages = list(file.message_types_by_name.values())
     if not messages:
-        raise SourceError("a schema of Protobuf has no message.\n  to fix  give it one")
+        raise SourceError("a Protobuf schema has no message.\n  to fix  register one that has")
     makers = {name: field_of(name, one) for name, one in messages[0].fields_by_name.items()}
     made = message_factory.GetMessageClass(messages[0])
     return partial(columns, made.FromString, makers), frozenset(makers)

@@ -47,12 +47,14 @@ class RateSource:
         for name in ("rows", "rows_per_second", "units", "keys"):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= LONGEST:
-                raise SourceError(f"{name} of the source 'rate' is a number from 1 to 2^40")
+                raise SourceError(
+                    f"{name} of the source 'rate' must be a whole number from 1 to 2^40"
+                )
         try:
             datetime.fromisoformat(self.start)
         except (TypeError, ValueError):
             raise SourceError(
-                "start of the source 'rate' is a time, such as '2026-01-01'"
+                "start of the source 'rate' must be a time, such as '2026-01-01'"
             ) from None
 
     @property

@@ -33,7 +33,10 @@ Numbers = Int64[Array, " rows"]
 def traced(source: Source) -> Source:
     """The same source with the places of its rows, and with what it cannot read."""
     if PLACE in source.schema().names:
-        raise SourceError(f"a source whose rejected rows are kept has no column '{PLACE}'")
+        raise SourceError(
+            f"the source has a column '{PLACE}', the name under which rejected rows are kept.\n"
+            "  to fix  rename the column, or leave rejects out"
+        )
     if hasattr(source, "traced"):
         source = copy(source)
         source.traced = True

@@ -108,7 +108,8 @@ class RemoteFiles:
         [info] = asked(name, lambda: self._files.get_file_info([name]))
         if not info.is_file:
             raise FileGoneError(
-                f"'{shown(name)}' went while it was read.\n  to fix  restore it, and start again"
+                f"'{shown(name)}' disappeared while it was read.\n"
+                "  to fix  restore it, and start again"
             )
         return facts_of(info)
 

@@ -133,7 +133,8 @@ class RegisteredMessages:
             if schema.kind != self.kind:
                 raise SourceError(
                     f"version {version} of '{self.subject}' in the schema registry is"
-                    f" {schema.kind}, not {self.kind}.\n  to fix  give its format"
+                    f" {schema.kind}, not {self.kind}.\n"
+                    "  to fix  give the format of its schemas, and one subject for one format"
                 )
             self._decoders[number], fields = self.compiled(schema)
             self._fields |= fields

@@ -294,7 +294,7 @@ def connected(
         if answer.status != 200:
             raise OSError(f"HTTP {answer.status}")
         if answer.headers.get_content_type() != "text/event-stream":
-            raise OSError("it is no stream of events")
+            raise OSError("it is not a stream of events")
         own.settimeout(None)  # silence is nothing odd from here on
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for one that vanishes
         for option, value in PROBES.items():
@@ -311,7 +311,7 @@ def settings_of(config: str | None) -> dict[str, str]:
     found = settings_in(config, "sse", "headers")
     if not all(isinstance(one, str) for one in found.values()):
         raise SourceError(
-            f"config='{config}' of 'sse' holds a header that is no text.\n"
+            f"config='{config}' of 'sse' holds a header that is not text.\n"
             '  to fix  write {"Authorization": "Bearer ..."}'
         )
     return found

@@ -100,7 +100,7 @@ def kind_of(counter: Counter) -> str:
     named = type(counter).__name__
     found = [kind for kind, name in _KINDS.items() if name == named]
     if not found:
-        raise ValueError(f"{named} is no counter of this package; its counters are in COUNTERS")
+        raise ValueError(f"{named} is not a counter of this package: see COUNTERS")
     return found[0]
 
 

@@ -403,7 +403,10 @@ def _split(column: pa.Array) -> tuple[Float64[Array, " rows"], Bool[Array, " row
 
 def _check(kind: pa.DataType, what: str) -> None:
     if not is_nameable(kind) and not pa.types.is_null(kind):
-        raise SourceError(f"{what} has the type {kind}, which cannot name anything")
+        raise SourceError(
+            f"{what} has the type {kind}, which names no unit and no group.\n"
+            "  to fix  CAST it to text or to an integer"
+        )
 
 
 def require_number(kind: pa.DataType, name: str) -> None:

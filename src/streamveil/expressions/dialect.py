@@ -205,7 +205,7 @@ def guarded(step: Callable[[], T], what: str) -> T:
         raise PlanError(f"{what} is not valid SQL: {_place(error)}{WAY_OUT}") from None
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError):
         # sqlglot answers some malformed texts with Python's own errors
-        reason = "it cannot be read as tokens and trees"
+        reason = "it cannot be parsed"
         raise PlanError(f"{what} is not valid SQL: {reason}{WAY_OUT}") from None
 
 

@@ -60,7 +60,7 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
     except RecursionError:
         raise PlanError(f"the expression '{shown(text)}' is nested too deeply") from None
     if node.kind in ("unit", "interval"):
-        raise PlanError(f"'{shown(text)}' is not a value of a row")
+        raise PlanError(f"'{shown(text)}' is a unit or a length of time, and no column or value")
     compiled = Compiled(canonical(tree), node.kind, tuple(scope.used), node.run)
     compiled(schema.empty_table())  # a kernel Arrow does not have fails here, not on a stream
     return compiled

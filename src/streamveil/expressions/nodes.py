@@ -382,8 +382,8 @@ def require_function(tree: exp.Expr) -> str:
         )
     if name in NOT_FIXED:
         raise PlanError(
-            f"{name}() is another value at every run: a row would count today and not tomorrow, and"
-            " a step that is repeated would differ.\n"
+            f"{name}() has another value in every run: a row would count today and not tomorrow,"
+            " and a step that is repeated would differ.\n"
             "  to fix  write the value: DATE '2026-01-31', TIMESTAMP '2026-01-31 12:00:00'"
         )
     if name in OF_TIME:
@@ -394,7 +394,7 @@ def require_function(tree: exp.Expr) -> str:
 _OF_TIME = "TIME TIME_TRUNC TIME_ADD TIME_SUB TIME_DIFF FORMAT_TIME PARSE_TIME"
 OF_TIME = frozenset(_OF_TIME.split())
 NO_TIME = (
-    "{}: a time of day without its day is no value here.\n"
+    "{}: a time of day without its day is not supported.\n"
     "  to fix  EXTRACT(HOUR FROM t), or FORMAT_TIMESTAMP('%H:%M', t)"
 )
 

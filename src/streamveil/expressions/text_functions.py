@@ -238,7 +238,7 @@ def _split_part(name: str, arguments: Sequence[Argument]) -> Bound:
     between, place = constant(name, arguments, 1, "string"), constant(name, arguments, 2, "int")
     if not between or place < 1:
         raise PlanError(
-            f"{name} takes what stands between the parts, and which part, from 1.\n"
+            f"{name} takes the text between the parts, and the number of the part, from 1.\n"
             "  to fix  SPLIT(path, '/')[SAFE_OFFSET(1)]"
         )
 

@@ -127,7 +127,7 @@ def added(
     theirs, persons = other
     if theirs.num_columns != table.num_columns:
         raise PlanError(
-            f"UNION ALL of {table.num_columns} columns and {theirs.num_columns}.\n"
+            f"UNION ALL of SELECTs with {table.num_columns} and {theirs.num_columns} columns.\n"
             "  to fix  select the same columns in both, in the same order"
         )
     made = {}

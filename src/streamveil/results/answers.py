@@ -374,8 +374,8 @@ class Answers(AnswerTable):
         facts = output_of(self.releases, self.releases.require_answer(name))
         if facts.get("function") not in (None, "count", "sum"):
             raise PlanError(
-                f"'{name}' is no total: what arrived lately does not follow from two of its values"
-                ".\n  to fix  use difference for its change, or ratio of a sum and a count"
+                f"'{name}' is not a total: what arrived lately does not follow from two of its"
+                " values.\n  to fix  use difference for its change, or ratio of a sum and a count"
             )
 
     def _moment(self, at: At) -> Moment:

@@ -140,7 +140,7 @@ def enclose(tree: exp.Expr, leaves: Leaves) -> Span:
     if not answered.reads(tree):
         part = constant(tree, answered)
         if part is None and not isinstance(tree, exp.Null):
-            raise NoIntervalError(f"'{shown(canonical(tree))}' is no number")
+            raise NoIntervalError(f"'{shown(canonical(tree))}' is not a number")
         number = np.full(answered.table.num_rows, np.nan) if part is None else part.constant
         return Span(number, number, np.zeros(len(number)))
     if is_leaf(tree, answered):

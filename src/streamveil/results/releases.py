@@ -148,7 +148,7 @@ class Releases:
     def require_answer(self, name: str) -> str:
         """The name, if it is one of a noisy number."""
         if name not in self.answers:
-            raise PlanError(f"'{name}' is no number of these releases{nearest(name, self.answers)}")
+            raise PlanError(f"'{name}' is not a number here{nearest(name, self.answers)}")
         return name
 
     def keys(self, moment: Moment) -> pa.Array:
@@ -261,5 +261,8 @@ def tables_of(path: Path) -> list[pa.Table]:
     except (OSError, pa.ArrowInvalid, ValueError, AttributeError):
         tables = []
     if len(tables) != len(triggers_in(path.name)):
-        raise SourceError(f"'{path.name}' in '{path.parent}' cannot be read")
+        raise SourceError(
+            f"'{path.name}' in '{path.parent}' cannot be read.\n"
+            "  to fix  restore the file, or answer from the state directory"
+        )
     return tables

@@ -42,7 +42,7 @@ def restore(copy: str | Path, state: str | Path) -> str:
     home, place = Path(copy).absolute(), Path(state).absolute()
     if not (home / BACKUP).is_file():
         raise StoreError(
-            f"'{home.name}' is no backup that `streamveil backup` made.\n"
+            f"'{home.name}' is not a backup that `streamveil backup` made.\n"
             "  to fix  a state that was copied otherwise needs no `restore`"
         )
     made: str = notes.read(home / BACKUP, "backup")["made"]

@@ -248,7 +248,7 @@ def rows_of(table: pa.Table, names: list[str], key: Mapping[str, Any]) -> pa.Tab
     kept: Any = pa.array([True] * table.num_rows)
     for name, value in key.items():
         if name not in names:
-            raise PlanError(f"'{name}' is no key column{nearest(name, names)}")
+            raise PlanError(f"'{name}' is not a key column{nearest(name, names)}")
         kind = table.schema.field(name).type
         try:
             wanted = scalar_of(value, kind)

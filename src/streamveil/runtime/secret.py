@@ -48,7 +48,7 @@ def given(secret: bytes | str | None) -> bytes | None:
         case "file":
             path = Path(rest).expanduser()
             if not path.is_file():
-                raise StoreError(f"the secret is to come from file:{rest}, which is no file")
+                raise StoreError(f"the secret is to come from file:{rest}, which is not a file")
             return read(path)
         case _:
             return parse(secret, "a secret without env:, command: or file: before it")

@@ -382,7 +382,7 @@ def require_alone(plan: Plan, source: OwnRows) -> None:
         if live or not isinstance(step, (*ALONE, OwnJoin)):
             what = "a join on live data" if live else source.words
             raise PlanError(
-                f"{what} is not there on Spark.\n"
+                f"{what} is not supported on Spark.\n"
                 "  to fix  run it with --engine embedded, or let Spark store the rows that it"
                 " makes in files first, and query these"
             )

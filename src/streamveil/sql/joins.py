@@ -81,7 +81,7 @@ def how_of(join: exp.Expr) -> How:
     side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
     if side in ("RIGHT", "FULL"):
         raise PlanError(
-            f"{side} JOIN is not there.\n  to fix  "
+            f"{side} JOIN is not supported.\n  to fix  "
             + ("name the tables the other way round, with LEFT JOIN" if side == "RIGHT" else
                "UNION ALL of the rows of both, in a subquery")
         )  # fmt: skip

@@ -208,9 +208,9 @@ def group_rows(scope: OwnScope) -> None:
         called = (function_name(call) for call in tree.walk() if is_aggregate(call))
         for function in (one for one in called if one not in CALLS):
             raise PlanError(
-                f"{function} is no total of one person's rows: these are"
-                f" {', '.join(sorted(CALLS))}.\n  to fix  one of them; for the n-th row of each"
-                " person ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY"
+                f"{function} cannot combine one person's rows.\n"
+                f"  to fix  {', '.join(sorted(CALLS))}; for the n-th row of each person"
+                " ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY"
             )
         for column in tree.find_all(exp.Column):
             if column.name not in made:
@@ -277,23 +277,23 @@ def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
     function = function_name(call) if isinstance(call, exp.Anonymous) else ""
     if node.args.get("alias"):
         raise PlanError(
-            f"'{shown(node.args['alias'].name)}' is no window that the subquery names.\n"
+            f"'{shown(node.args['alias'].name)}' is not a window that the subquery names.\n"
             "  to fix  WINDOW name AS (PARTITION BY unit ORDER BY time), after FROM and WHERE"
         )
     if call.find(exp.IgnoreNulls, exp.RespectNulls):
         raise PlanError(
-            f"'{shown(canonical(node))}': a null is a value like others here.\n  to fix  leave out"
+            f"'{shown(canonical(node))}': nulls cannot be skipped here.\n  to fix  leave out"
             " IGNORE NULLS and RESPECT NULLS, and rows with nulls by WHERE, in a subquery inside"
         )
     require_unit(parts, unit, "PARTITION BY")
     if function == "LAST_VALUE" and not node.args.get("spec"):
         raise PlanError(
-            "LAST_VALUE without a frame is of the row itself or of a tie.\n  to fix  add ROWS"
+            "LAST_VALUE without a frame is that of the row itself or a tie.\n  to fix  add ROWS"
             " BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING, or FIRST_VALUE with DESC"
         )
     if function not in {*CALLS, *PLACES, *MOVED, "LAST_VALUE"}:
         known = nearest(function, sorted({*CALLS, *PLACES, *MOVED}))
-        raise PlanError(f"'{shown(canonical(node))}' is no function of a window here{known}")
+        raise PlanError(f"'{shown(canonical(node))}' is not a window function of a subquery{known}")
     by = tuple(text for text in map(texts_of, parts) if text != texts_of(unit))
     clause = node.args.get("order")
     order = tuple(order_of(item) for item in (clause.expressions if clause else ()))
@@ -304,8 +304,8 @@ def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
         made = total_of(call, name)
         if order and made.function not in RUNNING:
             raise PlanError(
-                f"{function} with ORDER BY inside OVER is not there: running totals are COUNT and "
-                "SUM.\n  to fix  leave out ORDER BY, for the whole partition"
+                f"{function} with ORDER BY inside OVER is not supported: running totals are COUNT"
+                " and SUM.\n  to fix  leave out ORDER BY, for the whole partition"
             )
     elif function in MOVED:
         made = moved_of(function, list(call.expressions), name)
@@ -328,10 +328,10 @@ def is_whole(node: exp.Expr) -> bool:
     if (spec.args.get("kind"), *ends) in SO_FAR and function in CALLS:
         return False
     raise PlanError(
-        f"'{shown(canonical(node))}' has a frame.\n"
+        f"'{shown(canonical(node))}' has a frame that is not supported.\n"
         "  to fix  leave out ROWS and RANGE: with ORDER BY a total is up to the row and its ties,"
         " without it over the whole partition; ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED"
-        " FOLLOWING is known too"
+        " FOLLOWING is supported too"
     )
 
 
@@ -372,10 +372,10 @@ def unnest_of(tree: exp.Expr, name: str, where: list[str]) -> OwnUnnest:
     if not isinstance(tree, exp.Anonymous) or function_name(tree) != "SPLIT":
         raise PlanError(f"UNNEST({shown(canonical(tree))}): UNNEST takes SPLIT(...) or a column")
     if len(tree.expressions) not in (1, 2):
-        raise PlanError("SPLIT takes a text and what stands between its parts")
+        raise PlanError("SPLIT takes a text and what it is split at: SPLIT(tags, ',')")
     between = text(tree.expressions[1], "what SPLIT cuts at") if tree.expressions[1:] else ","
     if not between:
-        raise PlanError("SPLIT by the empty text.\n  to fix  name what stands between the parts")
+        raise PlanError("SPLIT at the empty text.\n  to fix  name what is between the parts")
     return OwnUnnest(
         name=name, expression=texts_of(tree.expressions[0]), separator=between, where=condition
     )
@@ -452,13 +452,13 @@ def combine_named(
     for name in (*over, *totals):
         if not (isinstance(items[name], exp.Window) or is_total(items[name])):
             raise PlanError(
-                f"'{name}' computes with what it combines.\n"
-                "  to fix  one function each, and compute with their names afterwards"
+                f"'{name}' must be one function, not a computation with functions.\n"
+                "  to fix  name each function, and compute with the names afterwards"
             )
     if over and (totals or by or len(over) < len(items)):
         raise PlanError(
-            "per_unit either groups (names, totals) or stands beside the rows (OVER).\n"
-            "  to fix  call it twice"
+            "per_unit either groups rows or adds columns by OVER, not both at once.\n"
+            "  to fix  call it twice, first for the one and then for the other"
         )
     for name in over:
         parts = items[name].args.get("partition_by") or []

@@ -183,8 +183,8 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
         raise PlanError(f"{shown(canonical(call))}: {_AGAIN}")
     if column not in noisy(released.columns):
         raise PlanError(
-            f"{shown(canonical(call))} is no total of a noisy number: '{shown(column)}' is a "
-            "column of groups.\n  to fix  SUM or AVG of an aggregate"
+            f"{shown(canonical(call))} adds up no noisy number: '{shown(column)}' is a column of"
+            " groups.\n  to fix  SUM or AVG of an aggregate"
         )
     whole_sum = added(column)
     if name == "SUM":
@@ -238,7 +238,7 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
         return total(call, by, released)
     if name not in ("LAG", "LEAD", "AVG", "SUM"):
         raise PlanError(
-            f"'{shown(canonical(node))}' is not there over released rows.\n  to fix  {OVER}"
+            f"'{shown(canonical(node))}' is not supported over released rows.\n  to fix  {OVER}"
         )
     first = call.expressions[0] if call.expressions else None
     column = released.name_of(first)
@@ -550,7 +550,7 @@ def _relation(node: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Re
         only(node, {"this", "alias"}, OUTER)
         return named_relation(*_select(node.this, plans, named), node.alias)
     if not isinstance(node, exp.Table):
-        raise PlanError(f"FROM '{shown(canonical(node))}' is no private answer")
+        raise PlanError(f"FROM '{shown(canonical(node))}' is not a private answer")
     only(node, {"this", "db", "catalog", "alias"}, OUTER)
     if node.name == PRIVATE:
         return named_relation((), released_columns(plans[0]), "")
@@ -559,7 +559,7 @@ def _relation(node: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Re
         return named_relation((Post(part=place),), released_columns(plans[place]), "")
     if node.name.lower() not in named:
         raise PlanError(
-            f"'{shown(node.name)}' is no private answer, and an outer SELECT reads nothing else"
+            f"'{shown(node.name)}' is not a private answer, and an outer SELECT reads nothing else"
             f"{nearest(node.name, named) if named else ''}"
         )
     rest = {key: value for key, value in named.items() if key != node.name.lower()}

@@ -38,7 +38,7 @@ def joined(left: Relation, right: Relation, join: exp.Join) -> Relation:
     how = HOWS.get(join.side.upper())
     if how is None or join.kind.upper() not in ("", "INNER", "OUTER", "CROSS"):
         raise PlanError(
-            f"{shown(join.side)} {shown(join.kind)} JOIN of released rows.\n"
+            f"{shown(join.side)} {shown(join.kind)} JOIN of released rows is not supported.\n"
             "  to fix  JOIN, LEFT JOIN, RIGHT JOIN, FULL JOIN or CROSS JOIN"
         )
     written = [one.name for one in join.args.get("using") or ()]
@@ -88,7 +88,7 @@ def _find(relation: Relation, name: str) -> str:
     found = [column for column in relation.columns if column.lower() == name.lower()]
     if len(found) != 1:
         raise PlanError(
-            f"'{shown(name)}' is no column of both answers{nearest(name, relation.columns)}"
+            f"'{shown(name)}' is not a column of both answers{nearest(name, relation.columns)}"
         )
     return found[0]
 

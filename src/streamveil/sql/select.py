@@ -41,7 +41,7 @@ def read_select(
     """The draft of one private SELECT; `values`: its options."""
     if not isinstance(tree, exp.Select):
         raise PlanError(
-            "a private query is one SELECT; UNION and friends would publish one unit several "
+            "a private query is one SELECT; a UNION would publish one unit several "
             "times under one bound. Run them as separate queries"
         )
     allowed = {"expressions", "from_", "joins", "where", "group", "with_", "having", "order"}

@@ -78,7 +78,7 @@ def test_unusable_settings_are_named_and_not_shown(content, tmp_path, monkeypatc
     path = tmp_path / "kafka.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(SourceError, match="no readable JSON object") as error:
+    with pytest.raises(SourceError, match="read as a JSON object") as error:
         Topic(servers="x:1", topic="t", config=str(path)).consumer()
     assert "kafka.json" in str(error.value)
     assert "secret" not in str(error.value)

@@ -122,7 +122,7 @@ def _rounded(
     words = draws.words(centre.size) if ids is None else draws.words_for(ids, width)
     words = words.reshape(-1)  # a view: one word of each pair when there is one draw per id
     if len(words) != centre.size:
-        raise ValueError(f"centre has {centre.size} entries, which is no multiple of the ids")
+        raise ValueError(f"centre has {centre.size} entries, not a multiple of the ids")
     out, sure = np.empty(centre.size, np.int64), np.empty(centre.size, np.bool_)
     fill(words, reals, scales, LAWS[law].table(), out, sure)
     if not sure.all():
