@@ -196,7 +196,7 @@ def test_rejected_rows_are_kept_where_asked_and_nowhere_else(folder):
     assert not (folder / "aside").exists()
     code, shown, errors = call(*given)
     assert code == 0
-    assert without_cut(errors)[1:] == ["could not be used: null unit (1)"]
+    assert without_cut(errors)[1:] == ["rows that could not be used: null unit (1)"]
     assert SECRET not in shown + errors
     [path] = (folder / "aside").glob("batch-*.parquet")
     [row] = pq.read_table(path).to_pylist()

@@ -39,12 +39,12 @@ def draw(private, codes, names, path: Path) -> None:
     """Each product with its interval, beside how often it was truly bought."""
     number = "heavy_hitters_code"
     private = private.sort_values(number)
-    labels = [f"{names[code]}  {code}".lower() for code in private.code]
+    labels = [f"{names.get(code, 'unnamed')}  {code}".lower() for code in private.code]
     true = codes.value_counts()
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     axes.hlines(labels, private[f"{number}_low"], private[f"{number}_high"], lw=6, alpha=0.35)
     axes.plot(private[number], labels, "o", label="private, 95 % interval")
-    axes.plot([true[code] for code in private.code], labels, "k|", ms=12, label="true, all rows")
+    axes.plot([true.get(code, 0) for code in private.code], labels, "k|", ms=12, label="true, all rows")
     axes.set(xlabel="times bought in 2017", xlim=(0, None))
     axes.set_title(f"The 10 most frequent of {len(true):,} products")
     axes.legend(loc="lower right")

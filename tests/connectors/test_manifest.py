@@ -79,7 +79,7 @@ def test_a_file_may_go_once_it_was_read_to_its_end_and_not_before(tmp_path, name
     path.unlink()
     assert numbers(source(tmp_path).read(whole, 9)) == [7]
     with pytest.raises(
-        SourceError, match=rf"'{name}' was read in part, and is not there(.|\n)*fix"
+        SourceError, match=rf"'{name}' was read in part, and is missing now(.|\n)*fix"
     ):
         list(source(tmp_path).read(half, 9))
     put(tmp_path, name, [4, 5])

@@ -119,7 +119,7 @@ def test_a_file_that_changes_or_goes_while_it_is_copied_is_refused(store, after,
 
     store.put("in/a.csv", text(1, 2))
     store.taken = change
-    with pytest.raises(SourceError, match=r"(changed|went) while it was (.|\n)*to fix"):
+    with pytest.raises(SourceError, match=r"(changed|disappeared) while it was (.|\n)*to fix"):
         list(source(store).read(None, 9))
     assert not list(tmp_path.glob("streamveil-*"))
 
