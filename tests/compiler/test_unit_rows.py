@@ -66,6 +66,15 @@ def test_rows_in_parts_say_what_the_whole_says(kept, threads, monkeypatch):
     assert (middle_of_each(values.rows) == middle).all()
 
 
+@pytest.mark.parametrize("items", [[0, 1, 2], [5, 5 + by_unit.PLACES, 2**32 - 1], range(90_000)])
+def test_different_items_are_counted_whether_or_not_they_share_a_place(items):
+    rows = RNG.integers(1, 40, 3_000)
+    held = RNG.choice(np.array(items, np.uint32), rows.sum())
+    starts, found = np.append(0, np.cumsum(rows)), np.zeros(len(rows), np.uint32)
+    by_unit.count_different(held, starts, found)
+    assert found.tolist() == [len({*some.tolist()}) for some in np.split(held, starts[1:-1])]
+
+
 @pytest.mark.parametrize("unit", ["us", "ms", "s", "ns"])
 def test_periods_of_units_are_those_of_the_job(unit):
     """The planted fault: times of a look were read by another function than those of a job, which

@@ -17,7 +17,8 @@ from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
 PART = 1 << 16  # units of a part, by number
 BLOCK = 1 << 13  # rows of a part that are put away at once
 KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
-FEW = 12  # rows of a unit up to which each is compared with each
+PLACES = 1 << 16  # that tell items of a unit apart
+HIGH = np.uint64(32)
 Kind = TypeVar("Kind", bound=np.generic)
 
 
@@ -238,17 +239,23 @@ def count_different(
     starts: Int64[Array, " units_plus_1"],
     found: UInt32[Array, " units"],
 ) -> None:
-    """How many different items the rows of each unit have."""
+    """How many different items the rows of each unit have.
+
+    Every item has a place, which keeps the item last seen there and its unit. Items of a unit of
+    which two share a place are sorted instead.
+    """
+    seen = np.zeros(PLACES, np.uint64)
     for one in range(len(found)):
         start, end = starts[one], starts[one + 1]
-        if end - start <= FEW:
-            different = 0
-            for i in range(start, end):
-                seen = 0
-                for j in range(start, i):
-                    seen += held[j] == held[i]
-                different += seen == 0
-        else:
+        unit, shared, different = np.uint64(one + 1) << HIGH, 0, 0
+        for i in range(start, end):
+            place = np.int64(held[i]) % PLACES
+            item = unit | np.uint64(held[i])
+            differs = np.int64(seen[place] != item)
+            shared += differs & np.int64((seen[place] ^ unit) >> HIGH == 0)
+            different += differs
+            seen[place] = item
+        if shared:
             items = np.sort(held[start:end])
             different = 1
             for i in range(1, len(items)):

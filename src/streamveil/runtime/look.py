@@ -280,7 +280,7 @@ def all_within(plan: Plan, source: Source, schema: pa.Schema) -> bool:
     if name is None:
         return True
     row_groups = getattr(source, "row_groups", None)  # of files
-    groups = row_groups and row_groups(column_named(schema, name))
+    groups = row_groups(column_named(schema, name)) if row_groups else None
     start, end = plan.clock.start_us or 0, plan.clock.end_us or 0
     return bool(groups) and all(
         group.complete and group.span and start <= group.span[0] and group.span[1] < end
