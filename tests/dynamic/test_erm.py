@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 
 from streamveil.core.accounting.budget import Budget
@@ -54,6 +55,22 @@ def test_rows_never_leave_the_unit_ball_and_bad_rows_vanish():
         assert np.isfinite(rows).all()
         assert np.linalg.norm(rows, axis=1).max() <= 1
     assert (unit_rows(x, intercept=False)[2:4] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "share"),
+    [(NoisyGradientDescent(max_steps=5), Share("zcdp", 1)), (OutputPerturbation(strength=0.1),
+                                                              Share("pure", 2))],
+)  # fmt: skip
+def test_trainers_bound_rows_and_labels_that_nobody_bounded(trainer, share):
+    x, y = data()
+    long, far = x * 50, y * 9
+    x[0], y[1] = 0, 0
+    long[0], far[1] = np.nan, np.nan
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    inside = x / np.maximum(lengths, 1e-9) * np.minimum(50 * lengths, 1)
+    given = trainer.train(long, far, share, quiet())
+    assert_allclose(given, trainer.train(inside, y, share, quiet()), atol=1e-6)
 
 
 def test_one_record_moves_the_lattice_gradient_by_at_most_two():

@@ -2,13 +2,16 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.dynamic import FullyDynamic, InsertionOnly
 from streamveil.dynamic.partition import Squaring, TimeVarying
+from streamveil.linear import Marginals, Share, noisy_queries
 from tests.linear.test_sparse_vector import REACH, at_least
 from tests.statistics import assert_rate, assert_rejects_rate
 
@@ -138,6 +141,19 @@ def test_guarantees_follow_the_relation():
     record = TimeVarying(epsilon=1, protects=Neighbours("row", relation="record"))
     assert event.guarantee.epsilon(0) == pytest.approx(1)
     assert record.guarantee.epsilon(0) == pytest.approx(2)
+
+
+def test_a_table_refuses_to_promise_more_than_its_parts_do():
+    static, share = noisy_queries(Marginals((2,), ((0,),))), Share("pure", 1)
+    of_rows, by_hand = TimeVarying(epsilon=1), Neighbours("row", 3, "event")
+    hidden = FullyDynamic.repaired(static, share, horizon=8, public_steps=False)
+    with pytest.raises(ValueError, match="the partition protects 'event'"):
+        replace(hidden, partition=of_rows)  # an insertion and its deletion are two updates
+    rows = InsertionOnly.sparse(static, share)
+    with pytest.raises(ValueError, match="protects one row, not 3"):
+        replace(rows, protects=by_hand)
+    with pytest.raises(ValueError, match="'event-change'"):
+        replace(rows, protects=Neighbours("row", relation="event-change"))
 
 
 @pytest.mark.parametrize("partition", [TimeVarying, Squaring])

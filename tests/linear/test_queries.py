@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from streamveil.linear import Halfspaces, Marginals, Matrix, Ranges, functions
+from streamveil.linear import Halfspaces, Marginals, Matrix, Ranges, Sums, functions
 
 RNG = np.random.default_rng(7)
 
@@ -89,6 +89,14 @@ def test_functions_are_evaluated_and_checked():
         lambda: Marginals((2, 2), ((1, 0),)),
         lambda: Marginals((2, 2), ((2,),)),
         lambda: Marginals((0, 2), ((0,),)),
+        # made by hand: sensitivities would be wrong
+        lambda: Ranges((4,), np.array([[3]]), np.array([[2]])),
+        lambda: Halfspaces((4,), np.ones((1, 1)), np.ones(1), np.array([[5]])),
+        lambda: Matrix(np.array([[1.0, -1.0]]), 0),
+        lambda: Matrix(np.array([[1.0, 3.0]]), 1),
+        lambda: Matrix(np.array([[1.0, 0.5]]), 1),
+        lambda: Sums(Marginals((4,), ((0,),)), np.eye(4) * 3),
+        lambda: Sums(Marginals((2, 2), ((0,), (1,))), np.ones((1, 4))),
     ],
 )
 def test_impossible_classes_are_refused(make):

@@ -223,6 +223,16 @@ def test_pmw_asking_all_at_once_equals_one_after_another_in_silence():
     assert {answer.kind for answer in asked} == {"EASY", "HARD"}
 
 
+def test_pmw_refuses_questions_whose_weights_are_finer_than_its_noise():
+    """One record would move them by 2**16 quanta, where noise is made for one."""
+    halves = Matrix.of(np.full((3, 4), 0.5))
+    for shift, asked in ((0, halves), (16, Marginals((4,), ((0,),)))):
+        pmw = Pmw.practical(PURE, 500, 4, halts=3, shift=shift)
+        state = pmw.init(np.array([200, 100, 100, 100]), place(shift))
+        with pytest.raises(ValueError, match="noise is made for"):
+            pmw.ask_all(state, asked, place(shift))
+
+
 def test_pmw_never_overspends_and_says_when_it_is_exhausted():
     pmw = Pmw.practical(PURE.scale(0.01), 500, CUBE.domain, halts=3)
     histogram = np.zeros(32, np.int64)

@@ -165,6 +165,22 @@ def test_calibration_is_tight_and_reproduces_the_known_multipliers():
             assert config.noise.kappa == pytest.approx(textbook, rel=1e-3)
 
 
+@pytest.mark.parametrize("horizon", [2**16, None])
+def test_textbook_noise_keeps_its_budget_or_is_refused(horizon):
+    kept = 0
+    for delta in (1e-3, 1e-6, 1e-9, 1e-12):
+        budget = Budget(epsilon=0.1, delta=delta)
+        try:
+            config = sketch("count-sketch", "event-change", horizon=horizon, round=16,
+                            budget=budget, calibration="textbook")  # fmt: skip
+        except ValueError as refused:
+            assert "sampler" in str(refused)  # noqa: PT017
+            continue
+        assert config.guarantee.loss.fits(budget)
+        kept += 1
+    assert 1 <= kept < 4
+
+
 def test_the_paper_changes_count_sketch_too_little():
     layout = sketch("count-sketch", "event-change").layout
     assert squared_change(layout, Neighbours(relation="event-change")) == 4 * layout.depth

@@ -1,7 +1,8 @@
 """Private empirical risk minimisation: black boxes for classifiers whose data keep growing.
 
-Rows are scaled into the unit ball and losses have slopes of at most 1, so one record moves the sum
-of gradients by at most 1 (present or absent) or 2 (replaced). The number of records is public.
+Rows are scaled into the unit ball (`bounded`) and losses have slopes of at most 1, so one record
+moves the sum of gradients by at most 1 (present or absent) or 2 (replaced). The number of records
+is public.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -53,14 +55,28 @@ def unit_rows(x: Rows, *, intercept: bool) -> Rows:
 
     A row with a value that is no finite number becomes a zero row: it then has no influence.
     """
+    x = shortened(x)
+    return np.concatenate([x, np.ones((len(x), 1))], axis=1) / math.sqrt(2) if intercept else x
+
+
+def shortened(x: Rows) -> Rows:
+    """Rows of less than unit length, by more than their norms are rounded; others stay."""
     x = np.asarray(x, np.float64)
     x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0.0).clip(-1e150, 1e150)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
-    x = x / np.maximum(norms, 1.0)
-    if intercept:
-        x = np.concatenate([x, np.ones((len(x), 1))], axis=1) / math.sqrt(2)
-    inside: Rows = x * (1 - 2.0**-40)  # keeps rounding errors of the norm inside the ball
-    return inside
+    return np.asarray(x / np.maximum(norms * (1 + 2.0**-40), 1.0))
+
+
+def bounded(x: Rows, y: Labels) -> tuple[Rows, Labels]:
+    """Rows inside the unit ball and labels from -1 to 1, whatever came.
+
+    The last gate before gradients, in every trainer. A label that is no number becomes 0.
+
+    >>> x, y = bounded(np.array([[3.0, 4.0], [np.nan, 0.1]]), np.array([7.0, np.nan]))
+    >>> x.round(6).tolist(), y.tolist()
+    ([[0.6, 0.8], [0.0, 0.0]], [1.0, 0.0])
+    """
+    return shortened(x), np.clip(np.nan_to_num(np.asarray(y, np.float64)), -1.0, 1.0)
 
 
 class Trainer(Protocol):
@@ -130,11 +146,12 @@ class NoisyGradientDescent:
                 "noisy gradient descent needs a budget with delta (or rho).\n"
                 "  to fix  give a delta, or use OutputPerturbation"
             )
+        x, y = bounded(x, y)
         n, d = x.shape
         if n >= 1 << 30:
             raise ValueError("at most 2**30 records a run: their exact sum must fit 64 bits")
         steps = self.steps_for(n, d, float(share.amount))
-        part = share.scale(1 / steps)
+        part = share.scale(Fraction(1, steps))
         quanta = round(1 / GRID)
         sigma = np.nextafter(float(part.spread(2 * quanta, 4 * quanta**2)), np.inf)
         spread = float(sigma) * GRID / n
@@ -191,6 +208,7 @@ class OutputPerturbation:
 
     def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
         """See `Trainer`."""
+        x, y = bounded(x, y)
         n, d = x.shape
         unit = float(share.epsilon)
         lam = self.strength or 2 * math.sqrt(d / (n * unit)) / self.radius

@@ -53,7 +53,7 @@ class InsertionOnly:
     Memory: raw counts of the blocks of the accumulator.
 
     Raises:
-        ValueError: a step deletes records.
+        ValueError: a step deletes records, or `protects` is not what the parts protect.
         HorizonError: a step after the last of the horizon.
 
     >>> from streamveil.core.noise.keyed import SilentNoise
@@ -71,6 +71,9 @@ class InsertionOnly:
     static: StaticMechanism  # what answers about one fixed table
     partition: Partition | None = None
     protects: Neighbours = EVENT  # whom the guarantee is for
+
+    def __post_init__(self) -> None:
+        require_one_change(self.protects, self.partition)
 
     @classmethod
     def sparse(
@@ -140,3 +143,18 @@ class InsertionOnly:
 def partition_share(share: Share, protects: Neighbours) -> Exact:
     """The epsilon per update that makes a partition cost exactly this share."""
     return share.epsilon / updates(protects)
+
+
+def require_one_change(protects: Neighbours, partition: Partition | None) -> None:
+    """Refuses a claim for more than the one change that noise is made for, here or in a partition.
+
+    Raises:
+        ValueError: more than one record or update, or the partition protects something else.
+    """
+    if protects.bound != 1:
+        raise ValueError(f"this mechanism protects one {protects.unit}, not {protects.bound}")
+    if partition is not None and partition.guarantee.protects.relation != protects.relation:
+        raise ValueError(
+            f"the partition protects '{partition.guarantee.protects.relation}' and the table"
+            f" '{protects.relation}': give both the same `protects`"
+        )

@@ -14,7 +14,7 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Published, Repaired
-from streamveil.dynamic.insertion_only import partition_share
+from streamveil.dynamic.insertion_only import partition_share, require_one_change
 from streamveil.dynamic.partition import Partition, PartitionState, Squaring, TimeVarying
 from streamveil.dynamic.protocol import EMPTY, Bag, Changes
 from streamveil.dynamic.trees import error_of
@@ -85,7 +85,8 @@ class FullyDynamic:
     Memory: every living record's label once, the raw blocks of the accumulators.
 
     Raises:
-        ValueError: a setting is out of its range, or `matching` and `protects` do not go together.
+        ValueError: a setting is out of its range, or `matching`, `protects` and what the partition
+            protects do not go together.
         HorizonError: a segment after the last of `horizon`.
 
     >>> from streamveil.core.noise.keyed import SilentNoise
@@ -113,6 +114,7 @@ class FullyDynamic:
         if self.horizon is not None:
             require_positive(horizon=self.horizon)
         require_one_of("matching", self.matching, ("ids", "labels"))
+        require_one_change(self.protects, self.partition)
         if self.matching == "labels" and self.protects.relation == "record":
             raise ValueError("labels have no records: protect 'update' (two of them for a record)")
         if self.matching == "ids" and self.protects.relation != "record":

@@ -29,7 +29,6 @@ class LiveTable:
 
     Raises:
         ValueError: the mechanism protects updates, and rows come with ids.
-        StoreError: `resume` is given arrays of another kind of table.
 
     >>> from streamveil.dynamic import FullyDynamic
     >>> from streamveil.linear import Marginals, Share, noisy_queries

@@ -163,6 +163,11 @@ class Pmw:
         Settings for practice also move the weights towards what was measured before, after every
         correction: post-processing, which leaves more of the later questions EASY.
         """
+        if queries.shift != self.shift:
+            raise ValueError(
+                f"the weights of these queries are multiples of 2**-{queries.shift}, and noise is"
+                f" made for 2**-{self.shift}.\n  to fix  shift={queries.shift}"
+            )
         exact = queries.exact(state.histogram)
         values = np.empty(queries.size)
         at = 0

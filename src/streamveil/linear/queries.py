@@ -92,6 +92,9 @@ class Matrix:
     quanta: Float64[Array, "k N"]  # integers, at most 2**shift
     shift: int  # weights are multiples of 2**-shift, >= 0
 
+    def __post_init__(self) -> None:
+        require_quanta(self.quanta, self.shift)
+
     @classmethod
     def of(cls, weights: object, shift: int | None = None) -> Matrix:
         """From rows of weights; 0/1 weights need no shift."""
@@ -171,6 +174,12 @@ def functions(
             raise ValueError(f"a query must return one weight per point, {row.shape} in all")
         row[:] = given
     return Matrix.of(rows, shift)
+
+
+def require_quanta(quanta: Array, shift: int) -> None:
+    """Refuses weights that are no whole numbers of quanta in [0, 1]: sensitivities rest on it."""
+    if not (np.all(quanta == np.rint(quanta)) and np.all((quanta >= 0) & (quanta <= 2.0**shift))):
+        raise ValueError(f"weights must be whole numbers from 0 to 2**{shift}: quanta of a record")
 
 
 def check_histogram(queries: Queries, histogram: Array) -> None:

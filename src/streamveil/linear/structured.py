@@ -182,16 +182,19 @@ class Ranges:
     high: Int64[Array, "k d"]  # one past its last point
     shift: int = 0  # weights are multiples of 2**-shift, >= 0
 
-    @classmethod
-    def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
-        """From corners; `high` is exclusive."""
-        sizes = check_shape(shape)
-        at, to = np.atleast_2d(np.asarray(low, np.int64)), np.atleast_2d(np.asarray(high, np.int64))
-        if at.shape != to.shape or at.shape[1] != len(sizes) or not len(at):
+    def __post_init__(self) -> None:
+        sizes, at, to = check_shape(self.shape), self.low, self.high
+        object.__setattr__(self, "shape", sizes)
+        if at.shape != to.shape or at.shape[1:] != (len(sizes),) or not len(at):
             raise ValueError(f"low and high need one row of {len(sizes)} corners per range")
         if np.any(at < 0) or np.any(to > np.array(sizes)) or np.any(at > to):
             raise ValueError(f"ranges must lie inside {sizes}")
-        return cls(sizes, at, to)
+
+    @classmethod
+    def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
+        """From corners; `high` is exclusive."""
+        at, to = np.atleast_2d(np.asarray(low, np.int64)), np.atleast_2d(np.asarray(high, np.int64))
+        return cls(tuple(shape), at, to)
 
     @classmethod
     def prefixes(cls, size: int) -> Ranges:
@@ -278,6 +281,12 @@ class Halfspaces:
     offsets: Float64[Array, " k"]  # where each begins, along its normal
     cuts: Array  # [k, lines] of int32: position along the axis where the halfspace begins
     shift: int = 0  # weights are multiples of 2**-shift, >= 0
+
+    def __post_init__(self) -> None:
+        lines = math.prod(self.shape) // max(self.shape)
+        inside = np.all((self.cuts >= 0) & (self.cuts <= max(self.shape)))
+        if self.cuts.shape != (len(self.offsets), lines) or not inside:
+            raise ValueError("cuts are a position on each line: leave them to Halfspaces.of")
 
     @classmethod
     def of(cls, shape: Sequence[int], normals: object, offsets: object) -> Halfspaces:

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamveil.errors import PlanError, fitting, require_one_of, require_with
 from streamveil.linear.budget_shares import Kind
-from streamveil.linear.queries import Queries
+from streamveil.linear.queries import Queries, require_quanta
 from streamveil.linear.strategies import Direct, Points, Residuals, Strategy
 from streamveil.linear.structured import Marginals
 from streamveil.types import Array, Bool, Float64, Int64
@@ -28,7 +28,8 @@ class Sums:
 
     Raises:
         PlanError: groups times counted cells are too many.
-        ValueError: a set of attributes is not in order, or not of the domain.
+        ValueError: a set of attributes is not in order, or not of the domain; weights are not 0 or
+            1, or of cells of several marginals.
 
     >>> shape, old = (2, 3), np.array([0, 0, 1, 0, 0, 1], bool)
     >>> both = Sums.of(shape, [((0,), old), ((), old)])
@@ -39,6 +40,12 @@ class Sums:
     cells: Marginals
     matrix: Float64[Array, "k cells"]  # 0 or 1; the cells of a row belong to one marginal
     shift: int = 0  # weights are multiples of 2**-shift, >= 0
+
+    def __post_init__(self) -> None:
+        require_quanta(self.matrix, 0)
+        parts = np.add.reduceat(self.matrix, self.cells.starts[:-1], axis=1)
+        if np.any((parts > 0).sum(axis=1) > 1):
+            raise ValueError("a sum has cells of one marginal: in two, a record would count twice")
 
     @classmethod
     def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:

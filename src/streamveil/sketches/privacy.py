@@ -130,7 +130,7 @@ class NoisePlan:
         it pays for the sigma that follows from it.
         """
         if self.calibration == "textbook":
-            return textbook_mu(self.budget)
+            return self._paid(textbook_mu(self.budget))
         epsilon, delta = self.budget.epsilon, self.budget.delta
         if epsilon is None or delta is None:
             raise ValueError(
@@ -153,6 +153,15 @@ class NoisePlan:
             if needed <= paid:
                 return mu
             paid = needed * Fraction(5, 4)
+
+    def _paid(self, mu: float) -> float:
+        """A mu that was not searched: refused where the budget does not pay for the sampler too."""
+        if not self._loss_at(mu).fits(self.budget):
+            raise ValueError(
+                "textbook noise leaves too little of this delta for the sampler.\n"
+                "  to fix  use a larger delta, or leave calibration at 'analytic'"
+            )
+        return mu
 
     @property
     def _exact(self) -> float:
@@ -216,8 +225,12 @@ class NoisePlan:
     @cached_property
     def loss(self) -> Loss:
         """What everything ever shown can leak about one unit."""
-        gaussian = Gdp.squared((Fraction(self.l2) / Fraction(self.sigma)) ** 2)
-        return gaussian + Loss(distance=self._distance(self.sigma))
+        return self._loss_at(self.mu)
+
+    def _loss_at(self, mu: float) -> Loss:
+        sigma = self._sigma_at(mu)
+        gaussian = Gdp.squared((Fraction(self._l2_at(mu)) / Fraction(sigma)) ** 2)
+        return gaussian + Loss(distance=self._distance(sigma))
 
 
 def textbook_mu(budget: Budget) -> float:
