@@ -139,3 +139,18 @@ def test_dir_lists_what_there_is_and_nothing_else():
 )
 def test_numbers_are_for_people(value, shown):
     assert display.figure(value) == shown
+
+
+def test_an_answer_without_groups_says_what_it_takes_to_be_shown(tmp_path):
+    """In the answer, in a notebook, and in each release."""
+    rows = {"user": [1, 2, 3], "page": ["a", "b", "a"]}
+    made = (
+        sv.memory(rows).protect("user").group_by("page").agg(n=sv.count()).bound(max_rows=2)
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9), name="few")
+    )  # fmt: skip
+    answer = made.answer(state=tmp_path / "few.veil")
+    said = "no group is shown: one appears when "
+    assert any(note.startswith(said) for note in answer.notes)
+    assert said in repr(answer)
+    assert said in answer._repr_html_()
+    assert said in repr(next(iter(made.run(state=tmp_path / "few.veil"))))

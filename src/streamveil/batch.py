@@ -75,7 +75,7 @@ class Batch:
         return f"Batch(step={self.step}, closes_step={self.closes_step})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Release(AnswerTable):
     """Everything published at one trigger of one window. Rows are sorted by key bytes.
 
@@ -130,7 +130,7 @@ class Release(AnswerTable):
     @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
         """What to know beside the numbers: the share of rows cut, settings that were looked up."""
-        return sentences(self.table.schema)
+        return sentences(self.table)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ from streamveil.errors import (
 )
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.plan import Plan
-from streamveil.release_metadata import look_sentence, missing
+from streamveil.release_metadata import look_sentence
 from streamveil.sql.sql import PlannedJoint
 from streamveil.terminal import Terminal, label, say
 
@@ -488,7 +488,7 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
     look = look_sentence(last.table.schema)
     if look is not None:
         say(look, err=True)
-    for sentence in missing(last.table.schema):
+    for sentence in last.notes:
         say(f"{last.place}: {sentence}", err=True)
 
 

@@ -100,6 +100,9 @@ class AnswerTable:
     def __str__(self) -> str:
         return text_of(self.table, self.notes)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return STYLE + html_of(self.table, self.notes, most=SHOWN)

@@ -24,6 +24,7 @@ ENDS = ("_low", "_high")  # columns of a number's interval
 SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
 Facts = dict[str, Any]
 Names = Collection[str] | None  # of numbers; None: all
+MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 OVER = "over the contribution bound and are in no number"
 REPEATS = "rows with which a unit repeats a group that counts it are not among them"
 OF_ONE_UNIT = "intervals hold what many units lost by that, not what one of them alone did"
@@ -161,10 +162,29 @@ def look_sentence(schema: pa.Schema) -> str | None:
     )
 
 
-def sentences(schema: pa.Schema) -> list[str]:
+def sentences(table: pa.Table) -> list[str]:
     """What belongs beside the numbers of a release wherever they are shown."""
-    note = read_note(schema)
-    return missing(schema) + ([] if note is None else [note])
+    said = hidden_sentence(table), read_note(table.schema)
+    return missing(table.schema) + [text for text in said if text is not None]
+
+
+def hidden_sentence(table: pa.Table) -> str | None:
+    """Why a release of discovered groups shows none; None where it shows some.
+
+    >>> facts = {FACTS: b'{"version": 1, "hidden": {"threshold": 40.5, "sd": 3}}'}
+    >>> hidden_sentence(pa.schema([], facts).empty_table()).partition(";")[0]
+    'no group is shown: one appears when the estimate of its privacy units exceeds 40.5'
+    """
+    hidden = (read_facts(table.schema) or {}).get("hidden")
+    if table.num_rows or hidden is None:
+        return None
+    if "threshold" not in hidden:
+        return f"no group is shown: 'explain' says how large a group must be; {MORE_SHOWN}"
+    what = "its noisy total" if "lane" in hidden else "the estimate of its privacy units"
+    return (
+        f"no group is shown: one appears when {what} exceeds {hidden['threshold']:,.4g};"
+        f" {MORE_SHOWN}"
+    )
 
 
 def missing(schema: pa.Schema, names: Names = None) -> list[str]:

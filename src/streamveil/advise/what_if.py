@@ -40,7 +40,7 @@ MOST_UNITS = 10**12
 FAR = 1_000  # the release that is forecast where there is no last
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WhatIf(AnswerTable):
     """A row for each setting: `print` it, `plot()` it, or take the `table`.
 

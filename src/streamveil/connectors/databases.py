@@ -125,7 +125,7 @@ class DatabaseSink(Database):
                     job, window,
                 )  # fmt: skip
             self.insert(connection, rows)
-            said = (to_json(table.schema) or b"{}").decode(), "\n".join(sentences(table.schema))
+            said = (to_json(table.schema) or b"{}").decode(), "\n".join(sentences(table))
             self._ask(
                 connection,
                 f"INSERT INTO {MARKS} VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",  # noqa: S608

@@ -47,7 +47,7 @@ class IcebergSink:
 
         window, trigger, table = require_release(release).identity
         mark, name = ContentMark.of(table), f"streamveil.{require_file_name('job', job)}/{window}"
-        notes = {"streamveil.notes": json.dumps(sentences(table.schema))}
+        notes = {"streamveil.notes": json.dumps(sentences(table))}
         rows = for_iceberg(table)
         with words(self.name):
             for attempt in range(ATTEMPTS):

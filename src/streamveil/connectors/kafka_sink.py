@@ -94,7 +94,7 @@ class KafkaSink:
         headers = {"job": job, "window": str(window), "trigger": str(trigger)}
         said = {
             "digest": mark.digest, "norm": mark.norm, "rows": table.num_rows,
-            "notes": sentences(table.schema),
+            "notes": sentences(table),
             "metadata": json.loads(to_json(table.schema) or b"{}"),
         }  # fmt: skip
         lines = bytes(to_json_lines(table)).splitlines()

@@ -298,7 +298,7 @@ class ConsoleSink:
         for row in rows_of(head):
             shown.add_row(*[label(cell(value)) for value in row.values()])  # no markup
         self.console.print(shown)
-        for sentence in sentences(table.schema):
+        for sentence in sentences(table):
             self.console.print(label(sentence))
 
     def close(self) -> None:

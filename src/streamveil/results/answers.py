@@ -14,7 +14,7 @@ import pyarrow as pa
 from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
 from streamveil.errors import PlanError
-from streamveil.release_metadata import Facts, missing, read_note, sentences
+from streamveil.release_metadata import Facts, hidden_sentence, missing, read_note, sentences
 from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
 from streamveil.results.intervals import Interval, deviations, plain, ratio
@@ -36,7 +36,7 @@ UNKNOWN = (
 DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Derived(AnswerTable):
     """An answer: the key columns, then NAME, NAME_sd, NAME_low and NAME_high, and what to know.
 
@@ -68,7 +68,7 @@ class WeightedSum:
         return Ends(low, high)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answers(AnswerTable):
     """Questions to a set of releases. A release is named by its trigger, or (window, trigger).
 
@@ -101,7 +101,8 @@ class Answers(AnswerTable):
     @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
         """What to know beside the numbers of the last release."""
-        return sentences(self.releases.table(self.moments[-1]).schema)
+        last = self.releases.table(self.moments[-1]).schema
+        return sentences(self.table.replace_schema_metadata(last.metadata))
 
     def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:
         """A matplotlib figure of one number over time; of a single release, see `AnswerTable.plot`.
@@ -414,8 +415,9 @@ class Answers(AnswerTable):
         outputs = {cell.name: joint.output(cell.name) for cell in cells}
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)
-        last = max(cell.moment for cell in cells)
-        notes += missing(self.releases.table(last).schema, outputs)
+        last = self.releases.table(max(cell.moment for cell in cells))
+        hidden = hidden_sentence(last)
+        notes += [*missing(last.schema, outputs), *([] if hidden is None else [hidden])]
         said = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if said is None else [*notes, said]
 

@@ -160,7 +160,7 @@ def part_rows(place: int, name: str, table: pa.Table) -> PostRows:
     facts = rows.facts and {
         known: rows.facts[known] for known in ("version", "job", "confidence", "windows")
     } | {"rounds": True, "lanes": [], "counters": []}  # fmt: skip
-    said = tuple(f"{name}: {note}" for note in sentences(table.schema))
+    said = tuple(f"{name}: {note}" for note in sentences(table))
     return replace(rows, facts=facts, notes=said, answered=replace(rows.answered, answers=answers))
 
 
