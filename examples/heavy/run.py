@@ -44,7 +44,9 @@ def draw(private, codes, names, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     axes.hlines(labels, private[f"{number}_low"], private[f"{number}_high"], lw=6, alpha=0.35)
     axes.plot(private[number], labels, "o", label="private, 95 % interval")
-    axes.plot([true.get(code, 0) for code in private.code], labels, "k|", ms=12, label="true, all rows")
+    axes.plot(
+        [true.get(code, 0) for code in private.code], labels, "k|", ms=12, label="true, all rows"
+    )
     axes.set(xlabel="times bought in 2017", xlim=(0, None))
     axes.set_title(f"The 10 most frequent of {len(true):,} products")
     axes.legend(loc="lower right")
