@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow.parquet as pq
 import typer
-from matplotlib.dates import DateFormatter
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from streamveil.demo import departures
 
@@ -45,7 +45,8 @@ def draw(flights, private, path: Path) -> None:
         axes.plot(rows.window_start, rows.departures, label="private, 95 % interval")
         axes.plot(weeks, true[name].reindex(weeks), "k--", lw=0.8, label="true")
         axes.set(title=name, ylim=(0, None))
-        axes.xaxis.set_major_formatter(DateFormatter("%b"))
+        axes.xaxis.set_major_locator(AutoDateLocator(maxticks=5))
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
     panels[0, 0].legend(fontsize=8, loc="lower right")
     figure.suptitle("Departures from New York a week, epsilon = 1 for each plane and day")
     figure.savefig(path, dpi=80)

@@ -19,6 +19,7 @@ from streamveil.demo import departures
 
 QUERY = Path(__file__).with_name("live.sql").resolve()
 LOCAL = "none here: a broker inside this process, for a first look"
+LEAD = timedelta(seconds=10)  # in which the job gets ready
 
 
 def main(out: Path = Path("out/live"), seconds: int = 20, servers: str = LOCAL) -> None:
@@ -31,12 +32,12 @@ def main(out: Path = Path("out/live"), seconds: int = 20, servers: str = LOCAL) 
         [node] = producer.list_topics(timeout=20).brokers.values()
         servers = f"{node.host}:{node.port}"
     flights = departures().select(["plane", "destination"]).slice(0, 3_000 * seconds).to_pylist()
-    begin = datetime.now(UTC).replace(microsecond=0)
+    begin = datetime.now(UTC).replace(microsecond=0) + LEAD
     end = begin + timedelta(seconds=seconds)
     text = QUERY.read_text().format(servers=servers, start=begin, end=end)
     producer.produce("flights", json.dumps({"plane": "", "destination": ""}).encode())
     producer.flush()  # the topic is there
-    sender = Thread(target=send, args=(producer, flights, seconds))
+    sender = Thread(target=send, args=(producer, flights, begin, seconds))
     sender.start()
     with chdir(out):
         answers = sv.sql(text).answer("live.veil")
@@ -47,8 +48,9 @@ def main(out: Path = Path("out/live"), seconds: int = 20, servers: str = LOCAL) 
     print(f"look at {out / 'live.html'}")
 
 
-def send(producer: Producer, flights: list[dict], seconds: int) -> None:
-    """Sends flights, 500 at a time and 2,500 in a second."""
+def send(producer: Producer, flights: list[dict], begin: datetime, seconds: int) -> None:
+    """Sends flights from `begin` on, 500 at a time and 2,500 in a second."""
+    time.sleep(max(0, (begin - datetime.now(UTC)).total_seconds()))
     for first in range(0, min(len(flights), 2_500 * seconds), 500):
         for flight in flights[first : first + 500]:
             producer.produce("flights", json.dumps(flight).encode())

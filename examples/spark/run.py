@@ -48,6 +48,7 @@ def draw(private: pd.DataFrame, flights, path: Path) -> None:
         axes.plot(month, rows.n, label=name)
         count = true[true.destination == name].groupby("month").size()
         axes.plot(month, count[month], "k--", lw=0.8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="month of 2013", ylabel="flights", ylim=(0, None))
     axes.set_title("Counted on Spark, read from a Delta table (true: dashed)")
     axes.legend()

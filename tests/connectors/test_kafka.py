@@ -218,6 +218,23 @@ def test_brokers_that_give_topics_no_identifier_are_asked_for_the_last_message(
         list(source.read(position, 2))
 
 
+def test_brokers_that_do_not_tell_an_identifier_are_not_asked_before_every_read(monkeypatch):
+    client = pytest.importorskip("confluent_kafka")
+    asked = []
+
+    class Silent:
+        def describe_topics(self, topics, **_):
+            asked.append(topics)
+            raise client.KafkaException(client.KafkaError(client.KafkaError._TIMED_OUT))
+
+    place = Topic(servers="", topic="t")
+    assert [place.identifier(Silent()) for _ in range(3)] == ["", "", ""]
+    assert len(asked) == 1, "each question may wait for seconds"
+    monkeypatch.setattr(time, "monotonic", lambda: place.untold[-1] + 61)
+    assert place.identifier(Silent()) == ""
+    assert len(asked) == 2, "they may tell it later"
+
+
 @needs_broker
 def test_rejected_messages_are_kept_with_their_offsets(broker, topic):
     broker.send(topic, [(0, message(1)), (0, b"no row"), (1, b'{"u": "x", "page": "a"}')])

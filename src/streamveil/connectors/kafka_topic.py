@@ -16,6 +16,7 @@ from streamveil.errors import MissingExtraError, PlanError, SourceError
 
 WAIT = 30.0  # seconds without an answer before a read fails
 FIRST = 3.0  # seconds after which it is heard whether they refuse
+PAUSE = 60.0  # seconds in which brokers that did not tell a topic's identifier are not asked again
 POLL = 0.1  # seconds between two looks at how far a range is read
 AT_ONCE = 50_000  # messages
 MOST = 1 << 31  # partitions
@@ -44,6 +45,7 @@ class Topic:
     subject: str | None = None  # there
     partitions: str | None = None  # that are read; None: all
     heard: set[str] = field(default_factory=set, init=False, compare=False)  # kinds of errors
+    untold: list[float] = field(default_factory=list, init=False, compare=False)  # see `identifier`
 
     def __post_init__(self) -> None:
         chosen(self.partitions)
@@ -100,14 +102,18 @@ class Topic:
     def identifier(self, administrator: Any) -> str:
         """What brokers tell the topic by from others of its name; empty if they do not, or not now.
 
-        They do since Kafka 2.8.
+        They do since Kafka 2.8. Brokers that name no controller let the question wait in vain, so
+        it is not asked before every read.
         """
+        if self.untold and time.monotonic() < self.untold[-1] + PAUSE:
+            return ""
         kafka = self.client()
         asked = kafka.TopicCollection([self.topic])
         try:
             waiting = administrator.describe_topics(asked, request_timeout=min(FIRST, WAIT))
             found = str(waiting[self.topic].result(WAIT).topic_id)
         except (kafka.KafkaException, TimeoutError):
+            self.untold[:] = [time.monotonic()]
             return ""
         return "" if found == NONE else found
 
