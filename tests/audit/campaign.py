@@ -42,6 +42,7 @@ from tests.audit import (
     ledgers,
     library,
     looks,
+    sketch_objects,
     sketch_texts,
     table_texts,
     test_rounds,
@@ -133,7 +134,7 @@ def rules(seed: int) -> Iterator[Judged]:
 
 
 def sketches(seed: int) -> Iterator[Judged]:
-    """Pairs of neighbours of two queries that are answered by a sketch, one as text."""
+    """Pairs of neighbours of two queries that a sketch answers, one as text; and of a sketch."""
     makes = (test_sketches.freq, test_sketches.windows, test_sketches.periods, test_sketches.finder)
     make = makes[seed % len(makes)]
     for one in accounts(make(), seed, 2 * RUNS):
@@ -142,6 +143,9 @@ def sketches(seed: int) -> Iterator[Judged]:
     for text, found in sketch_texts.judged(seed, 2 * RUNS):
         wrong = None if found.stands else [text, *found.broken()]
         yield {"HEAVY_HITTERS" if "HEAVY" in text else "APPROX_FREQUENCY": found.tightness}, wrong
+    for sketch, part, faults in sketch_objects.judged(seed, 2 * RUNS):
+        wrong = None if part <= 1 and not faults else [repr(sketch), part, *faults]
+        yield {sketch_objects.name_of(sketch): part}, wrong
 
 
 def mechanisms(seed: int) -> Iterator[Judged]:
