@@ -147,3 +147,9 @@ def test_text_has_one_name_whatever_its_storage_and_place(values, start):
         np.testing.assert_array_equal(first, names[:, 0])
         for name, expected in zip(names.tolist(), wanted, strict=True):
             assert expected is None or name == list(expected)
+
+
+def test_a_nan_that_signals_is_named_in_silence():
+    """NumPy warned of it, once in a process: a line that one row wrote."""
+    nans = np.array([0x7FF0000000000001, 0xFFF8 << 48], np.uint64).view(np.float64)
+    assert len({*hashing.as_integers(pa.array(nans)).tolist()}) == 1

@@ -511,3 +511,68 @@ def test_texts_that_are_repeated_may_take_more_than_32_bits_count(asked_for):
         {"t": table},
     ).plan
     assert own_rows(plan.source, table).schema.field("p").type == pa.large_string()
+
+
+# -- one person's row beside everybody's: lists, codes and long texts ------------------------------
+
+UNNESTED = "t CROSS JOIN UNNEST(list) AS part"
+SHIFTED = "SELECT {} part, COUNT(*) AS n FROM {} GROUP BY part"
+
+
+def test_what_a_null_list_covers_is_no_part():
+    """Arrow numbers the parts that a null covers and does not hand them out: the job ended."""
+    offsets = pa.array([0, 2, 4, 5], pa.int32()).buffers()[1]
+    covered = pa.ListArray.from_buffers(
+        pa.list_(pa.int64()), 3, [pa.py_buffer(b"\x05"), offsets],
+        children=[pa.array([1, 2, 3, 4, 5])],
+    )  # fmt: skip
+    table = pa.table({"id": [1, 2, 3], "list": covered})
+    plan = asked(UNNESTED, around=SHIFTED, table=table)
+    made = own_rows(plan.source, table).select(["id", "part"])
+    assert made.to_pylist() == [{"id": 1, "part": 1}, {"id": 1, "part": 2}, {"id": 3, "part": 5}]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_long_list_is_not_repeated_beside_each_of_its_parts(twice):
+    """A list of a million, a thousand times: one row of one person filled the memory."""
+    table = pa.table({"id": [1, 2], "list": [[0] * 1_000_000, [1, 2, 3]]})
+    around = f"{UNNESTED} CROSS JOIN UNNEST(list) AS other" if twice else UNNESTED
+    plan = asked(around, around=SHIFTED, table=table)
+    made = own_rows(plan.source, table)
+    assert made.nbytes < 2 * module.MOST_REPEATED
+    counts = pc.value_counts(made["id"]).to_pylist()
+    parts = -(-module.MOST_REPEATED // 8_000_001)  # beside a list that is wanted again
+    assert counts == [
+        {"values": 1, "counts": parts * module.MOST_PARTS if twice else module.MOST_PARTS},
+        {"values": 2, "counts": 9 if twice else 3},
+    ]
+    alone = own_rows(plan.source, table.slice(1))
+    assert alone.to_pylist() == made.filter(pc.equal(made["id"], 2)).to_pylist()
+
+
+SETS_OF = "SELECT {} id, tags, COUNT(*) AS n FROM {} GROUP BY GROUPING SETS ((tags), (id), ())"
+
+
+@pytest.mark.parametrize(("query", "around"), [
+    ("t, UNNEST(SPLIT(tags)) AS part", SHIFTED), ("t", SETS_OF),
+])  # fmt: skip
+def test_codes_of_several_chunks_need_not_fit_into_one(query, around):
+    """Codes of 8 bits, of which no person's rows have many: together they ended the job."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    users = [[f"{name}{i}" for i in range(100)] for name in "ab"]
+    table = pa.table({
+        "id": pa.chunked_array([pa.array(some).dictionary_encode().cast(kind) for some in users]),
+        "tags": ["x,y"] * 200,
+    })  # fmt: skip
+    plan = asked(query, around=around, table=table)
+    made = own_rows(plan.source, table)
+    alone = own_rows(plan.source, table.slice(0, 1))
+    assert made.slice(0, alone.num_rows).to_pylist() == alone.to_pylist()
+    assert made.num_rows == 200 * alone.num_rows
+
+
+def test_keys_of_grouping_sets_are_repeated_with_offsets_of_64_bits():
+    """A long text once for each set: the job ended where all took 2 GiB."""
+    table = pa.table({"id": ["a"], "tags": ["x"]})
+    made = own_rows(asked("t", around=SETS_OF, table=table).source, table)
+    assert not any(pa.types.is_string(kind) for kind in made.schema.types)

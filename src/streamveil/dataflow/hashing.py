@@ -120,7 +120,8 @@ def as_integers(column: pa.Array) -> Int64[Array, " rows"]:
     if column.null_count:
         column = pc.fill_null(column, _zero(kind))
     if pa.types.is_floating(kind):
-        plain = np.asarray(column.cast(pa.float64())) + 0.0  # -0.0 + 0.0 == 0.0
+        with np.errstate(invalid="ignore"):  # a NaN that signals says nothing here
+            plain = np.asarray(column.cast(pa.float64())) + 0.0  # -0.0 + 0.0 == 0.0
         plain[np.isnan(plain)] = np.nan
         return cast("Array", plain.view(np.int64))
     if pa.types.is_boolean(kind):

@@ -277,15 +277,15 @@ def _canonical_type(column: Column) -> Column:
 
 
 def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
-    """Runs an evaluator; rows on which Arrow itself fails become null, all others keep their value.
+    """Runs an evaluator; rows on which a kernel fails become null, all others keep their value.
 
     Kernels are written not to fail. Should one fail all the same (an invalid UTF-8 text, say, or
     results that take more than a column holds), the failing rows are found by halving, so that they
-    cannot change the result of any other row.
+    cannot change the result of any other row, and no error quotes a value.
     """
     try:
         column = run(table)
-    except (pa.ArrowInvalid, pa.ArrowCapacityError):
+    except (ValueError, ArithmeticError, pa.ArrowCapacityError):  # Arrow's, or Python's own
         if table.num_rows <= 1:
             return pa.nulls(table.num_rows, kind)
         half = table.num_rows // 2

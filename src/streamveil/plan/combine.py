@@ -97,10 +97,35 @@ def plain(column: Any) -> Any:
 
 
 def wide(column: Any) -> Any:
-    """A column of which an array may hold more than 2 GiB of text."""
-    one = whole(column) if isinstance(column, pa.ChunkedArray) else column
-    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    return one.cast(larger[one.type]) if one.type in larger else one
+    """A column in a type in which any rows fit together: offsets of 64 bits, and no dictionaries.
+
+    >>> wide(pa.array(["a"]).dictionary_encode()).type
+    DataType(large_string)
+    """
+    kind = wide_type(column.type)
+    column = column if column.type == kind else column.cast(kind)
+    return whole(column) if isinstance(column, pa.ChunkedArray) else column
+
+
+def wide_type(kind: Any) -> Any:
+    """The type that `wide` gives, at any depth.
+
+    >>> str(wide_type(pa.list_(pa.dictionary(pa.int8(), pa.string()))))
+    'large_list<item: large_string>'
+    """
+    is_ = pa.types
+    if is_.is_dictionary(kind):
+        return wide_type(kind.value_type)
+    if is_.is_list(kind) or is_.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(wide_type(kind.value_type)))
+    if is_.is_map(kind):
+        pairs = [kind.key_field, kind.item_field]
+        return wide_type(pa.list_(pa.struct(pairs)))
+    if is_.is_struct(kind):
+        return pa.struct([one.with_type(wide_type(one.type)) for one in kind])
+    if is_.is_string(kind) or is_.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if is_.is_binary(kind) or is_.is_binary_view(kind) else kind
 
 
 def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:

@@ -52,7 +52,6 @@ from streamveil.expressions.expr import (
     compile_predicate,
     compile_unit,
     compile_value,
-    decoded,
     kind_of,
     normalize_expression,
 )
@@ -287,18 +286,35 @@ def own_rows(source: OwnRows, table: pa.Table, load: Load = nothing_else) -> pa.
     return pa.table({**columns, source.person: units})
 
 
-def after_steps(source: OwnRows, table: pa.Table, load: Load) -> tuple[pa.Table, Any]:
-    """The rows after all steps, and the unit of each."""
+def after_steps(
+    source: OwnRows, table: pa.Table, load: Load, later: Sequence[OwnStep] = ()
+) -> tuple[pa.Table, Any]:
+    """The rows after all steps, and the unit of each. `later`: what is done with these rows."""
     units = plain(compile_unit(source.unit, table.schema)(table))
-    for step in source.steps:
+    for place, step in enumerate(source.steps, 1):
         table, units = passing(step, table, units)
+        then = (*source.steps[place:], *later)
         if isinstance(step, WITH_OTHERS):
             assert isinstance(step.other, OwnRows)  # noqa: S101  (`with_other`)
-            theirs = after_steps(step.other, load(step.other), load)
+            theirs = after_steps(step.other, load(step.other), load, then)
             table, units = BESIDE[type(step)](step, table, units, theirs)
         else:
-            table, units = RUN[type(step)](step, table, units)
+            table, units = after_step(step, table, units, then)
     return table, units
+
+
+def after_step(
+    step: OwnStep, table: pa.Table, units: Any, later: Sequence[OwnStep]
+) -> tuple[pa.Table, Any]:
+    """The rows that a step makes of those that it takes, where it reads no other relation."""
+    if isinstance(step, OwnUnnest):
+        return unnested(step, table, units, again=any(map(unnests_lists, later)))
+    return RUN[type(step)](step, table, units)
+
+
+def unnests_lists(step: OwnStep) -> bool:
+    """Whether a step reads a column of lists: no other step does, and no expression."""
+    return isinstance(step, OwnUnnest) and step.separator is None
 
 
 def passing(step: OwnStep, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
@@ -334,67 +350,99 @@ def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     return pa.table(made), units
 
 
-def unnested(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+def unnested(
+    step: OwnUnnest, table: pa.Table, units: Any, *, again: bool = False
+) -> tuple[pa.Table, Any]:
     """The row once for each of its first parts, in order; none where there is no list.
 
-    A row has at most `MOST_PARTS`, and fewer where the texts that are repeated beside them would
-    take more than `MOST_REPEATED` bytes: a function of that row alone, whatever it holds.
+    A row has at most `MOST_PARTS`, and fewer where what is repeated beside them would take more
+    than `MOST_REPEATED` bytes: a function of that row alone, whatever it holds. Lists are repeated
+    where a later step unnests some (`again`), and are null otherwise.
     """
-    if step.separator is None:
-        name = column_named(table.schema, parse_text(step.expression).name)
-        lists = whole(table.column(name))
-        if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
-            raise PlanError(
-                f"UNNEST({step.expression}): the column holds {lists.type}, and no lists.\n"
-                "  to fix  UNNEST(SPLIT(column, ',')) for texts"
-            )
-    else:
-        compiled = compile_value(step.expression, table.schema)
-        if compiled.kind not in ("string", "null"):
-            raise PlanError(f"SPLIT({step.expression}) takes text, not {compiled.kind}")
-        texts = plain(compiled(table)).cast(pa.string())
-        lists = pc.split_pattern(texts, step.separator, max_splits=MOST_PARTS)
-    repeated = {name: wide(table.column(name)) for name in table.column_names}
-    place = np.asarray(pc.list_parent_indices(lists)).astype(np.int64)
+    lists = lists_of(step, table)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    repeated = {
+        name: wide(column)
+        for name, column in columns.items()
+        if again or kind_of(column.type) is not None
+    }
+    parts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))  # what null covers is no part
+    place = np.repeat(np.arange(len(parts)), parts)
     most = most_parts([*repeated.values(), wide(units)])
     first = np.arange(len(place)) - np.searchsorted(place, place) < most[place]
     rows = pa.array(place[first])
-    parts = {name: column.take(rows) for name, column in repeated.items()}
-    made = {**parts, step.name: pc.list_flatten(lists).filter(pa.array(first))}
+    made = {
+        name: repeated[name].take(rows) if name in repeated else pa.nulls(len(rows), column.type)
+        for name, column in columns.items()
+    }
+    made[step.name] = pc.list_flatten(lists).filter(pa.array(first))
     return pa.table(made), wide(units).take(rows)
 
 
+def lists_of(step: OwnUnnest, table: pa.Table) -> Any:
+    """The list of each row, of which a text makes one part more than are used."""
+    if step.separator is None:
+        lists = wide(table.column(column_named(table.schema, parse_text(step.expression).name)))
+        if pa.types.is_large_list(lists.type):
+            return lists
+        raise PlanError(
+            f"UNNEST({step.expression}): the column holds {lists.type}, and no lists.\n"
+            "  to fix  UNNEST(SPLIT(column, ',')) for texts"
+        )
+    compiled = compile_value(step.expression, table.schema)
+    if compiled.kind not in ("string", "null"):
+        raise PlanError(f"SPLIT({step.expression}) takes text, not {compiled.kind}")
+    texts = plain(compiled(table)).cast(pa.string())
+    return pc.split_pattern(texts, step.separator, max_splits=MOST_PARTS)
+
+
 def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
-    """Into how many each row may be made, by the bytes of its own texts.
+    """Into how many each row may be made, by the bytes of its own texts and lists.
 
     >>> most_parts([pa.array(["a", "b" * 2**23, None])]).tolist()
     [1000, 2, 1000]
     """
-    sizes = np.ones(len(columns[0]), np.int64)
-    for column in columns:
-        if kind_of(column.type) in ("string", "bytes"):
-            sizes += np.asarray(pc.fill_null(pc.binary_length(decoded(column)), 0))
+    sizes = 1 + sum(bytes_of(column) for column in columns)
     return np.asarray(np.clip((MOST_REPEATED + sizes - 1) // sizes, 1, MOST_PARTS))
+
+
+def bytes_of(column: Any) -> Int64[Array, " rows"]:
+    """Bytes of the texts and lists of each row, as `wide` lays them; none of a plain number.
+
+    >>> bytes_of(wide(pa.array([["ab", None], [], None]))).tolist()
+    [18, 0, 0]
+    """
+    if pa.types.is_large_list(column.type):
+        inside = np.append(0, np.cumsum(8 + bytes_of(pc.list_flatten(column))))
+        ends = np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(column), 0)))
+        return np.diff(inside[ends], prepend=0)
+    if pa.types.is_struct(column.type):
+        fields = [bytes_of(field) for field in column.flatten()]
+        return np.asarray(np.sum(fields, axis=0, dtype=np.int64))
+    if kind_of(column.type) in ("string", "bytes"):
+        return np.asarray(pc.fill_null(pc.binary_length(column), 0)).astype(np.int64)
+    return np.zeros(len(column), np.int64)
 
 
 def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     """The row once for each set of keys, one after the other."""
-    keys = [plain(compile_key(key.expression, table.schema)(table)) for key in step.keys]
+    keys = [wide(compile_key(key.expression, table.schema)(table)) for key in step.keys]
     number, count = len(step.sets), table.num_rows
     rows = pa.array(np.repeat(np.arange(count), number))
     which = np.tile(np.arange(number), count)
     made = {name: wide(table.column(name)).take(rows) for name in table.column_names}
-    made[SET] = pa.array([step.words(chosen) for chosen in step.sets]).take(pa.array(which))
+    names = wide(pa.array([step.words(chosen) for chosen in step.sets]))
+    made[SET] = names.take(pa.array(which))
     for place, held in enumerate(keys):
         inside = np.array([place in chosen for chosen in step.sets])[which]
         empty = pa.scalar(None, held.type)
         made[step.column(place)] = pc.if_else(pa.array(inside), held.take(rows), empty)
-    return pa.table(made), units.take(rows)
+    return pa.table(made), wide(units).take(rows)
 
 
 RUN: dict[type, Callable[[Any, pa.Table, Any], tuple[pa.Table, Any]]] = {
-    OwnGroup: grouped, OwnWindows: windowed, OwnUnnest: unnested, OwnSets: in_sets,
-    OwnSelect: selected, OwnLookup: looked_up,
+    OwnGroup: grouped, OwnWindows: windowed, OwnSets: in_sets, OwnSelect: selected,
+    OwnLookup: looked_up,
 }  # fmt: skip
 BESIDE: dict[type, Callable[..., tuple[pa.Table, Any]]] = {OwnJoin: joined, OwnUnion: added}
 

@@ -47,9 +47,9 @@ from streamveil.plan.combine import plain
 from streamveil.plan.joins import OwnJoin, joined, newest, times_of
 from streamveil.plan.own_rows import (
     BESIDE,
-    RUN,
     WITH_OTHERS,
     OwnRows,
+    after_step,
     after_steps,
     nothing_else,
     passing,
@@ -140,7 +140,8 @@ class LiveRows:
                 ties[place].keep_own((table, units))
                 table, units = ties[place].beside(table, units)
             else:
-                table, units = RUN[type(step)](step, table, units)
+                later = self.spec.steps[place + 1 :]
+                table, units = after_step(step, table, units, later)
         return table, units
 
     def _named(self, rows: Rows) -> pa.Table:
@@ -168,11 +169,12 @@ class Tie:
         step: Any = spec.steps[place]
         other: OwnRows = step.other
         self.place, self.step, self.other = place, step, other
+        self.later = spec.steps[place + 1 :]
         self.source = open_source(other.kind, other.options, other.event_time)
         schema = self.source.schema()
         self.names = schema.names
         self.before = before
-        empty = after_steps(other, decoded(schema.empty_table()), nothing_else)
+        empty = self.taken(self.nothing())
         self.within: int | None = getattr(step, "within_us", None)
         self.kept = list[NewestRows]()
         if isinstance(step, OwnJoin):
@@ -189,7 +191,7 @@ class Tie:
 
     def taken(self, table: pa.Table) -> Rows:
         """Rows of the other relation, after its own steps."""
-        return after_steps(self.other, table, nothing_else)
+        return after_steps(self.other, table, nothing_else, self.later)
 
     def met(self, fresh: Rows) -> Rows:
         """What rows of the other relation make when they come: pairs, or rows of both (a union)."""
@@ -355,16 +357,18 @@ def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:
     table = decoded(table)
     rows = table, plain(compile_unit(spec.unit, table.schema)(table))
     found = []
-    for step in spec.steps:
+    for place, step in enumerate(spec.steps, 1):
         rows = passing(step, *rows)
         found.append(rows)
         if isinstance(step, WITH_OTHERS):
             other: Any = step.other
             schema = open_source(other.kind, other.options, other.event_time).schema()
-            theirs = after_steps(other, decoded(schema.empty_table()), nothing_else)
+            theirs = after_steps(
+                other, decoded(schema.empty_table()), nothing_else, spec.steps[place:]
+            )
             rows = BESIDE[type(step)](step, *rows, theirs)
         else:
-            rows = RUN[type(step)](step, *rows)
+            rows = after_step(step, *rows, spec.steps[place:])
     return [*found, rows]
 
 
