@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from streamveil.compiled import njit
 from streamveil.compiler.error_forecast import ExpectedStream, group_law, mixed_uniform
 from streamveil.special import gammainc, log_ndtr, ndtri
 from streamveil.types import Array, Float64, Int64, UInt32, UInt64
@@ -59,7 +60,7 @@ def groups_by_size(cells: UInt32[Array, " units"]) -> Int64[Array, " sizes"]:
         one. So it holds for any choice of sizes, and for whatever word the unit has.
     Memory: a count for each group that a chosen row has, hence at most one for each unit.
     """
-    groups = np.bincount(cells)
+    groups = sizes_of(cells)
     held = np.sort(groups[groups > 0])
     return np.asarray(len(held) - np.searchsorted(held, SIZES))
 
@@ -75,8 +76,23 @@ def rows_by_bucket(
         for the groups of all other units. Their rows stay in their buckets when a unit is added,
         and its one row adds one to one bucket.
     """
-    place = (words % BUCKETS).astype(np.int64)
-    return np.bincount(place[cells], minlength=BUCKETS)
+    groups = sizes_of(cells)
+    place = (words[: len(groups)] % BUCKETS).astype(np.int64)
+    return np.bincount(place, groups, BUCKETS).astype(np.int64)
+
+
+def sizes_of(cells: UInt32[Array, " units"]) -> Int64[Array, " groups"]:
+    """How many of the cells are each one, from 0 to the largest."""
+    groups = np.zeros(int(cells.max()) + 1 if len(cells) else 0, np.int64)
+    count_each(cells, groups)
+    return groups
+
+
+@njit(cache=True, nogil=True)
+def count_each(cells: UInt32[Array, " units"], counts: Int64[Array, " groups"]) -> None:
+    """Adds one for each."""
+    for cell in cells:
+        counts[cell] += 1
 
 
 def likely_laws(

@@ -19,7 +19,7 @@ from streamveil.compiler.by_unit import ByUnit
 from streamveil.compiler.numbered_rows import Columns, UsableRows, first_counted, firsts
 from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_index import mixed
-from streamveil.dataflow.raw_memory import reserved
+from streamveil.dataflow.raw_memory import LARGE, lengthen, reserved
 from streamveil.dataflow.unit_kernels import HIGH, home
 from streamveil.plan.combine import plain
 from streamveil.plan.plan import Aggregate, Plan
@@ -88,7 +88,8 @@ class _Words:
 
     def __init__(self) -> None:
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64) | np.uint64(1)
-        self._slots = reserved(2 * SMALLEST, np.uint64)[: 2 * SMALLEST]
+        self.slots = reserved(2 * SMALLEST, np.uint64)[: 2 * SMALLEST]
+        self.room: dict[str, Array] = {}  # longer arrays that `slots` begins
         self._seconds = np.zeros(0, np.uint64)
         self._counts = np.zeros(2, np.int64)
 
@@ -106,16 +107,16 @@ class _Words:
         if each > 1 and not len(self._seconds):
             self._seconds = np.zeros(SMALLEST, np.uint64)
         while True:
-            held = self._slots, self._seconds, self._counts
+            held = self.slots, self._seconds, self._counts
             row = number_words(words, each, absent, self._secret, held, row, found)
             if row == len(found):
                 return found
             self._grow()
 
     def _grow(self) -> None:
-        slots = reserved(2 * len(self._slots), np.uint64)[: 2 * len(self._slots)]
-        move_slots(self._slots, slots)
-        self._slots = slots
+        before = len(self.slots) // 2
+        lengthen(self, "slots", 4 * before, LARGE // self.slots.itemsize)
+        spread_slots(self.slots, before)
         if len(self._seconds):
             self._seconds = np.append(self._seconds, np.zeros(len(self._seconds), np.uint64))
 
@@ -172,18 +173,40 @@ def number_words(  # noqa: C901, PLR0913 (one loop over structure-of-arrays stat
 
 
 @njit(cache=True, nogil=True)
-def move_slots(old: UInt64[Array, " words"], new: UInt64[Array, " words"]) -> None:
-    """Puts all slots into more of them."""
-    capacity = len(new) // 2
-    for place in range(len(old) // 2):
-        if old[2 * place + 1] != 0:
-            slot = home(old[2 * place], np.uint64(capacity))
-            while new[2 * slot + 1] != 0:
-                slot += 1
-                if slot == capacity:
-                    slot = 0
-            new[2 * slot] = old[2 * place]
-            new[2 * slot + 1] = old[2 * place + 1]
+def spread_slots(slots: UInt64[Array, " words"], before: int) -> None:
+    """Moves what is in the first `before` slots to where the longer table wants it.
+
+    From the last slot to the first: what only moves back finds room behind all that is still to be
+    moved. The few that do not (they had overflowed) wait until all others are placed.
+    """
+    capacity, late = len(slots) // 2, 0
+    waiting = np.zeros((64, 2), np.uint64)
+    for place in range(before - 1, -1, -1):
+        word, told = slots[2 * place], slots[2 * place + 1]
+        if told == 0:
+            continue
+        slots[2 * place] = slots[2 * place + 1] = 0
+        slot = home(word, np.uint64(capacity))
+        fits = slot >= place
+        while fits and slots[2 * slot + 1] != 0:
+            slot += 1
+            fits = slot < capacity
+        if fits:
+            slots[2 * slot], slots[2 * slot + 1] = word, told
+            continue
+        if late == len(waiting):
+            longer = np.zeros((2 * late, 2), np.uint64)
+            longer[:late] = waiting
+            waiting = longer
+        waiting[late, 0], waiting[late, 1] = word, told
+        late += 1
+    for one in range(late):
+        slot = home(waiting[one, 0], np.uint64(capacity))
+        while slots[2 * slot + 1] != 0:
+            slot += 1
+            if slot == capacity:
+                slot = 0
+        slots[2 * slot], slots[2 * slot + 1] = waiting[one, 0], waiting[one, 1]
 
 
 # ---- what a look keeps of each row
