@@ -66,6 +66,14 @@ def test_rows_in_parts_say_what_the_whole_says(kept, threads, monkeypatch):
     assert (middle_of_each(values.rows) == middle).all()
 
 
+def test_numbers_stay_while_their_table_grows():
+    values = RNG.integers(0, 2**63, 100_000)
+    counted = Numbering()
+    found = [counted.numbers([pa.array(some)]) for some in np.split(values, 10)]
+    assert np.concatenate(found).tolist() == numbered([pa.array(values)]).tolist()
+    assert counted.numbers([pa.array(values)]).tolist() == np.concatenate(found).tolist()
+
+
 @pytest.mark.parametrize("items", [[0, 1, 2], [5, 5 + by_unit.PLACES, 2**32 - 1], range(90_000)])
 def test_different_items_are_counted_whether_or_not_they_share_a_place(items):
     rows = RNG.integers(1, 40, 3_000)
