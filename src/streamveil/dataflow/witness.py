@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -124,13 +125,13 @@ def _pooled(table: UnitTable, block: int, used: int) -> dict[int, int | None]:
     """The groups of a unit in its block of the pool."""
     width, groups = table.shape.width, {}
     words = 2 + width  # of a granule
-    for granule in range(-(-used // GRANULE)):
-        at = words * (block + granule)
-        data = b"".join(word.to_bytes(4, "little") for word in table.pool[at : at + words].tolist())
-        for i in range(min(GRANULE, used - GRANULE * granule)):
-            group = int.from_bytes(data[2 * i : 2 * i + 2], "little")
-            cell = data[8 + width * i : 8 + width * (i + 1)]
-            groups[group] = int.from_bytes(cell, "little") if width else None
+    end = block + -(-used // GRANULE)
+    data = table.pool[words * block : words * end].astype("<u4").tobytes()
+    for i in range(used):
+        start, lane = 4 * words * (i // GRANULE), i % GRANULE
+        at, cell = start + 2 * lane, start + 8 + width * lane
+        group = int.from_bytes(data[at : at + 2], "little")
+        groups[group] = int.from_bytes(data[cell : cell + width], "little") if width else None
     return groups
 
 
@@ -180,22 +181,19 @@ def check_after(
     witnessed: Witnessed, table_of: TableOf, rows: UnitRows, passed: Passed, bounds: Bounds
 ) -> None:
     """Bounds the sampled units by the specification; refuses any difference."""
+    every = [place for places in witnessed.rows.values() for place in places]
+    seen_rows = zip(*(column[every].tolist() for column in (*rows[1:], *passed)), strict=True)
     for unit, places in witnessed.rows.items():
         table = table_of(unit)
         if table is None:
             raise WitnessError("the unit table of a scope is missing")
         shape = table.shape
-        own = [
-            UnitRow(*one)
-            for one in zip(*(column[places].tolist() for column in rows[1:]), strict=True)
-        ]
+        mine = list(islice(seen_rows, len(places)))
+        own = [UnitRow(*one[:-2]) for one in mine]
         memory = memory_of(witnessed.before[unit], shape, bounds)
         known = set(memory.groups)
         decisions = bound_unit(memory, own, limits_of(bounds, shape))
-        first = passed.first[places].tolist()
-        for row, decision, accepted, bits in zip(
-            own, decisions, passed.accepted[places].tolist(), first, strict=True
-        ):
+        for row, decision, (*_, accepted, bits) in zip(own, decisions, mine, strict=True):
             if accepted != decision.passes:
                 raise WitnessError("a row passed the contribution bound that must be cut, or a row"
                                    " was cut that must pass")  # fmt: skip
