@@ -182,10 +182,12 @@ def run(
     query: QueryFile,
     state: Annotated[Path, typer.Option(help="Directory of the job; created, or resumed.")],
     secret: Secret = None,
-    once: Annotated[bool, typer.Option("--once", help="Stop at the end of what is there.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop when all rows that are there are read.")
+    ] = False,
     table: Tables = None,
     name: Wanted = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -200,10 +202,10 @@ def run(
         str, typer.Option(help="embedded, or spark (the extra 'spark').")
     ] = "embedded",
     master: Annotated[
-        str | None, typer.Option(help="Spark's master, with --engine spark: local[*].")
+        str | None, typer.Option(help="Spark's master, with --engine spark; default: local[*].")
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(help="Hash partitions of a new state, with --engine spark: 8.")
+        int | None, typer.Option(help="Partitions of a new state, with --engine spark; default: 8.")
     ] = None,
     storage: Annotated[
         str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
@@ -221,19 +223,23 @@ def run(
     keep_releases: Annotated[
         int | None,
         typer.Option(
-            help="Keep so many of the newest releases in STATE, at least; default: all.", min=1
+            help="How many of the newest releases STATE keeps, at least; default: all.", min=1
         ),
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(help="Log lines on stderr, of public facts, instead of progress: text, json."),
+        typer.Option(help="Log public facts on stderr instead of progress: text or json."),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(help="Serve /metrics and /health at PORT of this machine, or at HOST:PORT."),
     ] = None,
     exact_metrics: Annotated[
-        bool, typer.Option("--exact-metrics", help="Also counts that depend on people's rows.")
+        bool,
+        typer.Option(
+            "--exact-metrics",
+            help="With --metrics: exact counts too, which depend on people's rows.",
+        ),
     ] = False,
 ) -> None:
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
@@ -383,7 +389,7 @@ def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> 
 def ask(
     query: QueryFile,
     question: Annotated[str, typer.Argument(help="COUNT(*) WHERE condition")],
-    state: Annotated[Path, typer.Option(help="Directory of the job, which is not running.")],
+    state: Annotated[Path, typer.Option(help="State directory of a job that is not running.")],
     secret: Secret = None,
     table: Tables = None,
     name: Wanted = None,
@@ -438,7 +444,7 @@ def restore(
     copy: Annotated[Path, typer.Argument(help="What `streamveil backup` made.")],
     state: Annotated[Path, typer.Argument(help="A new directory, for the state.")],
 ) -> None:
-    """Makes a state of a backup, at a place where there is none.
+    """Makes a state from a backup, at a place where nothing is yet.
 
     Only if the original is gone for good. Where it went on over rows that cannot be read again as
     they were (a live source under the wall clock), go on with `streamveil fork` instead.
@@ -453,7 +459,7 @@ def rekey(
     state: StateFolder,
     new: Annotated[str, typer.Option(help="env:NAME, command:PROGRAM or file:PATH.")],
     secret: Annotated[
-        str | None, typer.Option(help="The one until now; default: kept in the state.")
+        str | None, typer.Option(help="The old secret; default: the one kept in the state.")
     ] = None,
 ) -> None:
     """Gives a state another secret. The noise key that it opens stays: nothing is drawn anew.
@@ -590,11 +596,11 @@ def print_explanation(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where data, state and picture go.")] = Path(
+    folder: Annotated[Path, typer.Option(help="Folder for data, state and picture.")] = Path(
         "demo-out"
     ),
 ) -> None:
-    """The main job on real data: from nothing to a picture."""
+    """Counts real flights privately, and draws a picture."""
     from streamveil.demo import main as show
 
     show(str(folder))
@@ -605,7 +611,7 @@ def inspect(
     state: StateFolder,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     files: Annotated[
-        str | None, typer.Option(help="The query's path: which files were read.")
+        str | None, typer.Option(help="Files as the query names them: says which were read.")
     ] = None,
 ) -> None:
     """What a state directory holds: job, place, sizes, what was spent. No row is shown."""

@@ -56,12 +56,10 @@ def read(
         list[str] | None,
         typer.Option(help="column=value, or 'column IS NULL': the rows of one group. Repeatable."),
     ] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="Which releases there are, instead.")
-    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the releases instead.")] = False,
     sql: Annotated[
         Path | None,
-        typer.Option(help="Show it after the post-processing of this query, whatever ran."),
+        typer.Option(help="A query whose post-processing is shown, instead of the one that ran."),
     ] = None,
     table: Tables = None,
     name: Wanted = None,
@@ -144,7 +142,7 @@ def ratio(
     top: Annotated[str, typer.Argument(help="The number to divide.")],
     bottom: Annotated[str, typer.Argument(help="What to divide it by.")],
     at: At = None,
-    to: Annotated[str | None, typer.Option(help="The bottom's release; default: --at.")] = None,
+    to: Annotated[str | None, typer.Option(help="The release of BOTTOM; default: --at.")] = None,
     triggers: Annotated[
         int | None, typer.Option(help="Take both over the last triggers only.")
     ] = None,
@@ -166,7 +164,7 @@ def top(
         str | None, typer.Option(help="An earlier release: says who entered, left or stayed.")
     ] = None,
     hidden: Annotated[
-        int, typer.Option(help="Groups that may exist without being shown, at most.", min=0)
+        int, typer.Option(help="How many groups may exist without being shown.", min=0)
     ] = 1_000_000,
     confidence: Level = None, sql: Sql = None, out: Out = None,
 ) -> None:  # fmt: skip

@@ -23,12 +23,14 @@ REFUTED = 6  # exit code: the claim does not stand
 
 def audit(
     query: QueryFile,
-    alpha: Annotated[float, typer.Option(help="Chance that a bound shown is wrong.")] = 1e-6,
+    alpha: Annotated[
+        float, typer.Option(help="Chance that one of the bounds shown is wrong.")
+    ] = 1e-6,
     plant: Annotated[
         bool, typer.Option("--plant", help="Halve the noise that runs: the audit must catch it.")
     ] = False,
     state: Annotated[
-        Path | None, typer.Option(help="Test the noise that the job in this state holds instead.")
+        Path | None, typer.Option(help="Test the noise that the job in this state holds.")
     ] = None,
     table: Tables = None,
     name: Wanted = None,
@@ -39,7 +41,7 @@ def audit(
     selection; made-up rows) and run on many independent copies. Sequential tests bet that the noise
     of a lane is less than claimed, or that groups are shown with other chances: they see at any
     budget that noise is missing. Bounding is tested by arithmetic. An audit finds mistakes; it is
-    no proof. Presets are not audited: `verify-privacy` accounts for them exactly.
+    not a proof. Presets are not audited: `verify-privacy` accounts for them exactly.
     With --state the same test is made of the noise that a job at rest really drew and still holds,
     since its windows began, across all restarts and versions.
     """

@@ -53,7 +53,7 @@ Secret = Annotated[
 ]
 Sql = Annotated[
     Path | None,
-    typer.Option("--sql", help="The query, if metadata files of CSV or JSON are gone."),
+    typer.Option("--sql", help="The query; needed if metadata files of CSV or JSON are gone."),
 ]
 Out = Annotated[
     Path | None,

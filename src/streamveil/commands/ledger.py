@@ -30,10 +30,13 @@ def create(
     ],
     unit: Annotated[str, typer.Option(help="The privacy unit, as the queries name it.")],
     epsilon: Annotated[str | None, typer.Option(help="The limit, with --delta.")] = None,
-    delta: Annotated[str | None, typer.Option(help="A chance far below 1 / units.")] = None,
+    delta: Annotated[
+        str | None, typer.Option(help="With --epsilon: a chance far below 1 / number of units.")
+    ] = None,
     rho: Annotated[str | None, typer.Option(help="The limit as zCDP instead of epsilon.")] = None,
     per: Annotated[
-        str | None, typer.Option(help="Protect unit-periods, such as '1 day'; else all of it.")
+        str | None,
+        typer.Option(help="The period of a unit, such as '1 day'; default: all of its time."),
     ] = None,
 ) -> None:
     """A ledger whose limit several jobs over the same data share.
@@ -86,7 +89,9 @@ def check(
     warn_below: Annotated[
         float, typer.Option(help="Warn when less is left, in the measure of the limit.", min=0)
     ],
-    head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A hash noted earlier: checks that nothing was cut off.")
+    ] = None,
 ) -> None:
     """For cron: whether the ledger is whole, and whether enough of its limit is left.
 
@@ -107,7 +112,9 @@ def check(
 @app.command("verify", epilog="Example: streamveil ledger verify pages.veil --head 3f2a…")
 def verify(
     place: LedgerPlace,
-    head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A hash noted earlier: checks that nothing was cut off.")
+    ] = None,
 ) -> None:
     """Reads the whole file again and checks every record; prints the hash that vouches for it.
 
@@ -144,7 +151,7 @@ def export(place: LedgerPlace) -> None:
 def register(
     place: LedgerPlace,
     name: Annotated[str, typer.Option(help="Of the data product.")],
-    about: Annotated[str, typer.Option(help="What it is, in a sentence or two.")],
+    about: Annotated[str, typer.Option(help="What is published, in a sentence or two.")],
     use: Annotated[str, typer.Option(help="What it is for.")],
     curator: Annotated[list[str], typer.Option(help="Who publishes it; may be given again.")],
     region: Annotated[str, typer.Option(help="Which region the data are about.")],

@@ -31,14 +31,18 @@ if TYPE_CHECKING:
 def what_if(
     query: QueryFile,
     units: Annotated[int, typer.Option(help="People in the group that is forecast.", min=1)] = 100,
-    epsilon: Annotated[list[float] | None, typer.Option(help="To try; repeat it.")] = None,
-    max_rows: Annotated[list[int] | None, typer.Option(help="To try; repeat it.")] = None,
-    releases: Annotated[list[int] | None, typer.Option(help="To try; repeat it.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="An epsilon to try; repeatable.")
+    ] = None,
+    max_rows: Annotated[list[int] | None, typer.Option(help="A bound to try; repeatable.")] = None,
+    releases: Annotated[list[int] | None, typer.Option(help="A number to try; repeatable.")] = None,
     sample: Annotated[
         str | None, typer.Option(help="A PUBLIC sample: it is read without any noise.")
     ] = None,
     fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
-    plot: Annotated[Path | None, typer.Option(help="Draw error over settings into this.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw errors over settings into this file.")
+    ] = None,
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
@@ -88,7 +92,7 @@ def tune(
         str | None, typer.Option(help="PRIVATE rows to survey with noise, paid by --epsilon.")
     ] = None,
     epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = "0.1",
-    delta: Annotated[str, typer.Option(help="Of the survey.")] = "1e-10",
+    delta: Annotated[str, typer.Option(help="The delta of the survey.")] = "1e-10",
     ledger: Annotated[str | None, typer.Option(help="The ledger that pays for the survey.")] = None,
     table: Tables = None,
     name: Wanted = None,
