@@ -26,6 +26,7 @@ Facts = dict[str, Any]
 Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 OVER = "over the contribution bound and are in no number"
+OF_SHOWN = "of the groups that are shown, "  # rows of others are in no number anyway
 REPEATS = "rows with which a unit repeats a group that counts it are not among them"
 OF_ONE_UNIT = "intervals hold what many units lost by that, not what one of them alone did"
 
@@ -101,7 +102,7 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
     about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
     return (
-        f"{_rows_over(cut)}{f'; {about}' if units else ''}"
+        f"{OF_SHOWN if 'cut_of' in facts else ''}{_rows_over(cut)}{f'; {about}' if units else ''}"
         f"{f'; {OF_ONE_UNIT}' if facts.get('true_intervals') else ''}"
     )
 

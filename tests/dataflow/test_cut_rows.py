@@ -1,6 +1,7 @@
 """Rows over the bound, told privately: one unit moves the bands no further than is charged."""
 
 import json
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +16,17 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.mechanism import MOVED, REACH
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.dataflow.cut_rows import BANDS, COUNTED, CutUnits, bands_of, cut_in, told
+from streamveil.dataflow import stages
+from streamveil.dataflow.cut_rows import (
+    BANDS,
+    COUNTED,
+    CutBands,
+    CutUnits,
+    bands_in,
+    bands_of,
+    cut_in,
+    told,
+)
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
 from streamveil.release_metadata import FACTS, cut_sentence
@@ -41,7 +52,9 @@ def bands(batches):
         units = np.array([unit for unit, _ in batch], np.uint64)
         windows = np.array([window for _, window in batch], np.int64)
         if len(units):
-            for window, more in cut_in(known, units, windows)[0].items():
+            band, _ = bands_in(known, units)
+            for window in np.unique(windows).tolist():
+                more = cut_in(band[windows == window])
                 found[window] = found.get(window, np.zeros(BANDS, np.int64)) + more
     return found
 
@@ -124,6 +137,48 @@ def test_without_noise_it_is_the_number_of_cut_rows():
     counted = held.cut.counted.whole.reshape(-1)[:BANDS] / 4.0 ** np.arange(BANDS - 1, -1, -1)
     assert counted.sum() == state.reject_counts["over the contribution bound"]
     assert facts(releases[-1])["cut"]["rows"] <= counted.sum()
+
+
+def grown(steps=4):
+    """Rows of a group that is shown at once, of one that is shown later, and of groups never."""
+    rng = np.random.default_rng(8)
+    for step in range(steps):
+        u = np.repeat(rng.permutation(4_000), 5) + 4_000 * (step // 2)
+        large = 1 if step < 2 else 2
+        k = np.where(rng.random(len(u)) < 0.9, large, 1_000 + rng.integers(0, 10**9, len(u)))
+        k[:40] = 2
+        yield pa.table({"u": u, "k": k})
+
+
+def test_rows_of_groups_that_are_not_shown_wait_until_they_are(monkeypatch):
+    operator, noise = query(steps=5, keys=sv.discover(min_units=5), look_share=0), SeededNoise(3)
+    lost, counted, bound, count = Counter(), [], stages.pass_units, CutBands.release
+
+    def passed(*given):
+        found = bound(*given)
+        lost.update(batch["k"].to_numpy()[~found.accepted].tolist())
+        return found
+
+    def released(self, *given):
+        counted.append(self.pending / 4.0 ** np.arange(BANDS - 1, -1, -1))
+        return count(self, *given)
+
+    monkeypatch.setattr(CutBands, "release", released)
+    state, again, shown = operator.init(), operator.init(), []
+    for step, batch in enumerate(grown(), start=1):
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, "pass_units", passed)
+            delta = operator.fold(state, Batch(batch, step, True, ""), noise)
+        operator.apply(again, delta)
+        [one], [other] = (operator.release(held, step, noise) for held in (state, again))
+        assert facts(one) == facts(other)
+        assert sum(counted[::2]).sum() == sum(lost[k] for k in one.table["k"].to_pylist())
+        shown.append(len(one.table))
+        spans, width = len(operator.aggregation.spans), operator.aggregation.width
+        again = State.from_arrays(state.to_arrays(), spans, width)
+    assert shown == [1, 1, 2, 2]
+    assert lost.total() > sum(counted[::2]).sum() + 1_000
+    assert cut_sentence(facts(one)).startswith("of the groups that are shown, about ")
 
 
 def test_a_share_of_zero_counts_nothing_and_costs_nothing():

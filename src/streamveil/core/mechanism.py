@@ -82,17 +82,20 @@ class CutCounter:
         (4^j - 1) / 3 < i <= (4^(j+1) - 1) / 3, of the window that the row is in. A row counts
         4^(5 - j) quanta, so that a unit that fills a band moves it by `REACH`, whichever band: many
         units that lose a row and one unit that loses a thousand are both seen, each with the noise
-        that hides one unit. One continual counter per band and window.
+        that hides one unit. One continual counter per band and window. A row of a group that is not
+        shown yet is added by the release that shows it, and by none if it stays hidden.
     Protects: all rows of one unit within its scope.
     Guarantee: `counter.loss(MOVED, BANDS)`.
     Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
         and its cut rows are numbered through all windows of its scope: it adds at most 4^j rows of
-        4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order. So
-        the streams of all bands and windows move by at most REACH sqrt(BANDS) in the norm of
-        `Counter.loss`, and the bands compose with all other lanes as one Gaussian mechanism. Cut
-        rows beyond the 1,365th of a unit are not counted.
+        4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order:
+        that the noise of a selection decides when a row is added, and whether at all, makes the
+        stream adaptive, as that of totals that start when a group is shown. So the streams of all
+        bands and windows move by at most REACH sqrt(BANDS) in the norm of `Counter.loss`, and the
+        bands compose with all other lanes as one Gaussian mechanism. Cut rows beyond the 1,365th of
+        a unit are not counted.
     Error: band j has the counter's deviation / 4^(5 - j) rows.
-    Memory: 16 bytes for each unit with a cut row.
+    Memory: 16 bytes for each unit with a cut row, and for each band of a hidden group with one.
     Numerics: those of the counter.
     """
 

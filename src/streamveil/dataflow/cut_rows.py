@@ -6,8 +6,9 @@ A small share of the budget pays for a private count of the rows that were over 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,12 @@ from streamveil.special import ndtri
 from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
+WORTH = BASE ** np.arange(BANDS - 1, -1, -1)  # quanta of a row in each band
+BAND = np.uint64(7)  # the bits of a cell that name its band: `BANDS` is below 8
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
 MOST_KNOWN, AT_ONCE = 1 << 10, 1 << 6  # deviations that are remembered, and computed together
 ALWAYS_TOLD = 3  # bands that are told whatever they hold: the first 21 cut rows of a unit
+DOUBT = 1.645  # deviations above a Gaussian that its mean exceeds once in 20
 QUIET = 2.0  # deviations below which a band counts as empty, with all above it
 
 
@@ -62,12 +66,10 @@ def bands_of(places: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
     return np.searchsorted(ends, places)
 
 
-def cut_in(
-    known: CutUnits,
-    unit: UInt64[Array, " cut"],
-    window: Int64[Array, " cut"],
-) -> tuple[dict[int, Int64[Array, " bands"]], tuple[Array, Array]]:
-    """What cut rows of one scope add to the bands of their windows, and the units with their rows.
+def bands_in(
+    known: CutUnits, unit: UInt64[Array, " cut"]
+) -> tuple[Int64[Array, " cut"], tuple[Array, Array]]:
+    """The band of every cut row of one scope, and the units with their rows.
 
     Rows are in canonical order.
     """
@@ -77,26 +79,86 @@ def cut_in(
     units, rows = ordered[first], np.diff(np.append(first, len(unit)))
     before = known.add(units, rows)
     places = np.arange(1, len(unit) + 1) - np.repeat(first, rows) + np.repeat(before, rows)
-    band, window = bands_of(places), window[order]
-    worth = np.append(BASE ** np.arange(BANDS - 1, -1, -1), 0)
-    made = {}
-    for number in np.unique(window).tolist():
-        mine = band[window == number]
-        made[number] = np.bincount(mine, worth[mine], BANDS + 1)[:BANDS].astype(np.int64)
-    return made, (units, rows)
+    band = np.empty(len(unit), np.int64)
+    band[order] = bands_of(places)
+    return band, (units, rows)
+
+
+def cut_in(bands: Int64[Array, " cut"]) -> Int64[Array, " bands"]:
+    """What cut rows add to the bands, in quanta."""
+    return np.bincount(bands, minlength=BANDS)[:BANDS] * WORTH
+
+
+class HiddenRows(NamedTuple):
+    """Cut rows of groups that are not shown, in order of their cells.
+
+    A cell is a band of a group: the first word of the group's name, its last bits the band. Where
+    two groups share a cell, the rows of both count when the first of them is shown: each row once
+    all the same.
+    """
+
+    cells: UInt64[Array, " cells"]
+    rows: Int64[Array, " cells"]
+
+    @classmethod
+    def of(cls, groups: UInt64[Array, " rows"], bands: Int64[Array, " rows"]) -> HiddenRows:
+        """Cut rows, one by one, by the first word of the name of their group."""
+        cells, rows = np.unique(groups & ~BAND | bands.astype(np.uint64), return_counts=True)
+        return cls(cells, rows.astype(np.int64))
+
+    @classmethod
+    def together(cls, parts: Sequence[HiddenRows]) -> HiddenRows:
+        """The rows of all parts, without cells that have none."""
+        cells = np.concatenate([np.zeros(0, np.uint64), *(one.cells for one in parts)])
+        rows = np.concatenate([np.zeros(0, np.int64), *(one.rows for one in parts)])
+        order = np.flatnonzero(rows)
+        order = order[np.argsort(cells[order], kind="stable")]
+        cells, rows = cells[order], rows[order]
+        first = np.flatnonzero(np.append(len(cells) > 0, cells[1:] != cells[:-1]))
+        return cls(cells[first], np.add.reduceat(rows, first))
+
+    def take(self, groups: UInt64[Array, " some"]) -> Int64[Array, " bands"]:
+        """Takes the rows of groups out: those in each band. In place."""
+        found = np.zeros(BANDS, np.int64)
+        lowest = np.unique(groups & ~BAND)
+        starts = np.searchsorted(self.cells, lowest)
+        ends = np.searchsorted(self.cells, lowest | BAND, side="right")
+        for further in range(BANDS):
+            mine = (starts + further)[starts + further < ends]
+            bands = (self.cells[mine] & BAND).astype(np.int64)
+            found += np.bincount(bands, self.rows[mine], BANDS).astype(np.int64)
+            self.rows[mine] = 0
+        return found
 
 
 @dataclass(repr=False)  # secret
 class CutBands:
-    """The bands of one window: what came since the last release, and their counter."""
+    """The bands of one window: what came since the last release, and their counter.
+
+    Rows of groups that are not shown wait for the release that shows them.
+    """
 
     pending: Int64[Array, " bands"]
     counted: CounterState
+    hidden: list[HiddenRows] = field(default_factory=list)
 
     @classmethod
     def empty(cls, cut: CutCounter) -> CutBands:
         """No cut row yet."""
         return cls(np.zeros(BANDS, np.int64), cut.counter.init(BANDS))
+
+    def hide(self, rows: HiddenRows) -> None:
+        """Adds cut rows of hidden groups. They are joined as often as their number doubles."""
+        if not len(rows.rows):
+            return
+        self.hidden.append(rows)
+        if sum(len(one.rows) for one in self.hidden[1:]) > len(self.hidden[0].rows):
+            self.hidden = [HiddenRows.together(self.hidden)]
+
+    def show(self, groups: UInt64[Array, " new"]) -> None:
+        """Counts what groups lost before they were shown, which they are now."""
+        for rows in self.hidden:
+            self.pending += rows.take(groups) * WORTH
 
     def release(self, cut: CutCounter, at: Address) -> Noisy[Array]:
         """One trigger: the noisy bands so far, in quanta. In place."""
@@ -107,12 +169,17 @@ class CutBands:
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store."""
-        return {"pending": self.pending, **self.counted.to_arrays()}
+        waiting = HiddenRows.together(self.hidden)
+        hidden = {"hidden_cells": waiting.cells, "hidden_rows": waiting.rows}
+        return {"pending": self.pending, **self.counted.to_arrays(), **hidden}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> CutBands:
         """The inverse of `to_arrays`."""
-        return cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
+        made = cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
+        if "hidden_cells" in arrays:  # states of earlier versions have none
+            made.hide(HiddenRows(np.array(arrays["hidden_cells"]), np.array(arrays["hidden_rows"])))
+        return made
 
 
 class Deviations(dict[int, float]):
@@ -146,8 +213,7 @@ def told(
     >>> told(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))[0]
     {'rows': 2344, 'sd': 16.14, 'high': 2380.0, 'each': 21}
     """
-    worth = BASE ** np.arange(BANDS - 1, -1, -1)
-    each, rows = sd[:, None] / worth, noisy / worth
+    each, rows = sd[:, None] / WORTH, noisy / WORTH
     filled = np.cumprod(rows > QUIET * each, axis=1).sum(axis=1)
     totals, spreads = np.cumsum(rows, axis=1), np.sqrt(np.cumsum(each**2, axis=1))
     own = np.arange(len(sd)), np.clip(filled - 1, ALWAYS_TOLD - 1, None)
@@ -180,8 +246,11 @@ def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[s
 
 
 def odds_of(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> float:
-    """Post-processing: rows that were cut for one that was kept, at most."""
-    return lost["high"] / kept_rows(sizes)
+    """Post-processing: rows that were cut for one that was kept, with 95 % confidence at most.
+
+    Of the bands that the noise shows; `high` holds one more, which is mostly noise.
+    """
+    return (lost["rows"] + DOUBT * lost["sd"]) / kept_rows(sizes)
 
 
 def kept_rows(sizes: Float64[Array, " keys"]) -> float:

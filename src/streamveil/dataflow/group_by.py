@@ -276,7 +276,10 @@ class GroupBy:
         for window in active:
             held = state.windows[window]
             at = Address(noise, self.job.encode(), window)
+            before = len(held.published_rows)
             released = self.aggregation.release(held, at)
+            if held.cut is not None:
+                held.cut.show(held.table.names[held.published_rows[before:], 0])
             place = window, held.trigger, step
             drawn.append(self._drawn(held, released, place, state.types or (), at))
             if self.schedule.last_step(window) == step:

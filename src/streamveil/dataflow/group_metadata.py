@@ -183,6 +183,7 @@ def facts_of(operator: Grouping) -> Facts:
         **({"look": list(operator.look.said)} if operator.look is not None else {}),
         **({"omitted": list(operator.omitted)} if operator.omitted else {}),
         **({"uncut": True} if operator.uncut else {}),
+        **({"cut_of": "shown groups"} if waits_for_groups(operator) else {}),
         **({"true_intervals": True} if operator.true_intervals else {}),
         "job": operator.job,
         "keys": list(operator.key_names),
@@ -194,6 +195,11 @@ def facts_of(operator: Grouping) -> Facts:
         **test_facts(operator),
         "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
     }
+
+
+def waits_for_groups(operator: Grouping) -> bool:
+    """Whether a cut row counts as such only once its group is shown."""
+    return operator.aggregation.cut is not None and operator.aggregation.selection is not None
 
 
 def output_facts(output: Any) -> Facts:

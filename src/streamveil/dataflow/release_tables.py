@@ -33,7 +33,7 @@ COVERED = ("count", "count_units", "count_distinct", "sum")
 def with_cut(answer: Estimate, output: Output, odds: float | Float64[Array, " keys"]) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut.
 
-    `odds`: cut rows per row that was kept, at most, over all groups. Which groups lost them is not
+    `odds`: cut rows per row that was kept, over all shown groups. Which groups lost them is not
     known: the interval allows each `UNEVEN` times its share. Sums of values of one sign only.
     """
     more = UNEVEN * odds

@@ -8,7 +8,7 @@ divided and nothing copied.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.core.mechanism import BANDS
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.sensitivity import Lane, within_reach
 from streamveil.dataflow.aggregate import (
@@ -29,9 +30,15 @@ from streamveil.dataflow.aggregate import (
     recognise_some,
 )
 from streamveil.dataflow.bounding import Passed, UnitRows
-from streamveil.dataflow.cut_rows import CutUnits, cut_in
+from streamveil.dataflow.cut_rows import CutUnits, HiddenRows, bands_in, cut_in
 from streamveil.dataflow.distinct import recall, see
-from streamveil.dataflow.group_metadata import Grouping, asked_keys, names_key, row_stage
+from streamveil.dataflow.group_metadata import (
+    Grouping,
+    asked_keys,
+    names_key,
+    row_stage,
+    waits_for_groups,
+)
 from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
@@ -152,7 +159,8 @@ def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -
     windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
     rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
     add(operator, state, windows, kept, rows)
-    lost = cut_rows(operator, state, unit, pairs, passed) if over else {}
+    found = passed, known.rows, strangers
+    lost = cut_rows(operator, state, unit, pairs, found) if over else {}
     return {
         "unit": kept.unit,
         "window": constant(windows),
@@ -172,44 +180,83 @@ def cut_rows(
     state: State,
     unit: UInt64[Array, " pairs"],
     pairs: Pairs,
-    passed: Passed,
+    found: tuple[Passed, Int32[Array, " pairs"], Met],
 ) -> dict[str, Array]:
     """Counts the rows over the bound, by how many their unit lost; returns what that changed.
 
-    Where units alone are counted, a row in a group that its unit is in already is no loss.
+    Where units alone are counted, a row in a group that its unit is in already is no loss. Rows of
+    a group that is not shown wait until it is.
 
     Sensitivity: that of `CutCounter`. Which rows of a unit are counted follows from its own rows
-        and from what is public, as which of them pass.
+        and from what is public, as which of them pass and which groups are shown.
     """
+    passed, rows, strangers = found
     lost = ~passed.accepted
     if operator.counts_units_alone:
         lost &= (passed.first & REPEATED) == 0
     if operator.aggregation.cut is None or not lost.any():
         return {}
-    places, scopes, windows, bands = np.flatnonzero(lost), [], [], []
+    places, scopes = np.flatnonzero(lost), []
+    bands, windows = np.empty(len(places), np.int64), pairs.windows[places]
     for period, mine in parts(pairs.periods[places]):
         known = state.cut.setdefault(period, CutUnits())
-        here = places[mine]
-        made, (units, rows) = cut_in(known, unit[here], pairs.windows[here])
-        scopes.append((period, units, rows))
-        windows += list(made)
-        bands += list(made.values())
-    add_bands(state, windows, bands)
+        bands[mine], (units, counts) = bands_in(known, unit[places[mine]])
+        scopes.append((period, units, counts))
+    groups = np.zeros(len(places), np.uint64)
+    if waits_for_groups(operator):
+        groups = hidden_groups(state, pairs.windows, places, rows, strangers)
+    counted, hidden = {}, {}
+    for window, mine in parts(windows):
+        own, band = groups[mine], bands[mine]
+        waits = (own != 0) & (band < BANDS)
+        counted[window] = cut_in(band[own == 0])
+        hidden[window] = HiddenRows.of(own[waits], band[waits])
+    add_bands(state, counted, hidden)
     return {
         "cut_period": np.repeat([p for p, _, _ in scopes], [len(u) for _, u, _ in scopes]),
         "cut_unit": np.concatenate([units for _, units, _ in scopes]),
-        "cut_rows": np.concatenate([rows for _, _, rows in scopes]),
-        "cut_window": np.array(windows, np.int64),
-        "cut_bands": np.stack(bands),
+        "cut_rows": np.concatenate([counts for _, _, counts in scopes]),
+        "cut_window": np.array(list(counted), np.int64),
+        "cut_bands": np.stack(list(counted.values())),
+        "cut_waits": np.array([len(some.rows) for some in hidden.values()], np.int64),
+        "cut_waits_cells": np.concatenate([some.cells for some in hidden.values()]),
+        "cut_waits_rows": np.concatenate([some.rows for some in hidden.values()]),
     }
 
 
-def add_bands(state: State, windows: list[int], bands: Iterable[Int64[Array, " bands"]]) -> None:
-    """Adds cut rows to the bands of their windows."""
-    for window, more in zip(windows, bands, strict=True):
+def hidden_groups(
+    state: State,
+    windows: Int64[Array, " pairs"],
+    places: Int64[Array, " cut"],
+    rows: Int32[Array, " pairs"],
+    strangers: Met,
+) -> UInt64[Array, " cut"]:
+    """The first word of the name of the group of some pairs, 0 where the group is shown."""
+    names = np.zeros(len(rows), np.uint64)
+    for _, met in strangers:
+        names[met.places] = met.names[met.at, 0]
+    found = names[places]
+    for window, mine in parts(windows[places]):
+        held = state.windows[window]
+        shown = np.zeros(held.table.keys, np.bool_)
+        shown[held.published_rows] = True
+        own, some = rows[places][mine], found[mine]
+        known = own >= 0
+        some[known] = np.where(shown[own[known]], 0, held.table.names[own[known], 0])
+        found[mine] = some
+    return found
+
+
+def add_bands(
+    state: State, counted: Mapping[int, Int64[Array, " bands"]], hidden: Mapping[int, HiddenRows]
+) -> None:
+    """Adds cut rows to the bands of their windows, those of hidden groups to what waits there."""
+    for window, more in counted.items():
         held = state.windows[window].cut
         if held is not None:
             held.pending += more
+            if window in hidden:
+                held.hide(hidden[window])
 
 
 def recognised(
@@ -468,11 +515,24 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
     pass_units(operator, state, known.of_units(delta["unit"]), periods)
     kept = AcceptedPairs(delta["unit"], found, unpacked_firsts(delta, len(found)))
     if "cut_unit" in delta:
-        for period, mine in parts(delta["cut_period"]):
-            lost = state.cut.setdefault(period, CutUnits())
-            lost.add(delta["cut_unit"][mine], delta["cut_rows"][mine])
-        add_bands(state, delta["cut_window"].tolist(), delta["cut_bands"])
+        add_cut(state, delta)
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
+
+
+def add_cut(state: State, delta: Mapping[str, Array]) -> None:
+    """What `cut_rows` said, once more."""
+    windows = delta["cut_window"].tolist()
+    for period, mine in parts(delta["cut_period"]):
+        lost = state.cut.setdefault(period, CutUnits())
+        lost.add(delta["cut_unit"][mine], delta["cut_rows"][mine])
+    hidden = {}
+    if "cut_waits" in delta:  # logs of earlier versions have none
+        ends = np.cumsum(delta["cut_waits"])[:-1]
+        columns = (
+            np.split(np.array(delta[f"cut_waits_{name}"]), ends) for name in HiddenRows._fields
+        )
+        hidden = dict(zip(windows, map(HiddenRows, *columns), strict=True))
+    add_bands(state, dict(zip(windows, delta["cut_bands"], strict=True)), hidden)
 
 
 def add_new_keys(
