@@ -14,6 +14,7 @@ class SourceKind(NamedTuple):
     follows: bool = False  # it goes on, unless follow = FALSE
     is_whole: bool = False  # all rows are there at the start, unless it follows
     is_sorted: bool = False  # its rows are sorted by what they hold
+    keeps: bool = False  # messages that were read can be read again
 
 
 SOURCES = {
@@ -21,9 +22,11 @@ SOURCES = {
     "duckdb": SourceKind("database_sources.DuckdbSource", ("path",), is_whole=True, is_sorted=True),
     "files": SourceKind("files.FilesSource", ("path",), is_whole=True),
     "iceberg": SourceKind("iceberg_source.IcebergSource", ("catalog", "table")),
-    "kafka": SourceKind("kafka.KafkaSource", ("config", "registry", "servers"), follows=True),
+    "kafka": SourceKind(
+        "kafka.KafkaSource", ("config", "registry", "servers"), follows=True, keeps=True
+    ),
     "memory": SourceKind("memory.MemorySource", is_whole=True),
-    "nats": SourceKind("nats.NatsSource", ("config", "servers"), follows=True),
+    "nats": SourceKind("nats.NatsSource", ("config", "servers"), follows=True, keeps=True),
     "postgres": SourceKind(
         "database_sources.PostgresSource", ("url",), is_whole=True, is_sorted=True
     ),

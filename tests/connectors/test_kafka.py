@@ -302,3 +302,23 @@ def test_a_live_job_takes_what_is_there_when_a_step_closes(broker, topic, tmp_pa
         made = list(run(asked.plan, state=str(tmp_path / "s"), pace=Pace(once=True)))
         totals += [sum(counts(one.table).values()) for one in made if one.step == step]
     assert totals == [100, 200, 300]
+
+
+@needs_broker
+def test_a_live_job_looks_at_the_messages_of_its_first_release_and_counts_them(
+    broker, topic, tmp_path
+):
+    stream = sv.source(
+        "kafka", topic, servers=broker.servers, topic=topic, columns=COLUMNS, follow=True
+    ).protect(unit="u")
+    asked = stream.group_by("page").agg(n=sv.count()).release(
+        every="1 hour", start="2026-01-01", steps=3, clock="wall",
+        budget=sv.Budget(epsilon=8, delta=1e-9),
+    )  # fmt: skip
+    totals = []
+    for step in range(1, 4):
+        broker.send(topic, sent(range(400 * step, 400 * step + 400)))
+        made = list(run(asked.plan, state=str(tmp_path / "s"), pace=Pace(once=True)))
+        assert (tmp_path / "s" / "look.json").exists()
+        totals += [sum(counts(one.table).values()) for one in made if one.step == step]
+    assert all(abs(n - 400 * step) < 60 for step, n in enumerate(totals, start=1)), totals

@@ -55,8 +55,8 @@ def with_look(plan: Plan) -> Plan:
         if look_share(plan) and not can_look(plan):
             raise PlanError(
                 "look_share asks rows for their shape before the first release: they must all be"
-                " there, or come in a known number of releases to files or tables that can be read"
-                " again.\n"
+                " there, or come in a known number of releases to files, tables or topics that can"
+                " be read again.\n"
                 "  to fix  leave it out and give expected_rows, if that is known"
             )
         return plan
@@ -108,9 +108,9 @@ def all_there(plan: Plan) -> bool:
 def first_alone(plan: Plan) -> bool:
     """Whether a look sees the rows of the first release alone: the job will read them again."""
     source, clock = plan.source, plan.clock
-    again = source.known.is_whole and source.is_endless and not source.combines
+    again = (source.known.is_whole or source.known.keeps) and source.is_endless
     timed = clock.kind in ("rows", "wall") and bool(clock.steps)
-    return again and timed and plan.window.kind == "whole"
+    return again and timed and plan.window.kind == "whole" and not source.combines
 
 
 @dataclass(frozen=True)
