@@ -113,6 +113,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, stop)
+    gc.freeze()  # what is loaded stays: no collection need look at it
     atexit.register(gc.freeze)  # the process ends: to look for what could be freed takes 0.3 s
     try:
         app()
