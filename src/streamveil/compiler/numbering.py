@@ -216,25 +216,40 @@ class GroupRows:
     """The group of every row that may count, by unit (in each period)."""
 
     def __init__(self, plan: Plan, schema: pa.Schema, threads: int) -> None:
-        self.rows = ByUnit(np.uint32)
+        self._by_unit = ByUnit(np.uint32)
+        self._numbered: tuple[Array, Array] | None = None  # unit and group of rows to put away
         self._threads = threads
         self._usable, self._units, self._groups = UsableRows(plan, schema), Numbering(), Numbering()
         self._valued = first_counted(plan).function == "sum"
         self._first = [np.zeros(0)]
 
     def add(self, table: pa.Table) -> None:
-        """Takes some more rows."""
+        """Takes some more rows: while their units are numbered, those before are put away."""
         found, known = self._usable.of(table), len(self._units)
         if found is None:
             return
-        numbers = [partial(self._units.numbers, found.unit)]
-        if found.cell:
-            numbers.append(partial(self._groups.numbers, found.cell))
-        made = at_once(numbers) if self._threads > 1 else [call() for call in numbers]
-        unit, cell = made if found.cell else (made[0], np.zeros(len(made[0]), np.uint32))
-        self.rows.add(unit, cell)
+        calls = partial(self._units.numbers, found.unit), partial(self._number_groups, found)
+        unit, cell = at_once(calls) if self._threads > 1 else [call() for call in calls]
+        self._numbered = unit, cell
         if self._valued:
             self._first.append(first_of_new(found, unit, known))
+
+    def _number_groups(self, found: Columns) -> UInt32[Array, " rows"]:
+        self._put_away()
+        if not found.cell:
+            return np.zeros(len(found.unit[0]), np.uint32)
+        return self._groups.numbers(found.cell)
+
+    def _put_away(self) -> None:
+        numbered, self._numbered = self._numbered, None
+        if numbered is not None:
+            self._by_unit.add(*numbered)
+
+    @property
+    def rows(self) -> ByUnit[np.uint32]:
+        """The group of every row, by unit."""
+        self._put_away()
+        return self._by_unit
 
     @property
     def groups(self) -> int:
