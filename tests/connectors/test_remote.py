@@ -3,6 +3,7 @@
 import gzip
 import io
 import time
+from itertools import count
 from urllib.request import Request
 
 import numpy as np
@@ -14,6 +15,7 @@ import streamveil as sv
 from streamveil.connectors.file_reader import nothing_to_read
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.http_files import Redirects
+from streamveil.connectors.names import FileGoneError
 from streamveil.connectors.remote import address, asked, opened
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
@@ -111,17 +113,43 @@ def test_a_file_that_changes_while_its_copy_is_read_is_refused_at_the_next_look(
 
 @pytest.mark.parametrize("after", [text(1, 7), text(1, 2, 3), None], ids=["same", "more", "gone"])
 def test_a_file_that_changes_or_goes_while_it_is_copied_is_refused(store, after, tmp_path):
+    times = count(1)
+
     def change(key):
         if after is None:
-            store.objects.pop(("bucket", key))
+            store.objects.pop(("bucket", key), None)
         else:
-            store.put(key, after, time=1)
+            store.put(key, after, time=next(times))
 
     store.put("in/a.csv", text(1, 2))
     store.taken = change
     with pytest.raises(SourceError, match=r"(changed|disappeared) while it was (.|\n)*to fix"):
         list(source(store).read(None, 9))
     assert not list(tmp_path.glob("streamveil-*"))
+
+
+def test_a_file_that_changed_since_it_was_listed_is_read_as_it_is_now(store):
+    for name in "ab":
+        store.put(f"in/{name}.csv", text(1, 2))
+    files = source(store)
+    files._store.found(files.patterns)
+    for name, now in (("a", text(7, 8)), ("b", text(5, 6, 7))):  # of the same size, of another
+        store.put(f"in/{name}.csv", now, time=9)
+        with files._store.local(f"bucket/in/{name}.csv") as path:
+            assert path.read_bytes() == now
+    store.objects.pop(("bucket", "in/a.csv"))
+    with pytest.raises(FileGoneError), files._store.local("bucket/in/a.csv"):
+        pass
+
+
+@pytest.mark.parametrize("numbers", [[1, 2, 3], [1]])
+def test_a_parquet_file_that_changed_since_it_was_listed_is_read_as_it_is_now(store, numbers):
+    store.put("in/a.parquet", parquet(5, 6))
+    files = source(store, columns=None)
+    files._store.found(files.patterns)
+    store.put("in/a.parquet", parquet(*numbers), time=9)
+    with files._store.local("bucket/in/a.parquet", ("n",)) as path:
+        assert path.read_bytes() == parquet(*numbers)
 
 
 def test_the_next_file_is_copied_while_one_is_read_and_none_is_left_behind(store, tmp_path):
@@ -162,6 +190,16 @@ def test_of_a_parquet_file_those_columns_are_copied_that_are_read(store):
     assert [row for chunk in chunks for row in chunk.rows["c2"].to_pylist()] == [
         *wide["c2"].to_pylist() * 2
     ]
+
+
+@pytest.mark.parametrize(("name", "data"), [("a.parquet", parquet(1, 2)), ("a.csv", text(1, 2))])
+def test_a_small_file_costs_a_look_before_and_behind_and_one_answer_between(store, name, data):
+    store.put(f"in/{name}", data)
+    reading = source(store, columns=None if name == "a.parquet" else COLUMNS)
+    reading.schema()
+    store.asked.clear()
+    assert numbers(reading.read(None, 9)) == [1, 2]
+    assert [how for how, key in store.asked if key == f"in/{name}"] == ["HEAD", "GET", "HEAD"]
 
 
 def test_looking_again_takes_no_file_from_the_store(store):

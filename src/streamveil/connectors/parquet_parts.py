@@ -19,23 +19,28 @@ PADDING = 128  # bytes behind a chunk: some writers state it shorter than it is
 Spans = list[tuple[int, int]]
 
 
-def spans(file: pa.NativeFile, size: int, columns: Collection[str]) -> Spans:
-    """From where to where to copy, in order; all of it where the end is no footer."""
-    whole = [(0, size)]
+def spans(file: pa.NativeFile, size: int, columns: Collection[str]) -> tuple[Spans, bytes]:
+    """What to copy: from where to where, in order, and the bytes after that, which were read.
+
+    All of a file whose end is no footer.
+    """
     tail = file.read_at(min(size, TAIL), max(0, size - TAIL))
+    whole = [(0, size - len(tail))]
     length = int.from_bytes(tail[-END:-4], "little") + END
     if tail[-4:] != b"PAR1" or length > size:
-        return whole
+        return whole, tail
     if length > len(tail):
         tail = file.read_at(length, size - length)
+        whole = [(0, size - length)]
     try:
         found = [*chunks(pq.read_metadata(pa.BufferReader(tail)), set(columns))]
     except (pa.ArrowException, OSError):
-        return whole
+        return whole, tail
     if not all(0 <= start < end for start, end in found):
-        return whole
-    ends = [(start, min(end + PADDING, size)) for start, end in found]
-    return joined([(0, 4), *sorted(ends), (size - length, size)])
+        return whole, tail
+    before = size - len(tail)
+    ends = sorted((start, min(end + PADDING, before)) for start, end in found if start < before)
+    return joined(ends), tail
 
 
 def chunks(facts: Any, columns: set[str]) -> Iterator[tuple[int, int]]:

@@ -46,6 +46,7 @@ SETTINGS = (  # of an address; none is a secret
 AZURE_KEYS = {"account_key": "AZURE_STORAGE_KEY", "sas_token": "AZURE_STORAGE_SAS_TOKEN"}
 OF_AZURE = ("_authority", "_scheme")
 RETRIED = 15  # seconds for which a store that does not answer is asked again
+SECOND = 10**9  # nanoseconds
 PIECE = 1 << 24  # bytes asked for at once: each time a store is waited for
 
 
@@ -161,18 +162,29 @@ class RemoteFiles:
             path = Path(folder.name) / PurePosixPath(name).name
             if before is not None:
                 before.rename(path)
-            facts = self.facts(name)
-            asked(name, lambda: self._copy(wanted, facts.size, path))
-            if path.stat().st_size != facts.size or self.facts(name) != facts:
+            told = (ask(name) for ask in (self.listed, self.facts))  # it may be another by now
+            if not any(self._is_copied(wanted, one, path) for one in told):
                 raise SourceError(
                     f"'{path.name}' changed while it was copied.\n"
                     "  to fix  start again, and put new rows in new files"
                 )
-            os.utime(path, ns=(facts.time, facts.time))
         except BaseException:
             folder.cleanup()
             raise
         return CopiedFile(folder, path)
+
+    def _is_copied(self, wanted: Wanted, told: ListedFile, path: Path) -> bool:
+        """Copies a file; whether it was what was told of it, from before on until after it."""
+        name = wanted.name
+        try:
+            asked(name, lambda: self._copy(wanted, told.size, path))
+        except SourceError:
+            if is_same(told, self.facts(name)):
+                raise
+            return False
+        now = self.facts(name)
+        os.utime(path, ns=(now.time, now.time))
+        return is_same(told, now) and path.stat().st_size == now.size
 
     def _place(self) -> tuple[tempfile.TemporaryDirectory[str], Path | None]:
         """A folder for a copy, and the file in it that is to be written over."""
@@ -181,26 +193,28 @@ class RemoteFiles:
         return scratch_folder(), None
 
     def _copy(self, wanted: Wanted, size: int, path: Path) -> None:
-        parts = getattr(self._files, "open_input_file", None)
         path.touch(0o600)
+        files = self._files
         with path.open("r+b") as to, room(PIECE) as own:
-            if wanted.columns is None or parts is None:
-                with self._files.open_input_stream(wanted.name, compression=None) as source:
+            if wanted.columns is None or not hasattr(files, "open_input_file"):
+                with files.open_input_stream(wanted.name, compression=None) as source:
                     while read := source.readinto(own):
                         to.write(own[:read])
                 to.truncate()
                 return
             from streamveil.connectors.parquet_parts import spans  # loaded where parts are read
 
-            with parts(wanted.name) as source:
-                for start, end in spans(source, size, wanted.columns):
+            with files.open_input_file(wanted.name) as source:
+                found, tail = spans(source, size, wanted.columns)
+                for start, end in found:
                     if start > to.tell():
                         to.truncate()  # between parts lie zeros
                     source.seek(start), to.seek(start)
                     while start < end and (read := source.readinto(own[: end - start])):
                         to.write(own[:read])
                         start += read
-            to.truncate(size)
+            to.truncate(), to.seek(size - len(tail))
+            to.write(tail)
 
     def _matching(self, pattern: str) -> Iterator[Any]:
         from pyarrow import fs
@@ -274,6 +288,11 @@ def asked(name: str, action: Callable[[], T]) -> T:
 def facts_of(info: Any) -> ListedFile:
     """Of a listed file."""
     return ListedFile(info.size, info.mtime_ns or 0)
+
+
+def is_same(listed: ListedFile, told: ListedFile) -> bool:
+    """Whether a file is the one that was listed. Some stores tell parts of a second there alone."""
+    return listed.size == told.size and told.time in (listed.time, listed.time // SECOND * SECOND)
 
 
 def has_magic(path: str) -> bool:
