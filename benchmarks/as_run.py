@@ -5,8 +5,10 @@ event clock, default settings, Parquet files as sink. Then what `streamveil` cos
 answer: `import streamveil`, the query of the README (with nothing to compile), and `explain` of a
 query with 86,400 releases that was explained before. Every run is a process of its own.
 
-`--cores` pins runs to one processor and lets them have all, in turn: how much of a second one a job
-uses. Expected: reading, decoding and checksums go on beside the job, little else does.
+Modules and kernels are compiled beforehand, as they are in a wheel: in a clone,
+`python -m streamveil.compiled` does it. `--cores` pins runs to one processor and lets them have
+all, in turn: how much of a second one a job uses. Expected: reading, decoding and checksums go on
+beside the job, little else does.
 
     python benchmarks/as_run.py [--users 10000000] [--repeats 3] [--data DIR] [--cores] [--start]
 """
@@ -27,8 +29,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicks import Clicks
+from streamveil import compiled
 
 ROOT = Path(__file__).parents[1]
+INSTALLED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 RESULTS = Path(__file__).parent / "results" / "as_run.json"
 SQL = """
 CREATE STREAM clicks WITH (source = 'files', path = '{data}', event_time = 'ts');
@@ -65,7 +69,7 @@ def outside(command: list[str], folder: Path, processors: set[int] | None = None
     """CPU and wall time of a process, its start and end included."""
     began = time.perf_counter()
     with (folder / "said.txt").open("w") as said:
-        child = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
+        child = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said, env=INSTALLED)
         if processors is not None:
             os.sched_setaffinity(child.pid, processors)
         _, status, used = os.wait4(child.pid, 0)
@@ -150,6 +154,8 @@ def main() -> None:
     parser.add_argument("--cores", action="store_true", help="also on one processor")
     parser.add_argument("--start", action="store_true", help="starting, and nothing else")
     options = parser.parse_args()
+    if not compiled.made():
+        parser.error("the kernels are of other code; run `python -m streamveil.compiled`")
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.start:
         found["start"] = starts(options.repeats) | {"load": os.getloadavg()[0]}
