@@ -488,3 +488,11 @@ def test_many_rows_that_are_padded_fit_where_arrow_fears_that_they_do_not():
     table = pa.table({"x": pa.array(["q"] * 600_000)})
     found = compile_expression("LENGTH(LPAD(x, 1000))", table.schema)(table)
     assert found.unique().to_pylist() == [1000]
+
+
+def test_days_in_milliseconds_are_no_privacy_unit():
+    """Nothing says that they are whole days: read as days, several units were one."""
+    table = pa.table({"d": pa.array([1, 2, 86_400_000], pa.int64()).cast(pa.date64(), safe=False)})
+    assert compile_key("d", table.schema)(table).to_pylist()[0] == day("1970-01-01")
+    with pytest.raises(PlanError, match="several units would count as one"):
+        compile_unit("d", table.schema)

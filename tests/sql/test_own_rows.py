@@ -555,6 +555,7 @@ SETS_OF = "SELECT {} id, tags, COUNT(*) AS n FROM {} GROUP BY GROUPING SETS ((ta
 
 @pytest.mark.parametrize(("query", "around"), [
     ("t, UNNEST(SPLIT(tags)) AS part", SHIFTED), ("t", SETS_OF),
+    ("(SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY tags) AS part FROM t)", SHIFTED),
 ])  # fmt: skip
 def test_codes_of_several_chunks_need_not_fit_into_one(query, around):
     """Codes of 8 bits, of which no person's rows have many: together they ended the job."""
@@ -569,6 +570,7 @@ def test_codes_of_several_chunks_need_not_fit_into_one(query, around):
     alone = own_rows(plan.source, table.slice(0, 1))
     assert made.slice(0, alone.num_rows).to_pylist() == alone.to_pylist()
     assert made.num_rows == 200 * alone.num_rows
+    assert not any(pa.types.is_dictionary(kind) for kind in made.schema.types)
 
 
 def test_keys_of_grouping_sets_are_repeated_with_offsets_of_64_bits():
@@ -576,3 +578,11 @@ def test_keys_of_grouping_sets_are_repeated_with_offsets_of_64_bits():
     table = pa.table({"id": ["a"], "tags": ["x"]})
     made = own_rows(asked("t", around=SETS_OF, table=table).source, table)
     assert not any(pa.types.is_string(kind) for kind in made.schema.types)
+
+
+def test_rows_may_be_ordered_by_what_is_null_everywhere():
+    """A column without a type has one rank."""
+    table = pa.table({"id": [1, 1, 2], "x": pa.nulls(3)})
+    ranked = "(SELECT *, RANK() OVER (PARTITION BY id ORDER BY x) AS part FROM t)"
+    made = own_rows(asked(ranked, around=SHIFTED, table=table).source, table)
+    assert made["part"].to_pylist() == [1, 1, 1]

@@ -101,7 +101,7 @@ def compile_unit(text: str, schema: pa.Schema) -> Compiled:
     compiled = compile_value(text, schema)
     for name in compiled.columns:
         kind = schema.field(name).type
-        if loses_digits(kind):
+        if loses_digits(kind) or pa.types.is_date64(plain_type(kind)):  # need not be whole days
             raise PlanError(
                 f"the privacy unit reads column '{shown(name)}' of type {kind}, of which the last "
                 "digits are not kept: several units would count as one.\n"

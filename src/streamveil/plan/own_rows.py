@@ -290,6 +290,9 @@ def after_steps(
     source: OwnRows, table: pa.Table, load: Load, later: Sequence[OwnStep] = ()
 ) -> tuple[pa.Table, Any]:
     """The rows after all steps, and the unit of each. `later`: what is done with these rows."""
+    for place, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):  # those of several chunks need not fit into one
+            table = table.set_column(place, table.column_names[place], wide(column))
     units = plain(compile_unit(source.unit, table.schema)(table))
     for place, step in enumerate(source.steps, 1):
         table, units = passing(step, table, units)
@@ -556,6 +559,8 @@ class Ordered:
 def ranked(order: SortKey, table: pa.Table) -> Int64[Array, " rows"]:
     """Integers in the order of an expression's values."""
     values = plain(compile_key(order.expression, table.schema)(table))
+    if pa.types.is_null(values.type):
+        return np.zeros(len(values), np.int64)
     ranks = np.asarray(pc.rank(values, "ascending", tiebreaker="dense"))
     found = ranks.astype(np.int64) * (-1 if order.descending else 1)
     beyond = (-1 if order.nulls_first else 1) * (len(found) + 1)
