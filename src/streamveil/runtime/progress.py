@@ -67,8 +67,9 @@ class Progress:
         kept = "" if state is None else f", of it {state / 2**20:,.1f} MiB state"
         disk = (self.log_bytes + self.checkpoint_bytes) / 2**20
         return (
-            f"{self.batch:,} micro-batches, {self.rows:,} rows in {self.seconds:,.1f} s"
-            f" ({self.rows_per_second:,.0f} rows/s), {self.releases:,} releases; memory at most"
+            f"{self.batch:,} micro-batch{'es' * (self.batch != 1)}, {self.rows:,} rows in"
+            f" {self.seconds:,.1f} s ({self.rows_per_second:,.0f} rows/s), {self.releases:,}"
+            f" release{'s' * (self.releases != 1)}; memory at most"
             f" {self.memory_bytes / 2**20:,.0f} MiB{kept}; on disk {disk:,.1f} MiB"
         )
 
