@@ -12,6 +12,8 @@ from streamveil.dynamic import (
     ContinualMwem,
     DisjointDoubling,
     FullyDynamic,
+    GrowingClassifier,
+    Hybrid,
     InsertionOnly,
     LivePmw,
     LiveTable,
@@ -27,17 +29,28 @@ from streamveil.dynamic import (
     TwoStream,
     growing,
 )
+from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.distinct import DistinctCounter
+from streamveil.dynamic.erm import LOSSES
+from streamveil.dynamic.partition import Squaring
 from streamveil.dynamic.pmwg import first_share
 from streamveil.linear import (
     Dense,
     Direct,
+    Halfspaces,
     Marginals,
     Matrix,
     Mwem,
     Pmw,
+    PmwRelease,
+    Points,
+    Ranges,
+    Residuals,
     Share,
+    Sums,
+    Through,
     hierarchy,
+    noisy_histogram,
     noisy_queries,
 )
 from streamveil.linear.additive import Additive
@@ -45,6 +58,8 @@ from streamveil.linear.additive import Additive
 N = 4
 CELLS = Marginals((N,), ((0,),))
 WAYS = Marginals.ways((2, 2), 2)
+FRACTIONS = Matrix.of([[0.5, 1, 0, 0.25], [0, 0.125, 1, 1], [1, 1, 1, 1]], shift=3)
+SUMS = Sums.of((2, 2), [((0,), np.array([1, 0, 1, 1], bool)), ((), np.array([1, 0, 0, 1], bool))])
 PURE, ZCDP, GDP = Share("pure", 2), Share("zcdp", Fraction(1, 2)), Share("gdp", Fraction(1, 2))
 
 
@@ -67,11 +82,18 @@ def table(mechanism, matching="ids"):
     return release
 
 
-def updates(rng, steps, *, grows, most=4):
-    """Records that come and, unless the table grows only, go; ids are used once."""
+def updates(rng, steps, *, grows, most=4, stays=None):
+    """Records that come and, unless the table grows only, go; ids are used once.
+
+    Where they may stay for so many steps at most, they are gone by then.
+    """
     alive, fresh, found = [], 0, []
-    for _ in range(steps):
+    for t in range(steps):
         here = []
+        if stays is not None and t >= stays:
+            came = {rid for sign, rid, _ in found[t - stays] if sign > 0}
+            here += [(-1, *one) for one in alive if one[0] in came]
+            alive = [one for one in alive if one[0] not in came]
         for _ in range(int(rng.integers(0, most + 1))):
             if grows or not alive or rng.random() < 0.6:
                 alive.append((fresh, int(rng.integers(N))))
@@ -100,6 +122,50 @@ def distinct(share, horizon, changes=2):
     """Whether there is any record, and whether there is one at each point."""
     groups = Marginals((N,), ((), (0,)))
     return DistinctCounter(cells=groups, share=share, horizon=horizon, changes=changes)
+
+
+def options(kind, share, steps):
+    """Settings that are no default, and other static mechanisms."""
+    queries, hidden = noisy_queries(CELLS), {"horizon": None, "public_steps": False}
+    half = share.scale(Fraction(1, 2))
+    once = Repaired(static=queries, most_rounds=1, arity=2)
+    found = {
+        "rerun while records stay": Rerun(static=queries, share=share, retention=2),
+        "published hidden steps": FullyDynamic.published(queries, share, public_steps=False),
+        "fully dynamic one round": FullyDynamic(
+            static=queries, share=share, horizon=None, bucket=once
+        ),
+        "fully dynamic of pmw": FullyDynamic.repaired(
+            PmwRelease(queries=CELLS, halts=2), share, **hidden
+        ),
+        "two streams for ever": TwoStream(static=queries, share=share, horizon=None),
+        "two streams of points": TwoStream(
+            static=noisy_histogram(WAYS), share=share, horizon=steps, arity=2
+        ),
+        "snapshots at every step": SnapshotDelta(
+            static=queries, share=share, horizon=steps, every=1
+        ),
+        "one triggered snapshot": TriggeredSnapshots(static=queries, share=share, most=1, arity=2),
+        "sparse insertions of few segments": InsertionOnly.sparse(queries, share, steps),
+        "squaring insertions": InsertionOnly(
+            inner=Hybrid(queries, half, Fraction(1, 2), 2), static=queries,
+            partition=Squaring(epsilon=half.epsilon),
+        ),
+        "growing for ever": growing(queries, share, arity=2),
+        "growing of pmw": growing(PmwRelease(queries=CELLS, halts=2), share, steps=steps),
+        "growing by interactions": growing(Additive(Residuals(WAYS)), share, steps=steps),
+        "continual mwem once a step": ContinualMwem(
+            queries=FRACTIONS, share=share, horizon=steps, rounds=1, mixing=0.0
+        ),
+        "tree counter for ever": TreeCounter(
+            strategy=Through(SUMS), share=share, horizon=None, arity=2
+        ),
+    }  # fmt: skip
+    for name, mechanism in found.items():
+        yield f"{name} {kind}", (mechanism, "ids")
+    yield f"tree counter labels {kind}", (
+        TreeCounter(strategy=Direct(CELLS), share=share, horizon=steps), "labels",
+    )  # fmt: skip
 
 
 def tables(steps):
@@ -167,14 +233,66 @@ def tables(steps):
                     "ids",
                 ),
             )
+        yield from options(kind, share, steps)
     yield "distinct gdp", (distinct(GDP, steps), "ids")
+    for strategy in (Points(WAYS), Residuals(WAYS), Through(SUMS)):
+        yield f"signed counter by {type(strategy).__name__}", (
+            SignedCounter(strategy=strategy, share=GDP, horizon=steps), "ids",
+        )  # fmt: skip
+    yield "signed counter labels", (
+        SignedCounter(strategy=Direct(CELLS), share=GDP, horizon=steps), "labels",
+    )  # fmt: skip
     for only in (False, True):
         yield f"signed counter {only}", (
             SignedCounter(strategy=Direct(CELLS), share=GDP, horizon=steps, only_grows=only), "ids",
         )  # fmt: skip
 
 
+# ---- one table, once
+
+
+def statics():
+    """Name -> (mechanism, share, whether neighbours replace a record of a table of public size)."""
+    boxes = Halfspaces.of((2, 2), [[1.0, 1.0], [-1.0, 0.5]], [1.0, -0.5])
+    strategies = {
+        "direct": Direct(FRACTIONS), "points": Points(Ranges.prefixes(N)), "boxes": Direct(boxes),
+        "interactions": Residuals(WAYS), "through": Through(SUMS),
+        "dense": Dense(FRACTIONS, hierarchy(N)),
+    }  # fmt: skip
+    for share in (PURE, ZCDP, GDP):
+        for replaced in (False, True):
+            of = f"{'replaced ' * replaced}{share.kind}"
+            for name, strategy in strategies.items():
+                yield f"once {name} {of}", Additive(strategy, replaced), share, replaced
+            if share is GDP:
+                continue
+            for about, queries in (("fractions", FRACTIONS), ("sums", SUMS)):
+                for preset in ("practical", "theorem"):
+                    some = {"queries": queries, "preset": preset}
+                    yield f"once MWEM {preset} {about} {of}", Mwem(**some), share, replaced
+                    yield f"once PMW {preset} {about} {of}", PmwRelease(**some), share, replaced
+                again = Mwem(queries=queries, rounds=2, replays=1)
+                yield f"once MWEM again {about} {of}", again, share, replaced
+
+
+def once(static, share, replaced):
+    """One release; an input is its histogram."""
+
+    def release(histogram, noise):
+        size = float(np.sum(histogram)) if replaced else None
+        place = Place(noise, "once")
+        found = static.release(np.array(histogram, np.int64), share, place, size)
+        return [np.array(found.values)]
+
+    return share.loss, release
+
+
 # ---- questions
+
+
+def fractions(rng, count):
+    """Questions with weights in quarters."""
+    return rng.integers(0, 5, (count, N)) / 4
 
 
 def questions(rng, count):
@@ -235,6 +353,48 @@ def pmw(share, asked=30):
     return share.loss, release
 
 
+def pmwg_kept(share, theorem):
+    """Questions in quarters, arrivals of several records, and a state kept after each of them."""
+    start = 8
+    made = Pmwg.practical(share, start=start, domain=N, halts=3, shift=2)
+    if theorem:
+        made = Pmwg.theorem(share, start=start, domain=N, asked=5, shift=2)
+
+    def release(points, noise):
+        rng, place, found = np.random.default_rng(5), Place(noise, "pmwg"), []
+        state = made.init(np.bincount(points[:start], minlength=N), place)
+        for at in range(start, len(points) + 1, 4):
+            for query in fractions(rng, 6):
+                answer = made.ask(state, query, place)
+                found.append([len(answer.kind), answer.value])
+            made.arrive(state, points[at : at + 4], place)
+            kept = made.load(state.to_arrays())
+            assert kept.run == state.run
+            kept.run, state = state.run, kept  # a run is told by its identity
+        return found
+
+    return made.loss, release
+
+
+def live_growing(share, *, only_grows):
+    """Questions while records come and, unless the table grows only, go."""
+    made = LivePmw(share=share, start=4, domain=N, halts=3, only_grows=only_grows, mixing=0.1)
+
+    def release(steps, noise):
+        from streamveil.dynamic import Changes
+
+        rng, place, found = np.random.default_rng(5), Place(noise, "live"), []
+        state = made.init(place)
+        for size, (born, gone) in enumerate(steps, start=2):
+            made.step(state, Changes(np.array(born, int), np.array(gone, int)), 2 * size, place)
+            for query in questions(rng, 4):
+                answer = made.ask(state, query, place)
+                found.append([len(answer.kind), answer.value])
+        return found
+
+    return made.loss, release
+
+
 # ---- reruns and training
 
 
@@ -248,6 +408,43 @@ def reruns(schedule):
 
         made = Reruns(schedule, black_box, lambda a, b: points[a:b], Place(noise, "reruns"))
         return [np.array(made.answer) for _ in points if made.arrive()]
+
+    return schedule.loss, release
+
+
+def reruns_of_many(schedule, together=7):
+    """The same where records arrive together."""
+
+    def release(points, noise):
+        def black_box(data, share, place):
+            histogram = np.bincount(data, minlength=N)
+            return noisy_queries(CELLS, replaced=True).release(histogram, share, place).values
+
+        made = Reruns(schedule, black_box, lambda a, b: points[a:b], Place(noise, "reruns"))
+        ran = [made.arrive(together) for _ in range(len(points) // together)]
+        return [np.array(ran), np.array(made.answer)]
+
+    return schedule.loss, release
+
+
+def of_paper():
+    """The schedule as it was published."""
+    for budget in (Budget(epsilon=1), Budget(rho=Fraction(1, 2))):
+        yield BBScheduler(start=4, budget=budget, gamma=0.5, mode="paper")
+
+
+def classifier(schedule, method):
+    """Coefficients after each batch; an input is rows of any length, with any labels."""
+
+    def release(data, noise):
+        x, y = data
+        model = GrowingClassifier(
+            features=x.shape[1], classes=(0, 1), schedule=schedule, noise=noise, method=method
+        )
+        return [
+            np.array(model.partial_fit(x[at : at + 5], y[at : at + 5]).coef_)
+            for at in range(0, len(x), 5)
+        ]
 
     return schedule.loss, release
 
@@ -271,6 +468,7 @@ def training(trainer, share):
 
 TRAINERS = (
     (NoisyGradientDescent(max_steps=5), ZCDP),
+    (NoisyGradientDescent(loss=LOSSES["huber"], max_steps=3), ZCDP),
     (OutputPerturbation(strength=0.1), PURE),
     (OutputPerturbation(strength=0.1), ZCDP),
 )

@@ -188,7 +188,12 @@ def table_input(name, mechanism, seed):
     """A stream of updates and a neighbour of it."""
     rng, relation = np.random.default_rng(seed), mechanism.guarantee.protects.relation
     grows = relation not in ("record", "update") or name.endswith("True")
-    stream = [[(1, -1, 0)], *library.updates(rng, STEPS - 1, grows=grows)]
+    stays = getattr(mechanism, "retention", None)
+    stream = [[(1, -1, 0)], *library.updates(rng, STEPS - 1, grows=grows, stays=stays)]
+    if stays is not None:
+        stream[stays].append((-1, -1, 0))
+    if "labels" in name:  # a row is a record, or the end of one
+        relation = "update"
     return stream, library.neighbour(rng, stream, relation)
 
 
@@ -222,6 +227,31 @@ def asked_pairs(seed):
         histogram = rng.integers(0, 6, N)
         more = histogram + (np.arange(N) == rng.integers(N))
         yield f"pmw {share.kind}", *library.pmw(share), histogram, more, policy()
+        for theorem in (False, True):
+            made = library.pmwg_kept(share, theorem)
+            yield f"pmwg kept {theorem} {share.kind}", *made, *points, policy()
+        for only in (False, True):
+            steps = [(rng.integers(0, N, 3).tolist(), []) for _ in range(6)]
+            gone = [] if only else [steps[1][0][0]]
+            steps[4] = (steps[4][0], gone)
+            fewer = [(list(born), list(left)) for born, left in steps]
+            fewer[1][0].pop(0)
+            fewer[4] = (fewer[4][0], [])
+            made = library.live_growing(share, only_grows=only)
+            yield f"live growing {only} {share.kind}", *made, steps, fewer, policy()
+
+
+def static_pairs(seed):
+    """The same of one release about one table."""
+    rng = np.random.default_rng(seed)
+    for name, static, share, replaced in library.statics():
+        histogram = rng.integers(0, 6, N) + np.eye(N, dtype=np.int64)[rng.integers(N)] * 40
+        at, to = rng.permutation(N)[:2]
+        other = histogram + (np.arange(N) == to)
+        if replaced:
+            other = other - (np.arange(N) == at) if histogram[at] else histogram
+        policy = random_policy(seed, (0.05, 0.2, 0.6, 1.0)[seed % 4])
+        yield name, *library.once(static, share, replaced), histogram, other, policy
 
 
 def rerun_pairs(seed):
@@ -230,17 +260,41 @@ def rerun_pairs(seed):
     nothing = lambda _, __: None  # noqa: E731
     for schedule in library.schedules():
         name = f"{type(schedule).__name__} {schedule.whole.kind}"
-        yield name, *library.reruns(schedule), *one_point(rng, rng.integers(0, N, 40)), nothing
+        points = one_point(rng, rng.integers(0, N, 40))
+        yield name, *library.reruns(schedule), *points, nothing
+        yield f"{name} of many", *library.reruns_of_many(schedule), *points, nothing
+    for schedule in library.of_paper():
+        points = one_point(rng, rng.integers(0, N, 40))
+        name = f"BBScheduler of the paper {schedule.whole.kind}"
+        yield name, *library.reruns(schedule), *points, nothing
+    yield from training_pairs(rng, seed, nothing)
+
+
+def training_pairs(rng, seed, nothing):
+    """The same of trainers, alone and in a classifier; rows of any length, labels of any size."""
     for trainer, share in TRAINERS:
         x = rng.normal(size=(30, 3))
         x /= np.linalg.norm(x, axis=1)[:, None]
         y = np.sign(rng.normal(size=30))
+        if seed % 3 == 0:
+            x, y = x * 9, y * 3
         other, signs, at = x.copy(), y.copy(), int(rng.integers(30))
         signs[at] = -y[at]
         if seed % 2:
             other[at] = -x[at][::-1]
+        if seed % 5 == 0:
+            other[at, 0] = np.nan
         name = f"{type(trainer).__name__} {share.kind}"
         yield name, *library.training(trainer, share), (x, y), (other, signs), nothing
+    x, y = rng.normal(size=(40, 3)) * 5, rng.integers(0, 3, 40)
+    other, labels, at = x.copy(), y.copy(), int(rng.integers(40))
+    other[at], labels[at] = rng.normal(size=3) * 100, rng.integers(0, 3)
+    schedules = [*library.schedules(), *library.of_paper()]
+    schedule = schedules[seed % len(schedules)]
+    pure = schedule.whole.kind == "pure"
+    name = f"classifier {type(schedule).__name__} {schedule.whole.kind}"
+    made = library.classifier(schedule, "output" if pure else "gradient")
+    yield name, *made, (x, y), (other, labels), nothing
 
 
 def pairs_of(seed, tables):
@@ -248,7 +302,8 @@ def pairs_of(seed, tables):
     for name, (mechanism, matching) in tables:
         lost, part, claim = table_pair(name, mechanism, matching, seed)
         yield name, lost.stands(claim), part
-    for name, claim, release, one, other, policy in [*asked_pairs(seed), *rerun_pairs(seed)]:
+    asked = [*static_pairs(seed), *asked_pairs(seed), *rerun_pairs(seed)]
+    for name, claim, release, one, other, policy in asked:
         lost = lost_by(release, (one, other), policy, seed)
         yield name, lost.stands(claim), lost.tightness(claim)
 

@@ -76,7 +76,8 @@ CLAIMS = {
     "the weight of an item is not charged": claim(
         NoisePlan, "_l2_at", lambda self, _: float(self.items) * self.change**0.5
         * self.counter.column_norm),
-    "flushes are not charged": claim(CellCounter, "column_norm", property(lambda _: 1.0)),
+    "pushes after the first are not charged": claim(
+        CellCounter, "column_norm", property(lambda _: 1.0)),
     "textbook noise sets nothing aside for the sampler": claim(
         NoisePlan, "_paid", lambda _, mu: mu),
 }  # fmt: skip

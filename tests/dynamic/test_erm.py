@@ -73,6 +73,20 @@ def test_trainers_bound_rows_and_labels_that_nobody_bounded(trainer, share):
     assert_allclose(given, trainer.train(inside, y, share, quiet()), atol=1e-6)
 
 
+def test_sums_of_gradients_are_whole_numbers_until_they_have_noise(monkeypatch):
+    """In floating point the sums of more than 2**23 records would be rounded before."""
+    seen = []
+
+    def spied(whole, rest, *given):
+        seen.append((whole.dtype, rest.any()))
+        return honest(whole, rest, *given)
+
+    honest = erm.sums_with_noise
+    monkeypatch.setattr(erm, "sums_with_noise", spied)
+    NoisyGradientDescent(max_steps=3).train(*data(), Share("zcdp", 1), loud())
+    assert seen == [(np.dtype(np.int64), False)] * 3
+
+
 def test_one_record_moves_the_lattice_gradient_by_at_most_two():
     x, y = data()
     for loss in LOSSES.values():
@@ -128,11 +142,11 @@ def test_output_noise_has_the_scale_of_the_proof(monkeypatch):
 def test_the_gradient_noise_pays_for_all_steps(monkeypatch):
     seen = []
 
-    def watch(centre, sigma, draws):
-        seen.append(sigma)
-        return public(centre)
+    def watch(whole, rest, sigmas, draws):
+        seen.append(float(sigmas.min()))
+        return public(whole)
 
-    monkeypatch.setattr(erm, "about", watch)
+    monkeypatch.setattr(erm, "sums_with_noise", watch)
     x, y = data(200)
     NoisyGradientDescent(max_steps=17).train(x, y, Share("zcdp", 1), loud())
     rho = sum((2 / GRID) ** 2 / (2 * sigma**2) for sigma in seen)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from streamveil.core.measure import about
+from streamveil.core.measure import about, sums_with_noise
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import values
 from streamveil.errors import require_one_of, require_positive
@@ -156,11 +156,11 @@ class NoisyGradientDescent:
         sigma = np.nextafter(float(part.spread(2 * quanta, 4 * quanta**2)), np.inf)
         spread = float(sigma) * GRID / n
         rate = 1 / (self.loss.curvature + math.sqrt(steps * d) * spread / self.radius)
-        theta, total = np.zeros(d), np.zeros(d)
+        theta, total, nothing = np.zeros(d), np.zeros(d), np.zeros(d)
         for step in range(steps):
             slopes = self.loss.slope(y * (x @ theta)) * y
             exact = np.trunc(slopes[:, None] * x / GRID).astype(np.int64).sum(axis=0)
-            noisy = values(about(exact.astype(np.float64), float(sigma), place.draws(step)))
+            noisy = values(sums_with_noise(exact, nothing, np.full(d, sigma), place.draws(step)))
             theta = project(theta - rate * noisy * GRID / n, self.radius)
             total += theta
         average: Coefficients = total / steps
