@@ -455,6 +455,23 @@ def restore(
     say(f"the state of {make(copy, state)}: {state}")
 
 
+@app.command(epilog="Example: streamveil resend pages.sql pages.veil")
+def resend(
+    query: QueryFile,
+    state: StateFolder,
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """Gives the tables of a database releases that they have lost, from those that STATE keeps.
+
+    For a database that was restored to an earlier moment. The job must not run meanwhile. What is
+    there stays as it is; nothing is drawn and nothing is charged.
+    """
+    from streamveil.commands.resend import resend as send
+
+    say(f"{send(read_query(query, table, name).plan, state):,} releases are there")
+
+
 @app.command(epilog="Example: streamveil rekey pages.veil --new file:new.key")
 def rekey(
     state: StateFolder,

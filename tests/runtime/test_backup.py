@@ -114,6 +114,17 @@ def test_a_fork_has_noise_and_a_charge_of_its_own():
         run(plan(), state="three", ledger="clicks.ledger")
 
 
+def test_a_job_that_began_with_a_look_is_forked():
+    looked = plan(options="min_privacy_units_per_group = 2")
+    some(run(looked, state="s"), 4)
+    assert (Path("s") / "look.json").exists()
+    fork(looked, "s", "one")
+    original, other = told(run(looked, state="s")), told(run(looked, state="one"))
+    assert other
+    assert other.keys() <= original.keys()
+    assert any(not other[place].equals(original[place]) for place in other)
+
+
 def test_a_fork_that_would_hold_a_part_of_a_window_is_refused():
     some(run(plan(daily=""), state="s"), 2)
     with pytest.raises(PlanError, match="one window holds the whole stream"):

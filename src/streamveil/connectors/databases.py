@@ -117,14 +117,8 @@ class DatabaseSink(Database):
             if found:
                 return mark.require(ContentMark(*found[0]), f"the table '{self.table}'")
             self._require_columns(connection, rows.schema)
-            if self.mode == "upsert":
-                self._ask(
-                    connection,
-                    f"DELETE FROM {self.quoted(self.table)}"  # noqa: S608
-                    " WHERE streamveil_job = $1 AND streamveil_window = $2",
-                    job, window,
-                )  # fmt: skip
-            self.insert(connection, rows)
+            if self.mode == "append" or self._replaces(connection, *name):
+                self.insert(connection, rows)
             said = (to_json(table.schema) or b"{}").decode(), "\n".join(sentences(table))
             self._ask(
                 connection,
@@ -133,6 +127,28 @@ class DatabaseSink(Database):
             )  # fmt: skip
             self._ask(connection, "COMMIT")
         return None
+
+    def _replaces(self, connection: Any, *name: Any) -> bool:
+        """Takes away what is there of a window; not where that is newer, as when it is sent again.
+
+        See `streamveil resend`.
+        """
+        *window, trigger = name
+        [[newest]] = self._ask(
+            connection,
+            f"SELECT max(trigger_number) FROM {MARKS} WHERE target = $1 AND job = $2"  # noqa: S608
+            " AND window_number = $3",
+            *window,
+        )
+        if newest is not None and newest > trigger:
+            return False
+        self._ask(
+            connection,
+            f"DELETE FROM {self.quoted(self.table)}"  # noqa: S608
+            " WHERE streamveil_job = $1 AND streamveil_window = $2",
+            *window[1:],
+        )
+        return True
 
     def close(self) -> None:
         """Nothing is pending."""

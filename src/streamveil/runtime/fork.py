@@ -29,7 +29,7 @@ from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.plan import Plan, combined_plan
 from streamveil.runtime import disk, notes
-from streamveil.runtime.changed_query import kept_plan
+from streamveil.runtime.changed_query import fits, kept_plan
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.store import FORK, read_header, require_empty
 
@@ -44,7 +44,7 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     if header is None:
         raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
     first = kept_plan(plan, home)
-    if first.plan.fingerprint != header.identity.plan:
+    if not fits(first.plan, header, home):
         raise StoreError(
             f"'{home.name}' was made for another query than this one.\n"
             "  to fix  fork it with its query, or begin the other one in a state of its own"

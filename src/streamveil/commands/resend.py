@@ -1,0 +1,51 @@
+"""streamveil resend: gives the tables of a database the releases that they have lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamveil.batch import Release
+from streamveil.connectors import open_sink
+from streamveil.connectors.databases import DatabaseSink
+from streamveil.errors import PlanError, StoreError
+from streamveil.plan.plan import Plan
+from streamveil.results.post import after_post
+from streamveil.runtime.changed_query import fits, kept_plan
+from streamveil.runtime.disk import Lock
+from streamveil.runtime.published import of_state
+from streamveil.runtime.store import read_header
+
+
+def resend(plan: Plan, state: str | Path) -> int:
+    """Writes all releases that a state keeps into the databases of a query; says how many.
+
+    Those that are there stay as they are (see the proof in `connectors.databases`). No job of the
+    state may run meanwhile.
+    """
+    home = Path(state)
+    opened = [open_sink(one.kind, one.options) for one in plan.sinks]
+    sinks = [sink for sink in opened if isinstance(sink, DatabaseSink)]
+    if not sinks:
+        raise PlanError(
+            "this query writes into no database, and only their tables can be filled again.\n"
+            "  to fix  read what is missing with `streamveil read`"
+        )
+    header = read_header(home) if home.is_dir() else None
+    if header is None:
+        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
+    lock = Lock(home)
+    try:
+        known = kept_plan(plan, home).plan
+        if not fits(known, header, home):
+            raise StoreError(
+                f"'{home.name}' was made for another query than this one.\n"
+                "  to fix  give the query that the job runs"
+            )
+        releases = after_post(of_state(home), known.post)
+        for moment in releases.moments:
+            release = Release(releases.noisy(moment), *moment, 0)
+            for sink in sinks:
+                sink.write(known.name, release)
+        return len(releases.moments)
+    finally:
+        lock.close()
