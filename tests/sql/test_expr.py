@@ -21,6 +21,7 @@ from streamveil.expressions.expr import (
     compile_unit,
     compile_value,
     normalize_expression,
+    total,
 )
 from tests.sql.mutate import mutated
 
@@ -496,3 +497,14 @@ def test_days_in_milliseconds_are_no_privacy_unit():
     assert compile_key("d", table.schema)(table).to_pylist()[0] == day("1970-01-01")
     with pytest.raises(PlanError, match="several units would count as one"):
         compile_unit("d", table.schema)
+
+
+def test_a_fault_of_the_query_is_told_and_not_taken_for_a_rows():
+    """Rows on which a kernel fails are null; a query that is no query is refused on any rows."""
+
+    def refused(_):
+        raise PlanError("an interval is not a value of a row")
+
+    for table in (TABLE, TABLE.schema.empty_table()):
+        with pytest.raises(PlanError, match="interval"):
+            total(refused, table, pa.int64())

@@ -285,6 +285,8 @@ def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
     """
     try:
         column = run(table)
+    except PlanError:  # the query's fault, and no row's
+        raise
     except (ValueError, ArithmeticError, pa.ArrowCapacityError):  # Arrow's, or Python's own
         if table.num_rows <= 1:
             return pa.nulls(table.num_rows, kind)

@@ -87,7 +87,7 @@ PLACES = ("ROW_NUMBER", "RANK", "DENSE_RANK")
 MOVED = ("LAG", "LEAD", "FIRST_VALUE")
 RUNNING = ("COUNT", "SUM")  # totals up to a row, where an order is given
 MOST_PARTS = 1_000  # rows that UNNEST makes of one
-MOST_REPEATED = 1 << 24  # bytes of the texts beside them, in all
+MOST_REPEATED = 1 << 24  # bytes of the texts and lists beside them, in all
 
 
 @dataclass(frozen=True, kw_only=True)
