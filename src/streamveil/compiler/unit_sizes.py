@@ -21,6 +21,7 @@ EVEN = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 60.0)  #
 SIZES = np.geomspace(0.1, 3_000, 80)  # b of powers
 MEANS = np.geomspace(1, 400, 160)  # of gamma laws, about
 MISFIT = 0.05  # share by which a bin may differ from every law that is fitted
+MOSTLY_OWN = 0.5  # share of rows in groups of their own that makes a first release tell no others
 
 
 def fitted_units(noisy: Int64[Array, " bins"], sigma: float) -> Float64[Array, " bins"]:
@@ -62,7 +63,9 @@ def bins_of_laws() -> Float64[Array, "laws bins"]:
 def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
     """What a look at the rows of the first of some releases says of those of all of them.
 
-    As many rows come in each, by the same law of groups. Of units it tells less: others may come in
+    As many rows come in each, by the same law of groups. A law by which most of these rows are in
+    groups of their own says nothing of other groups, which may be what later rows are in: where
+    all do, groups are any usual ones. Of units it tells less: others may come in
     each release, or the same ones come back, at one rate each. At a rate of x in a release,
     x / (1 - exp(-x)) rows are expected of a unit that is there. Rows of a unit are these, those, or
     in between, as far as they are usual (`USUAL_ROWS`), and any usual ones where none of these is:
@@ -94,4 +97,6 @@ def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
         EXPECTED_ROWS.name: float(f"{usual[-1]:.3g}"),
         MEAN_ROWS: [float(f"{mean:.3g}") for mean in usual],
     }
-    return found | {name: known[name] for name in (LAWS, VALUES) if name in known}
+    laws = [law for law in known.get(LAWS, ()) if law.single < MOSTLY_OWN]
+    kept = {LAWS: laws, VALUES: known.get(VALUES)}
+    return found | {name: told for name, told in kept.items() if told}

@@ -96,7 +96,7 @@ def looked(
         opened = [one for one in wanted.aggregates if is_open(one)]
         found = clamped(made, operator, opened, learned.sizes)
         known = known and known | {CLAMPED: {text: one.beyond for text, one in found.items()}}
-    said = [] if given else in_words(learned)
+    said = [] if given else in_words(learned, groups=LAWS in known or not first)
     if first:
         said.append(releases_in_words(known, wanted.clock.steps or 1))
     said += [bounds_in_words(text, found.get(text)) for text in open_values(wanted)]
@@ -226,8 +226,11 @@ def shortly(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
-def in_words(learned: Learned) -> list[str]:
-    """What a look says, each number with its interval, if noise leaves one."""
+def in_words(learned: Learned, *, groups: bool) -> list[str]:
+    """What a look says, each number with its interval, if noise leaves one.
+
+    `groups`: settings are chosen for what it says of them.
+    """
     sure = {name: found for name, found in learned.numbers if found.sure}
     said = [
         f"{name} = {value:,.10g}"
@@ -241,7 +244,7 @@ def in_words(learned: Learned) -> list[str]:
     ]
     sizes = learned.likely.get(VALUES, {})
     said += [f"{text} is about {shortly(size)} on average" for text, size in sizes.items()]
-    if LAWS in learned.likely:
+    if LAWS in learned.likely and groups:
         counts, _, single, _ = zip(*learned.likely[LAWS], strict=True)
         said.append(
             f"settings are chosen for {min(counts):,.0f} to {max(counts):,.0f} groups, beside"
@@ -280,7 +283,7 @@ def all_within(plan: Plan, source: Source, schema: pa.Schema) -> bool:
     if name is None:
         return True
     row_groups = getattr(source, "row_groups", None)  # of files
-    groups = row_groups(column_named(schema, name)) if row_groups else None
+    groups = row_groups(column_named(schema, name)) if row_groups else ()
     start, end = plan.clock.start_us or 0, plan.clock.end_us or 0
     return bool(groups) and all(
         group.complete and group.span and start <= group.span[0] and group.span[1] < end
