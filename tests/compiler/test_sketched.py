@@ -87,7 +87,7 @@ def test_the_job_keeps_its_budget_and_resumes_to_the_same_bytes(tmp_path):
         (
             "HEAVY_HITTERS(k, text_length => 90, memory => 1000)",
             "",
-            "needs 1,317,760.*\n.*memory => ",
+            "at least 1,317,760.*\n.*memory => ",
         ),
     ],
 )

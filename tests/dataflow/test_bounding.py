@@ -17,7 +17,8 @@ from tests.dataflow.twins import bound, remembered
 
 @st.composite
 def rules(draw):
-    kind = draw(st.sampled_from(["rows", "slots", "group", "quadratic", "weighted", "wide"]))
+    kinds = st.sampled_from(["rows", "slots", "group", "quadratic", "weighted", "wide", "few"])
+    kind = draw(kinds)
     some = st.integers(1, 6)
     if kind == "rows":
         return Bounds(max_rows=draw(some))
@@ -27,6 +28,12 @@ def rules(draw):
         return Bounds(max_rows=draw(some), per_group=draw(some))
     if kind == "quadratic":
         return Bounds(quadratic=draw(st.integers(1, 12)), max_rows=draw(st.none() | some))
+    if kind == "few":
+        squares = draw(st.none() | st.integers(1, 12))
+        return Bounds(
+            max_rows=draw(some), per_group=draw(st.none() | some), quadratic=squares,
+            groups=draw(st.integers(1, 3)), slots=draw(st.none() | some),
+        )  # fmt: skip
     if kind == "wide":
         most = draw(st.sampled_from([300, 2**16, 2**31]))
         return Bounds(max_rows=most, per_group=draw(st.integers(1, most)), slots=draw(some))
@@ -163,6 +170,9 @@ def test_accepted_rows_alone_rebuild_the_same_table(bounds, seed, n):
         Bounds(quadratic=5),
         Bounds(max_rows=4, quadratic=9),
         Bounds(max_rows=6, per_group=4),
+        Bounds(max_rows=5, groups=1),
+        Bounds(max_rows=6, per_group=2, groups=2),
+        Bounds(quadratic=9, groups=2),
     ],
 )
 def test_no_stream_of_one_unit_reaches_further_than_declared(bounds):

@@ -100,6 +100,8 @@ class Compiler:
             quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
         )
         outputs = self._in_order([self._output(aggregate) for aggregate in plan.aggregates])
+        public = self._public()
+        bounds = self._in_few_groups(bounds, schedule, public)
         sizing = Sizing(
             plan=plan, lanes=tuple(self.book.lanes), uses=tuple(self.book.uses), bounds=bounds,
             trees=tuple((lane, levels) for _, lane, levels in self.trees),
@@ -107,7 +109,6 @@ class Compiler:
             windows=periods_met(schedule, plan.periods), setting=self._option,
             sequel=look.after if look is not None and isinstance(look.after, Sequel) else None,
         )  # fmt: skip
-        public = self._public()
         if plan.preset == "dp-sqlp":
             design = sizing.published()
         elif public is None:
@@ -159,6 +160,20 @@ class Compiler:
             plan.bounding, max_rows=windows, max_rows_per_group=None if windows == 1 else 1
         )
         return replace(plan, bounding=once, options={options.CUT_SHARE.name: 0, **plan.options})
+
+    def _in_few_groups(
+        self, bounds: Bounds, schedule: Schedule, public: tuple[tuple[Any, ...], ...] | None
+    ) -> Bounds:
+        """Bounds to no more groups than there are, where units are counted: it cuts nobody.
+
+        Privacy does not rest on the number of groups: bounding keeps to what is written here.
+        """
+        plan, windows = self.plan, most_windows(schedule, self.plan.periods)
+        keys = 1 if not plan.keys else 0 if public is None else len(public)
+        counted = any(lane.kind == "units" for lane in self.book.lanes)
+        side_by_side = plan.window.kind in ("whole", "tumble")
+        groups = keys * (windows or 0) if counted and side_by_side else 0
+        return replace(bounds, groups=groups) if 0 < groups < bounds.units_l2_squared else bounds
 
     def _look(self) -> Look | None:
         """What a look at the rows costs; the plan goes on with what is left of its budget."""

@@ -367,9 +367,10 @@ class Sizing:
     def _weighable(self) -> bool:
         """Whether the quadratic filter can charge weights, and sizes are released.
 
-        Only a BLT draws its noise in proportion; another counter would add too little.
+        Only a BLT draws its noise in proportion; another counter would add too little. Where units
+        are counted in few groups, a weight below 1 would only add to the noise of their count.
         """
-        filtered = self.bounds.quadratic is not None
+        filtered = self.bounds.quadratic is not None and self.bounds.groups is None
         return filtered and driver(self.lanes) >= 0 and blt_of(self._unscaled()) is not None
 
     def _bounds(self, rule: WeightRule | None, chosen: Settings | None) -> Bounds:
@@ -377,7 +378,8 @@ class Sizing:
         if rule is not None or chosen is None or not is_open(self.plan):
             return self.bounds
         if chosen.max_rows < inf:
-            return Bounds(max_rows=round(chosen.max_rows), per_group=1)
+            rows = round(chosen.max_rows)
+            return Bounds(max_rows=rows, per_group=1, groups=self.bounds.groups)
         return replace(self.bounds, quadratic=round(chosen.quadratic))
 
     # ---- rows over the bound

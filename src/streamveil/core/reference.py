@@ -30,7 +30,7 @@ class UnitLimits:
     quadratic: int | None = None  # sum over groups of (sum of weights)**2, rows**2
     slots: int | None = None  # hidden groups in which the selection counts the unit
     scale: int = 1  # quanta of weight that make one row
-    most_groups: int | None = None  # that a unit's memory can hold
+    groups: int | None = None  # that it may enter, and its memory can hold
 
 
 class UnitRow(NamedTuple):
@@ -74,7 +74,7 @@ def bound_row(memory: UnitMemory, row: UnitRow, limits: UnitLimits) -> Decision:
         within(memory.rows + 1, limits.max_rows)
         and within(after, limits.per_group, limits.scale)
         and within(spent, limits.quadratic, limits.scale**2)
-        and within(len(memory.groups) + first, limits.most_groups)
+        and within(len(memory.groups) + first, limits.groups)
     )
     if not passes:
         return Decision(passes=False)

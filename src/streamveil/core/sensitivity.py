@@ -30,10 +30,10 @@ class Bounds:
 
     Algorithm: a row of weight w in group k passes when all of these still hold after it: at most
         `max_rows` rows; at most `per_group` rows in k; sum over groups of (sum of weights)**2 at
-        most `quadratic`. The first rows in canonical order pass. Of the hidden groups that a unit
-        enters, the first `slots` get a slot, never given back, and the selection counts it there;
-        its rows in others pass all the same. Groups are (window, key) pairs, so the allowance spans
-        all windows of a scope.
+        most `quadratic`; rows in at most `groups` groups. The first rows in canonical order pass.
+        Of the hidden groups that a unit enters, the first `slots` get a slot, never given back, and
+        the selection counts it there; its rows in others pass all the same. Groups are (window,
+        key) pairs, so the allowance spans all windows of a scope.
     Protects: the L2 reach of one unit over all groups together; and how many hidden groups the
         selection counts it in.
     Proof: with n_k rows (or weight) of the unit in group k, every lane of group k moves by at most
@@ -45,8 +45,9 @@ class Bounds:
         takes a slot for, the first alone. Values and selection pay apart: `l2_squared` bounds every
         accepted row, with a slot or without, and the selection sees those with a slot alone, each
         unit once a group and in at most `slots` groups. Groups are forgotten where nothing depends
-        on them: without `per_group` and `quadratic`, only groups with a slot are remembered (a unit
-        whose slots are taken finds none later either); a group that is shown stays shown.
+        on them: without `per_group`, `quadratic` and `groups`, only groups with a slot are
+        remembered (a unit whose slots are taken finds none later either); a group that is shown
+        stays shown.
     Memory: 16 bytes a slot, at 0.70 to 0.88 units a slot (0.59 to 0.88, and 0.71 of all parts
         together, in a table that is divided): 18 to 23 bytes a unit. That is all for
         `max_rows` below 2**14 with at most 3 `slots`, and for units of at most 3 groups (2 where a
@@ -58,17 +59,21 @@ class Bounds:
     32
     >>> Bounds(max_rows=10, per_group=4).l2_squared, Bounds(max_rows=10).l2_squared
     (36, 100)
+    >>> Bounds(max_rows=10, groups=2).units_l2_squared
+    2
     """
 
     max_rows: int | None = None  # C
     per_group: int | None = None  # c
     quadratic: int | None = None  # B, in rows**2
+    groups: int | None = None  # no more than there are, where nobody is to be cut by it
     slots: int | None = None  # hidden groups in which the selection counts a unit
     scale: int = 1  # quanta of weight that make one row; weights are integers 1..scale
 
     def __post_init__(self) -> None:
         limits = {"max_rows": self.max_rows, "max_rows_per_group": self.per_group}
-        for name, bound in (limits | {"quadratic": self.quadratic}).items():
+        limits |= {"quadratic": self.quadratic, "groups": self.groups}
+        for name, bound in limits.items():
             if bound is not None and not 1 <= bound <= LARGEST_ROWS:
                 raise PlanError(f"{name} must be between 1 and {LARGEST_ROWS}, not {bound}")
         if self.max_rows is None and self.quadratic is None:
@@ -87,6 +92,7 @@ class Bounds:
             per_group = min(self.per_group or self.max_rows, self.max_rows)
             full, rest = divmod(self.max_rows, per_group)
             ways.append(full * per_group**2 + rest**2)
+            ways += [] if self.groups is None else [self.groups * per_group**2]
         return min(ways)
 
     @property
@@ -96,7 +102,8 @@ class Bounds:
         With the quadratic filter and weights below one there may be more groups, but their
         weighted reach still sums to at most `quadratic`.
         """
-        return min(bound for bound in (self.max_rows, self.quadratic) if bound is not None)
+        limits = self.max_rows, self.quadratic, self.groups
+        return min(limit for limit in limits if limit is not None)
 
     @property
     def hidden_groups(self) -> int:
@@ -112,7 +119,7 @@ class Bounds:
 
     def most_groups(self, weight: int | None = None) -> int:
         """The most groups, whose rows weigh so many quanta, that one unit may have rows in."""
-        limits = [] if self.max_rows is None else [self.max_rows]
+        limits = [limit for limit in (self.max_rows, self.groups) if limit is not None]
         if self.quadratic is not None:
             limits.append(self.quadratic * self.scale**2 // (weight or self.scale) ** 2)
         return min(limits)

@@ -87,7 +87,8 @@ class Shape(NamedTuple):
         """The smallest layout that serves these bounds."""
         grouped = bounds.quadratic is not None or bounds.limits_groups
         remembered = NOTHING if bounds.slots is None else HIDDEN
-        if grouped or firsts == "all" or (firsts == "hidden" and bounds.slots is None):
+        numbered = firsts == "hidden" and bounds.slots is None
+        if grouped or firsts == "all" or numbered or bounds.groups is not None:
             remembered = ALL
         limit = _or_largest(bounds.quadratic, bounds.scale**2)
         largest = min(
@@ -265,10 +266,16 @@ def _settings(shape: Shape, bounds: Bounds) -> tuple[Int64[Array, " 4"], Int64[A
         _or_largest(bounds.slots),
     ]
     layout, remembered, width, lanes, total, _ = shape
-    most_groups = LARGEST_GROUPS if layout == COMPACT else LARGEST_ROWS
+    most_groups = most_remembered(shape, bounds)
     counts_rows = layout == COMPACT and bounds.max_rows is not None
     settings = [layout, remembered, counts_rows, width, most_groups, lanes, total]
     return np.array(limits, np.int64), np.array(settings, np.int64)
+
+
+def most_remembered(shape: Shape, bounds: Bounds) -> int:
+    """How many groups a unit may enter, where all are remembered."""
+    most = LARGEST_GROUPS if shape.layout == COMPACT else LARGEST_ROWS
+    return most if bounds.groups is None else min(most, bounds.groups)
 
 
 def grow_table(table: UnitTable, units: int = 0) -> None:

@@ -36,7 +36,7 @@ from streamveil.calendars import Cells
 from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit, total
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.aggregate import KeyTable
-from streamveil.dataflow.bounding import LARGEST_GROUPS, Passed, Shape, UnitRows, UnitTable
+from streamveil.dataflow.bounding import Passed, Shape, UnitRows, UnitTable, most_remembered
 from streamveil.dataflow.unit_kernels import (
     ALL,
     BUCKET,
@@ -224,14 +224,13 @@ def agrees(bits: int, row: UnitRow, decision: Decision, shape: Shape) -> bool:
 
 def limits_of(bounds: Bounds, shape: Shape) -> UnitLimits:
     """The bounds as the specification has them."""
-    narrow = shape.layout == COMPACT and shape.remembered == ALL
     return UnitLimits(
         max_rows=bounds.max_rows,
         per_group=bounds.per_group,
         quadratic=bounds.quadratic,
         slots=bounds.slots,
         scale=bounds.scale,
-        most_groups=LARGEST_GROUPS if narrow else None,
+        groups=most_remembered(shape, bounds) if shape.remembered == ALL else None,
     )
 
 

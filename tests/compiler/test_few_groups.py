@@ -1,0 +1,81 @@
+"""Units are counted with noise for the groups that there are, where that number is public."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import streamveil as sv
+from streamveil.compiler.group_by import compile_plan
+
+DAYS, USERS, KEYS = 4, 60, ("a", "b", "c")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+BUDGET = sv.Budget(epsilon=1e5, delta=1e-6)  # next to no noise: nothing may be cut
+
+
+def rows():
+    """Every user is there twice with every key on every day, from midnight to midnight."""
+    each = [(user, key, day, hour) for day in range(DAYS) for hour in (0, 23)
+            for user in range(USERS) for key in KEYS]  # fmt: skip
+    user, key, day, hour = zip(*each, strict=True)
+    at = [START + timedelta(days=d, hours=h) for d, h in zip(day, hour, strict=True)]
+    return sv.memory({"user": user, "key": key, "at": at}, event_time="at")
+
+
+def query(*, per=None, window=None, keys=None, every="1 day", **bounds):
+    made = rows().protect("user", per=per)
+    made = made if window is None else made.window(window)
+    made = made.group_by("key", keys=sv.public(list(keys))) if keys else made
+    made = made.agg(users=sv.count_units(), n=sv.count()).bound(**bounds)
+    end = START + timedelta(days=DAYS)
+    return made.release(every=every, start=START, end=end, budget=BUDGET)
+
+
+CASES = {
+    "no groups": (dict(max_rows=100), 1),
+    "public groups": (dict(max_rows=100, keys=KEYS), 3),
+    "windows": (dict(max_rows=100, window=sv.tumble("1 day")), DAYS),
+    "windows of a period": (dict(max_rows=100, window=sv.tumble("1 day"), per="1 day"), 1),
+    "half-days of a day": (
+        dict(max_rows=100, window=sv.tumble("12 hours"), per="1 day", every="12 hours"),
+        3,
+    ),
+    "public groups in windows": (
+        dict(max_rows=100, window=sv.tumble("2 days"), keys=KEYS),
+        2 * len(KEYS),
+    ),
+    "squares": (dict(max_squared_rows=10_000, keys=KEYS), 3),
+    "fewer rows than groups": (dict(max_rows=2, keys=KEYS), None),
+    "windows that overlap": (dict(max_rows=100, window=sv.hop("2 days", "1 day")), None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_hold_as_many_groups_as_there_are(name):
+    options, groups = CASES[name]
+    assert compile_plan(query(**options).plan).bounds.groups == groups
+
+
+@pytest.mark.parametrize("name", [name for name, (_, groups) in CASES.items() if groups])
+def test_the_bound_of_groups_cuts_no_row(name, tmp_path):
+    made = query(**CASES[name][0])
+    last = {}
+    for release in made.run(state=str(tmp_path / "job.veil")):
+        for row in release.to_arrow().to_pylist():
+            last[release.window, row.get("key")] = row["users"], row["n"]
+    assert {users for users, _ in last.values()} == {USERS}
+    assert sum(n for _, n in last.values()) == pytest.approx(DAYS * 2 * USERS * len(KEYS), abs=9)
+
+
+def test_a_count_of_units_has_noise_for_one_unit_and_not_for_its_rows():
+    """Beside a count of rows, which needs 32 times as much."""
+    beside = compile_plan(query(max_rows=32).plan)
+    units, counted = beside.design.noises
+    assert float(counted / units) == pytest.approx(32, rel=0.01)
+
+
+def test_discovered_groups_are_no_public_number():
+    made = (
+        rows().protect("user").group_by("key").agg(users=sv.count_units(), n=sv.count())
+        .bound(max_rows=100).release(budget=sv.Budget(epsilon=1, delta=1e-6))
+    )  # fmt: skip
+    assert compile_plan(made.plan).bounds.groups is None
