@@ -247,7 +247,8 @@ def count_different(
     seen = np.zeros(PLACES, np.uint64)
     for one in range(len(found)):
         start, end = starts[one], starts[one + 1]
-        unit, shared, different = np.uint64(one + 1) << HIGH, 0, 0
+        unit, shared = np.uint64(one + 1) << HIGH, np.int64(0)
+        different: Any = np.int64(0)
         for i in range(start, end):
             place = np.int64(held[i]) % PLACES
             item = unit | np.uint64(held[i])
