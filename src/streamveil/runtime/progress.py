@@ -67,11 +67,20 @@ class Progress:
         kept = "" if state is None else f", of it {state / 2**20:,.1f} MiB state"
         disk = (self.log_bytes + self.checkpoint_bytes) / 2**20
         return (
-            f"{self.batch:,} micro-batch{'es' * (self.batch != 1)}, {self.rows:,} rows in"
-            f" {self.seconds:,.1f} s ({self.rows_per_second:,.0f} rows/s), {self.releases:,}"
-            f" release{'s' * (self.releases != 1)}; memory at most"
+            f"{counted(self.batch, 'micro-batch', 'es')}, {counted(self.rows, 'row')} in"
+            f" {self.seconds:,.1f} s ({self.rows_per_second:,.0f} rows/s),"
+            f" {counted(self.releases, 'release')}; memory at most"
             f" {self.memory_bytes / 2**20:,.0f} MiB{kept}; on disk {disk:,.1f} MiB"
         )
+
+
+def counted(number: int, word: str, ending: str = "s") -> str:
+    """A number of things in words.
+
+    >>> counted(1, "release"), counted(2_000, "micro-batch", "es")
+    ('1 release', '2,000 micro-batches')
+    """
+    return f"{number:,} {word}{ending * (number != 1)}"
 
 
 def peak_bytes() -> int:

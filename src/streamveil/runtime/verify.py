@@ -23,6 +23,7 @@ from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.inspect import size_text
 from streamveil.runtime.keys import check
+from streamveil.runtime.progress import counted
 from streamveil.runtime.published import kept_by_sink, led_to, of_state, require_all
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
@@ -101,7 +102,7 @@ def ledger(home: Path, header: Header | SparkHeader) -> Words:
     with Ledger.load(home / LEDGER) as opened:
         head = opened.verify()
         opened.require_charged(header.epoch)
-        return f"{len(opened.entries())} charge(s), hash {head}"
+        return f"{counted(len(opened.entries()), 'charge')}, hash {head}"
 
 
 def saved(home: Path, header: Header) -> Words:
@@ -147,7 +148,7 @@ def archive(home: Path, header: Header) -> Words:
     for entry in held.entries:
         committed(path, entry)
     dropped = f", {held.dropped:,} older ones were dropped" if held.dropped else ""
-    return f"{len(held.entries):,} release(s){dropped}"
+    return f"{counted(len(held.entries), 'release')}{dropped}"
 
 
 def sink(home: Path, _: Header) -> Words:
@@ -160,7 +161,7 @@ def sink(home: Path, _: Header) -> Words:
         return "no release yet"
     for moment in releases.moments:
         releases.table(moment)
-    return f"{len(releases.moments):,} release(s) can be read"
+    return f"{counted(len(releases.moments), 'release')} can be read"
 
 
 def rejected(home: Path, header: Header) -> Words:
@@ -177,7 +178,7 @@ def rejected(home: Path, header: Header) -> Words:
             pq.ParquetFile(path, page_checksum_verification=True).read()
         except (OSError, pa.ArrowException):
             raise StoreError(f"'{path.name}' of the rejected rows is damaged") from None
-    return f"{len(paths):,} file(s)"
+    return counted(len(paths), "file")
 
 
 def spark_identity(home: Path) -> Words:
