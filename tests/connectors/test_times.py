@@ -9,6 +9,7 @@ import pytest
 
 from streamveil.connectors.base import FAR_US, micros
 from streamveil.connectors.files import FilesSource
+from streamveil.connectors.fit import cast_or_null
 from streamveil.errors import SourceError
 
 EXTREMES = [-(2**63), -(2**63) + 1, -(2**62), -1501, -1500, -1, 0, 1, 999, 1500, 2**62, 2**63 - 1]
@@ -87,3 +88,26 @@ def test_a_parquet_column_of_nanoseconds_is_rounded_down_to_what_is_declared(tmp
     [chunk] = FilesSource(str(path), columns={"at": "TIMESTAMP"}).read(None, 100)
     assert chunk.rejected == {}
     assert chunk.rows["at"].cast(pa.int64()).to_pylist() == [0, 0, -1, 1, None]
+
+
+@pytest.mark.parametrize("wanted", FACTORS)
+@pytest.mark.parametrize("stored", FACTORS)
+def test_files_of_other_units_say_the_same_times(tmp_path, stored, wanted):
+    """The first file says the type; the times of others were read as if they were microseconds."""
+    seconds = pa.array([-1, 0, 1_767_225_600])
+    for name, unit in (("a", wanted), ("b", stored)):
+        times, per = FACTORS[unit]
+        column = pa.array([second.as_py() * 10**6 * per // times for second in seconds])
+        pq.write_table(
+            pa.table({"t": column.cast(pa.timestamp(unit))}), tmp_path / f"{name}.parquet"
+        )
+    source = FilesSource(path=f"{tmp_path}/*.parquet")
+    rows = pa.concat_tables([chunk.rows for chunk in source.read(None, 100)])
+    assert source.schema().field("t").type.unit == ("ms" if wanted == "s" else wanted)
+    found = micros(rows["t"], "t").to_pylist()
+    assert found == [second.as_py() * 10**6 for second in seconds] * 2
+
+
+def test_times_that_a_finer_unit_cannot_hold_are_none():
+    times = pa.chunked_array([pa.array([0, 2**62]).cast(pa.timestamp("us"))])
+    assert cast_or_null(times, pa.timestamp("ns")).is_null().to_pylist() == [False, True]

@@ -195,7 +195,7 @@ def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_timestamp(kind):
         values = as_they_lie(column)
-        return floored(values) if kind.unit == "ns" else times(values, MICROS[kind.unit])
+        return floored(values, 1_000) if kind.unit == "ns" else times(values, MICROS[kind.unit])
     if pa.types.is_date64(kind):  # milliseconds, which need not be whole days
         return times(as_they_lie(column), MICROS["ms"])
     if pa.types.is_date(kind):
@@ -223,10 +223,10 @@ def times(values: pa.ChunkedArray, factor: int) -> pa.ChunkedArray:
     return values if factor == 1 else pc.multiply(values, factor)
 
 
-def floored(nanos: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Nanoseconds to whole microseconds, rounded down."""
-    whole = pc.divide(nanos, 1_000)  # towards 0
-    below = pc.less(nanos, pc.multiply(whole, 1_000))
+def floored(values: pa.ChunkedArray, each: int) -> pa.ChunkedArray:
+    """Numbers over `each`, rounded down."""
+    whole = pc.divide(values, each)  # towards 0
+    below = pc.less(values, pc.multiply(whole, each))
     return pc.subtract(whole, below.cast(pa.int64()))
 
 

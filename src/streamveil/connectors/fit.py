@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.connectors.base import micros, slices
+from streamveil.connectors.base import as_they_lie, floored, micros, slices
 from streamveil.connectors.rejected_rows import MISFIT
 from streamveil.frames import plain
 
@@ -98,10 +98,22 @@ def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         return parse(column.cast(pa.string()), target)  # refuses what is not UTF-8
     if pa.types.is_timestamp(target):
         if pa.types.is_string(column.type):
-            return instants(column).cast(target)
+            return in_unit(as_they_lie(instants(column)), target)
         if pa.types.is_timestamp(column.type):
-            return micros(column, "").cast(target)
+            return in_unit(micros(column, ""), target)
     return column.cast(target)
+
+
+def in_unit(values: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Microseconds as times of a type, rounded down; Arrow refuses what the type cannot hold.
+
+    >>> times = in_unit(pa.chunked_array([[-1, 1_500_000]]), pa.timestamp("ms"))
+    >>> times.cast(pa.int64()).to_pylist()
+    [-1, 1500]
+    """
+    if target.unit == "ns":
+        return pc.multiply_checked(values, 1_000).cast(target)
+    return floored(values, {"s": 1_000_000, "ms": 1_000, "us": 1}[target.unit]).cast(target)
 
 
 def instants(texts: pa.ChunkedArray) -> pa.ChunkedArray:
