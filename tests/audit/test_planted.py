@@ -65,6 +65,7 @@ HOPS = query(window=Window(kind="hop", size_us=20, slide_us=10))
 DAYS = query(window=Window(kind="tumble", size_us=20), period_us=20)
 CUT = query(options={"cut_share": 0.2})
 WHOLE_PERIOD = query(period_us=20)
+FEW = query(bounding=Bounding(max_rows=9))  # fewer groups than rows
 
 
 def caught(operator, change=lambda one: one, pairs=PAIRS, seed=3):
@@ -148,6 +149,7 @@ RUNS = {
     "half the noise of a lane beside coins": (TABLE, counters(1, Fraction(1, 2))),
     "half the noise of a lane with weights": (WEIGHTED, counters(0, Fraction(1, 2))),
     "half the noise in hopping windows": (HOPS, counters(0, Fraction(1, 2))),
+    "a tenth less noise of units in few groups": (FEW, counters(2, Fraction(9, 10))),
     "half the noise of the cut rows": (CUT, cut_noise),
     "half the noise of the selection": (THRESHOLD, selection(half_noise)),
     "bound on rows plus one": (PUBLIC, bounds(max_rows=1)),
@@ -487,7 +489,20 @@ def test_a_claim_that_leaves_something_out_is_caught(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "make",
-    [PUBLIC, DEEP, QUADRATIC, WEIGHTED, TABLE, THRESHOLD, TOTALS, HOPS, DAYS, CUT, WHOLE_PERIOD],
+    [
+        PUBLIC,
+        DEEP,
+        QUADRATIC,
+        WEIGHTED,
+        TABLE,
+        THRESHOLD,
+        TOTALS,
+        HOPS,
+        DAYS,
+        CUT,
+        WHOLE_PERIOD,
+        FEW,
+    ],
 )
 def test_nothing_is_said_of_the_honest_code(make):
     assert caught(make()) is None
