@@ -189,9 +189,9 @@ def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
     """The rows of the first release, in parts; waits until it is due.
 
     Proof: which rows these are follows from the public clock and from when files, rows of a table
-        or messages came, as for the release itself. A unit changes its own rows among them and no others, which
-        is all that the proof of `Survey` asks for. The job reads them again for the release, as far
-        as the source has them still.
+        or messages came, as for the release itself. A unit changes its own rows among them and no
+        others, which is all that the proof of `Survey` asks for. The job reads them again for the
+        release, as far as the source still has them.
     """
     for batch in batches:
         yield batch.rows
