@@ -192,6 +192,16 @@ REFUSED: dict[str, str] = {
         "it would publish somebody's value as it is.\n  to fix  GROUP BY x with COUNT(*): it shows"
         " the values that many have",
     ),
+    **dict.fromkeys(
+        ("APPROX_TOP_COUNT", "APPROX_TOP_SUM"),
+        "values of people are groups here, which have to be found privately.\n  to fix  GROUP BY x"
+        " with COUNT(*) or SUM(y), ORDER BY it DESC and LIMIT",
+    ),
+    **dict.fromkeys(
+        ("CORR", "COVAR_POP", "COVAR_SAMP"),
+        "no mechanism for it is built in.\n  to fix  SUM(x * y) with bounds, AVG(x) and AVG(y):"
+        " the covariance is SUM(x * y) / COUNT(*) - AVG(x) * AVG(y)",
+    ),
 }  # fmt: skip
 
 
