@@ -127,6 +127,17 @@ def test_wide_rows_come_few_at_a_time(monkeypatch, tmp_path, kind):
         assert found[0] == found[1]
 
 
+def test_codes_take_as_much_as_the_texts_that_they_stand_for(monkeypatch):
+    """A long text that stands once in a file ended the job where many rows had it."""
+    monkeypatch.setattr(base, "MOST_BYTES", 1_000)
+    texts = pa.table({"row": pa.array(["x" * 100] * 50)})
+    codes = pa.table({"row": texts["row"].dictionary_encode()})
+    for table in (texts, codes):
+        parts = [*base.slices(table, 50)]
+        assert sum(part.num_rows for part in parts) == 50
+        assert all(base.decoded(part).nbytes <= 1_000 for part in parts)
+
+
 def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):
     rng = np.random.default_rng(1)
     times = [int(t) for t in rng.integers(90, 160, 500)]

@@ -116,6 +116,7 @@ TYPES: dict[str, pa.DataType] = {
 }
 
 FAR_US = 1 << 61  # 73,000 years from 1970
+TEXTS = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
 MOST_BYTES = 1 << 30  # of the rows of a chunk: a column of text holds twice as much
 MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -180,10 +181,25 @@ def slices(table: pa.Table, max_rows: int) -> Iterator[pa.Table]:
     """
     for row in range(0, table.num_rows, max_rows):
         part = table.slice(row, max_rows)
-        if part.nbytes > MOST_BYTES and part.num_rows > 1:
+        if part.nbytes + coded_bytes(part) > MOST_BYTES and part.num_rows > 1:
             yield from slices(part, part.num_rows // 2)
         else:
             yield part
+
+
+def coded_bytes(table: pa.Table) -> int:
+    """Bytes of the texts that stand once in a dictionary, written out for each row.
+
+    >>> coded_bytes(pa.table({"s": pa.array(["abc", None, "abc"]).dictionary_encode()}))
+    6
+    """
+    found = 0
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type) and column.type.value_type in TEXTS:
+            for chunk in column.chunks:
+                sizes = pc.binary_length(chunk.dictionary).take(chunk.indices)
+                found += pc.sum(sizes.cast(pa.int64())).as_py() or 0
+    return found
 
 
 def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
