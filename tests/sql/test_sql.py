@@ -263,7 +263,7 @@ COUNTED = "COUNT(*) AS n FROM t"
         ("COUNT(*) AS n FROM clics", CLAUSE, "", "unknown table 'clics'"),
         ("COUNT(*) AS n", CLAUSE, "", "FROM is missing"),
         ("LOWR(u) AS k, COUNT(*) AS n FROM t GROUP BY k", CLAUSE, "", "did you mean 'LOWER'?"),
-        ("COUNT(*) AS n FROM t WHERE RAND() < 1", CLAUSE, "", "RAND() is another value at every"),
+        ("COUNT(*) AS n FROM t WHERE RAND() < 1", CLAUSE, "", "RAND() has another value in every"),
         ("SUM(x) AS s FROM t", CLAUSE + ", look_share = 0", "", "no contribution bounds"),
         ("SUM(x, contribution_bound_per_row => (0, 1)) AS s FROM t", CLAUSE, "",
          "'contribution_bounds_per_row'?"),
