@@ -83,9 +83,11 @@ def _of_state(home: Path, header: Header) -> Releases:
     if folder and folder.is_dir():
         loads = of_folder(folder).loads | loads
     if not loads:
+        kept = f", or no file of its sink is in '{elsewhere}'" if elsewhere else ""
         raise StoreError(
-            f"the job in '{home.name}' has not released anything yet.\n"
+            f"the job in '{home.name}' has not released anything yet{kept}.\n"
             "  to fix  run it until its first trigger"
+            + (", or restore the folder of its sink" if elsewhere else "")
         )
     return Releases(loads, dropped=dropped)
 
