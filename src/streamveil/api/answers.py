@@ -46,6 +46,8 @@ def answers(
     2
     """
     operator = None
+    if not isinstance(query, Query | JointQuery | None):
+        raise PlanError(f"query is what released them, not {type(query).__name__}")
     if isinstance(query, JointQuery):
         if not isinstance(source, str | Path):
             return Answers(of_releases(source))

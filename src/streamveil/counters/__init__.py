@@ -69,6 +69,11 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def __dir__() -> list[str]:
+    """What there is, also where nothing has asked for it yet."""
+    return __all__
+
+
 class _Registry(Mapping[str, "type[Counter]"]):
     """Kinds of counters by name, each loaded when it is read."""
 
