@@ -131,7 +131,7 @@ def test_one_key_is_picked_by_value_or_text():
     assert published.rows_of(table, names, {"k": None})["n"].to_pylist() == [7]
     for key, words in (
         ({"k": "zz"}, "shows no such group"),
-        ({"kk": "a"}, "no key column; did you mean"),
+        ({"kk": "a"}, "is not a key column; did you mean"),
         ({"m": "one"}, "holds int64"),
     ):
         with pytest.raises(PlanError, match=words) as caught:
