@@ -166,7 +166,7 @@ def cost_of_rows(name, kind):
     def rows(path, scales):
         if name == "gradient descent":  # in the ball of radius one; a replaced record moves by two
             quanta = round(1 / dynamic.erm.GRID)
-            return (2 * quanta) ** 2 / (2 * float(scales) ** 2)
+            return (2 * quanta) ** 2 / (2 * float(np.min(scales)) ** 2)
         moved = columns if len(np.atleast_1d(scales)) > 1 else np.ones((1, 1))
         if b"step" in path:  # a running sum: the worst record that comes and goes
             before = paired(heard)
