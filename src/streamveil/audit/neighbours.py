@@ -193,9 +193,8 @@ def instants(operator: Examined, steps: int) -> Times:
 
 
 def row_of(
-    world: World, rng: np.random.Generator, times: Times, place: tuple[int, int, int],
-    end: float | None = None,
-) -> MadeUpRow:  # fmt: skip
+    world: World, rng: np.random.Generator, times: Times, place: tuple[int, int, int]
+) -> MadeUpRow:
     """A row of a step, unit and group."""
     step, unit, key = place
     lanes = world.lanes
@@ -203,7 +202,7 @@ def row_of(
     values = [choice[int(rng.integers(len(choice)))] for choice in choices]
     if rng.random() < 0.05 and values:
         values[0] = None
-    time = times[step][int(rng.integers(3))] if end is None else times[step][0]
+    time = times[step][int(rng.integers(3))]
     return MadeUpRow((step, unit, time, key, tuple(values)))
 
 

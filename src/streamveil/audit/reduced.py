@@ -111,14 +111,3 @@ def around(operator: GroupBy) -> int:
     if isinstance(selection, TotalsAlone) and test is not None:
         return min(max(1, ceil(test.threshold(test.triggers[0]) / test.lane.reach)), MOST_UNITS)
     return 1 if selection is None else max(1, ceil(selection.threshold(1)) - 1)
-
-
-def background(
-    keys: list[int], units: int, value: float = 0.0
-) -> tuple[tuple[int, int, int, int, float], ...]:
-    """Units of their own on every key, at the first steps."""
-    return tuple(
-        (units * key + unit, key, 1 + unit % 2, (1 + unit % 2) * STEP - 1, value)
-        for key in keys
-        for unit in range(units)
-    )

@@ -22,7 +22,7 @@ from math import log
 import numpy as np
 
 from streamveil.audit.pipeline import STRIDE, Scenario, is_answer, unbroken
-from streamveil.audit.reduced import MOST_UNITS, STEP, STEPS, around, background, reduced
+from streamveil.audit.reduced import MOST_UNITS, STEP, STEPS, around, reduced
 from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.counters.blt import BltCounter
@@ -91,7 +91,7 @@ def bare(operator: GroupBy) -> GroupBy:
 def crowded(operator: GroupBy) -> Scenario:
     """One group that is published whatever the noise, all of its units at the first trigger."""
     units = min(MOST_UNITS, SURE * around(operator))
-    rows = tuple((unit, 0, 1, STEP - 1, 0.0) for unit, *_ in background([0], units))
+    rows = tuple((unit, 0, 1, STEP - 1, 0.0) for unit in range(units))
     return Scenario(name="a crowd", background=rows, added=(), steps=STEPS)
 
 

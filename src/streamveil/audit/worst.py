@@ -201,17 +201,11 @@ def world_of(operator: Examined, blocks: int = 1) -> World:
     return World.of(operator, max(KEYS, min(MOST_KEYS, units)), blocks)
 
 
-def accounts_of_many(
-    operator: GroupBy,
-    seed: int,
-    runs: int,
-    beside: int,
-    change: Callable[[Any], Any] = lambda one: one,
-) -> Iterator[Tried]:
+def accounts_of_many(operator: GroupBy, seed: int, runs: int, beside: int) -> Iterator[Tried]:
     """The same of so many pairs at once (`together`), again and again."""
     require_laid_open(operator)
     rng, world = np.random.default_rng(seed), world_of(operator, beside)
-    running = change(replace(operator, bind=world.bind))
+    running = replace(operator, bind=world.bind)
     steps, pairs = min(STEPS, operator.schedule.steps or STEPS), list[Pair]()
     for nth in range(runs):
         if nth % FOLLOW:
