@@ -653,3 +653,50 @@ def test_answers_across_post_processed_releases(tmp_path):
     assert not any(top["certain"].to_pylist())
     with pytest.raises(PlanError, match="have the same key columns"):
         merged.difference("n", 6, 1)
+
+
+PART = "COUNTIF(x > 0) / COUNT(*)"  # of rows that all have the property
+
+
+@pytest.mark.parametrize(
+    ("expression", "most"),
+    [(PART, 1), (f"100 * {PART}", 100), (f"100 * ({PART})", 100), ("COUNT(x) / COUNT(*)", 1),
+     ("COUNT(DISTINCT u) / COUNT(*)", 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("intervals", ["noise", "true"])
+def test_a_part_of_rows_lies_within_0_and_1(expression, most, intervals):
+    found = parts_of_rows(expression, intervals)
+    assert min(low for low, _ in found) >= 0
+    assert max(high for _, high in found) == most or "DISTINCT" in expression
+    assert all(low <= high for low, high in found)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["COUNT(*) / COUNTIF(x > 0)", "COUNTIF(x > 0) / COUNT(x)", "(COUNTIF(x > 0) + 1) / COUNT(*)",
+     "-COUNTIF(x > 0) / COUNT(*)"],
+)  # fmt: skip
+def test_other_ratios_may_lie_anywhere(expression):
+    found = parts_of_rows(expression, "noise")
+    assert any(high > 1 for _, high in found) or all(low < 0 for low, _ in found)
+
+
+def test_a_part_of_the_rows_of_another_group_may_be_more_than_all_of_its_own():
+    """Numbers of different rows of a release: of a small group, and of a large one beside it."""
+    ask = "COUNTIF(x > 0) / LAG(COUNT(*)) OVER (ORDER BY g)"
+    assert max(high for _, high in parts_of_rows(ask, "noise") if high is not None) > 2
+
+
+def parts_of_rows(expression, intervals):
+    """Intervals of a few releases with other noise, in groups of 400 and 2,000 rows."""
+    table = pa.table({
+        "u": [u for u in range(400) for _ in range(6)],
+        "x": [1] * 2_400, "g": (["a"] + ["b"] * 5) * 400,
+    })  # fmt: skip
+    ask = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,"
+        f" privacy_unit_column = u, max_rows_contributed = 6, intervals = '{intervals}',"
+        f" public_groups = ['a', 'b']) g, {expression} AS share FROM t GROUP BY g"
+    )
+    rows = [row for _ in range(4) for row in sv.sql(ask, t=table).table.to_pylist()]
+    return [(row["share_low"], row["share_high"]) for row in rows]

@@ -242,6 +242,7 @@ def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
         epsilon, most = guarantee.lifetime("user-year").quoted(delta)
         found = f"epsilon = {rounded_up(epsilon)}" if epsilon < inf else "no finite epsilon"
         words.append(f"Present in every period of a year: {found}, delta = {float(most):.3g}.")
+        words += [] if epsilon < inf else ["So many periods add up to no promise for a whole year."]
     loss = guarantee.loss
     terms = [f"{rounded_up(loss.rho())}-zCDP"]
     terms += [f"{rounded_up(loss.mu())}-GDP"] if loss.mu() < inf else []

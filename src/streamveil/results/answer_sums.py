@@ -19,6 +19,7 @@ from streamveil.results.intervals import deviations
 from streamveil.types import Array
 
 COUNTED = ("count", "count_units", "count_distinct")
+PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
 LINEAR = (*COUNTED, "sum")
 SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
 TOTAL = "total"  # among the facts of a total over rows: the columns that `TotalParts` names
@@ -67,6 +68,7 @@ class Answered:
     confidence: float = 0.95
     is_correlated: bool = False  # noise of different answers may go together, nobody knows how
     holds_cut_rows: bool = False  # intervals hold the rows over the bound too (intervals = 'true')
+    kinds: tuple[str, ...] = ()  # of the release's sums, by place; none where rows were paired
 
     def column(self, name: str) -> Array:
         """A column as numbers, nulls as NaN."""
@@ -180,6 +182,32 @@ class Answered:
         if column not in self.table.column_names:
             return np.zeros(1)
         return np.asarray(pc.fill_null(self.table.column(column), -1))
+
+    def part_of(self, top: Sum, bottom: Sum) -> Array | None:
+        """The largest true ratio of two sums, where one is a part of the other; None where not.
+
+        COUNTIF(x) / COUNT(*), COUNT(x) / COUNT(*) and COUNT(DISTINCT unit) / COUNT(*), and each
+        times a number.
+
+        Proof: a row that counts in a number of rows adds one to it, and nothing or one to numbers
+            of rows with a property and of units, before bounding and after it. So these are at most
+            the number of rows of the same group and release, and at least 0.
+        """
+        names = *top.factors, *bottom.factors
+        kinds = [self._kind_of(name) for name in names]
+        if len(names) != 2 or top.constant.any() or bottom.constant.any():
+            return None
+        if kinds[0] not in PARTS or kinds[1] != "rows":
+            return None
+        limit = top.factors[names[0]] / bottom.factors[names[1]]
+        return limit if (limit >= 0).all() else None
+
+    def _kind_of(self, name: str) -> str | None:
+        """What the one sum of an answer adds up; None for several, or of another row."""
+        facts = self.answers[name]
+        lanes = [] if SHIFT in facts or TOTAL in facts else facts.get("lanes", ())
+        known = len(lanes) == 1 and isinstance(lanes[0], int) and lanes[0] < len(self.kinds)
+        return self.kinds[lanes[0]] if known and facts.get("function") in COUNTED else None
 
     def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
         """The same of two sums."""

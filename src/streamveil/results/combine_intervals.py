@@ -11,7 +11,8 @@ Limits: intervals of means, variances and quantiles are known at the confidence 
     so an expression of one of them and another leaf has none; nor have functions that are not
     monotone. Where a group was first seen by the very number that is added or divided, near its
     threshold, the interval of that row is wider (`apart`). A sum or ratio is unbounded where an
-    answer's interval holds rows that were cut.
+    answer's interval holds rows that were cut. The interval of a part of a number of rows is cut at
+    0 and 1 (`Answered.part_of`); the number itself stays what its noise made of it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Leaves:
             top, bottom = parts
             noises, cov = [answered.noise_of(part) for part in parts], answered.joint(top, bottom)
             found = ratio(noises[0], noises[1], cov, z)
-            return self.spanned(found, top, bottom)
+            return within(self.spanned(found, top, bottom), answered.part_of(top, bottom))
         one = answer_of(tree, answered)
         if one is not None and self.number == 1:
             return Span(*(answered.column(one + end) for end in ("_low", "_high", "_sd")))
@@ -129,6 +130,13 @@ class Leaves:
             one = product(Span(factor, factor), Span(*self.answered.ends_at(name, z)))
             found = Span(found.low + one.low, found.high + one.high)
         return found
+
+
+def within(span: Span, limit: Array | None) -> Span:
+    """The interval of what is at least 0 and at most the limit."""
+    if limit is None:
+        return span
+    return Span(np.clip(span.low, 0, limit), np.clip(span.high, 0, limit), span.sd)
 
 
 # ---- interval arithmetic

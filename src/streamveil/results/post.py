@@ -183,6 +183,7 @@ def rows_of(table: pa.Table) -> PostRows:
         float((facts or {}).get("confidence", 0.95)),
         bool((facts or {}).get("rounds", True)),
         bool((facts or {}).get("true_intervals")),
+        tuple(lane["kind"] for lane in (facts or {}).get("lanes", ())),
     )  # fmt: skip
     return PostRows(answered, facts)
 
@@ -376,7 +377,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
     answered = replace(
         left.answered, table=pa.table(found).replace_schema_metadata(left.table.schema.metadata),
         is_correlated=left.answered.is_correlated or right.answered.is_correlated, answers=answers,
-        holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows,
+        holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows, kinds=(),
     )  # fmt: skip
     notes = tuple(dict.fromkeys([*left.notes, *right.notes, SHOWN_PAIRS]))
     return unsaid(replace(left, answered=answered, notes=notes))
