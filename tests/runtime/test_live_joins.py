@@ -68,7 +68,9 @@ def planned(name, kept=2):
 def test_spark_refuses_them_and_names_the_engine_that_runs_them(name):
     spark = pytest.importorskip("streamveil.runtime.spark")
     plan = planned(name)
-    with pytest.raises(PlanError, match=r"a join on live data is not supported on Spark.*\n.*--engine embedded"):
+    with pytest.raises(
+        PlanError, match=r"a join on live data is not supported on Spark.*\n.*--engine embedded"
+    ):
         spark.operator_of(plan)
     assert compiler.operator_of(plan)
 
