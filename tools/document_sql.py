@@ -53,8 +53,8 @@ or not, also in QUALIFY): the same, and `ROW_NUMBER`, `RANK`, `DENSE_RANK`, `LAG
 `FROM t, UNNEST(SPLIT(tags, ',')) AS tag`, or `UNNEST(column)` of lists, makes several rows of one,
 which count against the bounds as any rows do; `.unnest(tag="SPLIT(tags, ',')")` in Python. This
 needs no other row, so it runs on live data as well. A row becomes at most 1,000 rows, and fewer if
-the texts and lists beside the parts would take more than 16 MiB. Further parts are in no count of cut rows
-and in no interval.
+the texts and lists beside the parts would take more than 16 MiB. Further parts are in no count of
+cut rows and in no interval.
 
 To combine rows, all of them are held in memory, so the source must end: a one-shot query, or a
 replay by time. On live data, where a row to come would change what was released,
