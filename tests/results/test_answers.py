@@ -107,6 +107,15 @@ def test_sums_over_recent_triggers_cross_windows(design):
 
 
 @pytest.mark.parametrize("design", ["gaussian", "weights"])
+def test_the_release_before_the_first_of_a_window_is_the_last_of_the_window_before(design):
+    answers = sv.answers(released(design))
+    exact = truth("v")[1, 1] - truth("v")[0, TRIGGERS]
+    assert_fits(scores(answers.difference("v", (1, 1)), exact, "v"), gaussian(1), ALPHA)
+    with pytest.raises(PlanError, match="no release 0 of window 0"):
+        answers.difference("v", (0, 1))
+
+
+@pytest.mark.parametrize("design", ["gaussian", "weights"])
 def test_means_over_windows_have_the_noise_of_each(design, monkeypatch):
     answers = sv.answers(released(design))
     exact = (truth("v")[0, TRIGGERS] + truth("v")[END]) / 2

@@ -131,19 +131,21 @@ class Answers(AnswerTable):
     ) -> Derived:
         """How much a number changed between two releases.
 
-        Of a count or a sum in one window, that is what arrived in between.
+        Of a count or a sum in one window, that is what arrived in between; from one window to the
+        next it says how much more there was than in the window before.
 
         Args:
             name: the number.
             at: the release: (window, trigger), or a trigger of the last window; else the last.
-            since: the release before; the one just before if left out.
+            since: the release before. If left out, the one just before in the window; of the first
+                in its window, the last one of the window before.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
             PlanError: there is no such number or release.
         """
         end = self._moment(at)
-        start = Moment(end.window, end.trigger - 1) if since is None else self._moment(since)
+        start = self._before(end) if since is None else self._moment(since)
         self.releases.require(start)
         part = WeightedSum(((Cell(end, name), 1.0), (Cell(start, name), -1.0)))
         return self._sum(name, part, confidence)
@@ -279,6 +281,11 @@ class Answers(AnswerTable):
         return Derived(table, level, (*notes, ranked.note, both))
 
     # ---- helpers
+
+    def _before(self, end: Moment) -> Moment:
+        """The release before one."""
+        last = [one for one in self.moments if one.window == end.window - 1]
+        return last[-1] if end.trigger == 1 and last else Moment(end.window, end.trigger - 1)
 
     def _ranked(
         self, name: str, moment: Moment, k: int, level: float, hidden: int
