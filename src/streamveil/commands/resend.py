@@ -23,8 +23,7 @@ def resend(plan: Plan, state: str | Path) -> int:
     state may run meanwhile.
     """
     home = Path(state)
-    opened = [open_sink(one.kind, one.options) for one in plan.sinks]
-    sinks = [sink for sink in opened if isinstance(sink, DatabaseSink)]
+    sinks = databases_of(plan)
     if not sinks:
         raise PlanError(
             "this query writes into no database, and only their tables can be filled again.\n"
@@ -49,3 +48,15 @@ def resend(plan: Plan, state: str | Path) -> int:
         return len(releases.moments)
     finally:
         lock.close()
+
+
+def databases_of(plan: Plan) -> list[DatabaseSink]:
+    """The sinks of a query that are databases; every other one is closed again."""
+    found = []
+    for one in plan.sinks:
+        sink = open_sink(one.kind, one.options)
+        if isinstance(sink, DatabaseSink):
+            found.append(sink)
+        else:
+            sink.close()
+    return found
