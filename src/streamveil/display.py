@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from streamveil.errors import MissingExtraError, PlanError, nearest, visible
+from streamveil.errors import PlanError, nearest, requires_extra, visible
 from streamveil.release_metadata import ENDS, SUFFIXES, numbers_of
 
 if TYPE_CHECKING:
@@ -62,19 +62,15 @@ class AnswerTable:
 
         Raises MissingExtraError where pandas is not installed.
         """
-        try:
+        with requires_extra("to_pandas()", "frames"):
             frame: pandas.DataFrame = self.table.to_pandas()
-        except ModuleNotFoundError:
-            raise MissingExtraError("to_pandas()", "frames") from None
         frame.attrs = {"notes": list(self.notes)}
         return frame
 
     def to_polars(self) -> polars.DataFrame:
         """The rows as a Polars frame. Raises MissingExtraError where Polars is not installed."""
-        try:
+        with requires_extra("to_polars()", "frames"):
             import polars
-        except ImportError:
-            raise MissingExtraError("to_polars()", "frames") from None
         return polars.DataFrame(self.table)
 
     def plot(self, name: str | None = None, *, most: int = SHOWN) -> Figure:
@@ -189,10 +185,8 @@ def figure(value: float | None) -> str:
 
 def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figure:
     """A dot and an interval for each of the largest groups; the notes below."""
-    try:
+    with requires_extra("plot()", "plots"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("plot()", "plots") from None
     order = pa.compute.sort_indices(table[name], sort_keys=[("", "descending")])
     shown = table.take(order.slice(0, most))
     rows, keys = rows_of(shown), keys_of(table)

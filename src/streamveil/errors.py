@@ -6,7 +6,8 @@ Nor does one hold a command to the terminal it is shown on: names in it are spel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -130,6 +131,23 @@ class MissingExtraError(StreamveilError, ImportError):
             f"{feature} needs the extra '{extra}'.\n  to fix  pip install 'streamveil[{extra}]'"
         )
         self.extra = extra
+
+
+@contextmanager
+def requires_extra(feature: str, extra: str) -> Iterator[None]:
+    """Says which extra a feature needs, where an import inside finds no such package.
+
+    >>> with requires_extra("this feature", "duckdb"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.MissingExtraError: this feature needs the extra 'duckdb'.
+      to fix  pip install 'streamveil[duckdb]'
+    """
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(feature, extra) from None
 
 
 def require_positive(**numbers: object) -> None:

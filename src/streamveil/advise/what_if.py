@@ -24,7 +24,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.display import AnswerTable, shown_in_cells
-from streamveil.errors import BudgetError, MissingExtraError, PlanError
+from streamveil.errors import BudgetError, PlanError, requires_extra
 from streamveil.plan.look import with_look
 from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.plan.plan import Plan, combined_plan
@@ -63,10 +63,8 @@ class WhatIf(AnswerTable):
 
     def plot(self, name: str | None = None, *, most: int = 0) -> Figure:
         """A matplotlib figure of error over each setting. MissingExtraError without matplotlib."""
-        try:
+        with requires_extra("plot()", "plots"):
             from matplotlib.figure import Figure
-        except ImportError:
-            raise MissingExtraError("plot()", "plots") from None
         rows = [row for row in self.table.to_pylist() if row["sd"] is not None]
         first, others = rows[0], rows[1:]
         varied = list(dict.fromkeys(row["varied"] for row in others))

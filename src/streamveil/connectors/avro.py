@@ -22,7 +22,7 @@ from streamveil.connectors.base import times
 from streamveil.connectors.json_lines import json_text, text_array
 from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import SourceError, requires_extra
 
 Definitions = dict[str, Any]  # name -> what it is
 MOMENTS = {"millis": 1_000, "micros": 1, "nanos": 0}  # microseconds of one
@@ -32,10 +32,8 @@ DAYS = (1 << 31) - 1
 
 def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
     """A decoder, and the fields that it knows."""
-    try:
+    with requires_extra("Avro", "schemas"):
         import fastavro
-    except ImportError:
-        raise MissingExtraError("Avro", "schemas") from None
     named: Definitions = {}
     known: dict[str, Any] = {}
     for text in texts_of(schema):

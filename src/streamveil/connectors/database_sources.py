@@ -34,7 +34,7 @@ from streamveil.connectors.fit import TIME, cast_or_null, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
 from streamveil.connectors.rejected_rows import MISFIT, with_last_places
 from streamveil.connectors.sinks import as_text
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import SourceError, requires_extra
 
 Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what did not fit
 AT_ONCE = 50_000  # rows
@@ -311,10 +311,8 @@ class DuckdbSource(DatabaseSource):
         query: str | None = None,
         columns: dict[str, str] | None = None,
     ) -> None:
-        try:
+        with requires_extra("the source 'duckdb'", "duckdb"):
             import duckdb
-        except ImportError:
-            raise MissingExtraError("the source 'duckdb'", "duckdb") from None
         super().__init__(f"'{require_file(path)}'", table, query, columns)
         self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
 

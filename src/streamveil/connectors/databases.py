@@ -31,7 +31,7 @@ from streamveil.connectors.base import signed
 from streamveil.connectors.marks import ContentMark
 from streamveil.connectors.postgres_server import WAIT, PostgresServer
 from streamveil.display import rows_of
-from streamveil.errors import MissingExtraError, SourceError, require_one_of
+from streamveil.errors import SourceError, require_one_of, requires_extra
 from streamveil.release_metadata import sentences, to_json
 
 MARKS = "streamveil_releases"
@@ -288,10 +288,8 @@ class DuckdbSink(DatabaseSink):
     )  # fmt: skip
 
     def __init__(self, path: str, table: str, mode: str = "append") -> None:
-        try:
+        with requires_extra("the sink 'duckdb'", "duckdb"):
             import duckdb
-        except ImportError:
-            raise MissingExtraError("the sink 'duckdb'", "duckdb") from None
         super().__init__(f"'{require_file(path)}'", table, mode)
         self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
 

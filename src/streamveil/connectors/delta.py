@@ -11,7 +11,7 @@ from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
 from streamveil.connectors.marks import ContentMark
 from streamveil.connectors.names import shown
-from streamveil.errors import MissingExtraError, SourceError, require_file_name
+from streamveil.errors import SourceError, require_file_name, requires_extra
 
 
 class DeltaSink:
@@ -23,10 +23,8 @@ class DeltaSink:
     """
 
     def __init__(self, path: str) -> None:
-        try:
+        with requires_extra("the sink 'delta'", "delta"):
             import deltalake
-        except ImportError:
-            raise MissingExtraError("the sink 'delta'", "delta") from None
         self.path, self.delta = str(path), deltalake
 
     def write(self, job: str, release: Release) -> None:

@@ -25,7 +25,7 @@ from streamveil.connectors.base import Chunk, select
 from streamveil.connectors.fit import fitted, groups_behind
 from streamveil.connectors.lakes import AT_ONCE, LakeSource
 from streamveil.connectors.names import shown
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import SourceError, requires_extra
 from streamveil.frames import plain_schema
 
 
@@ -47,11 +47,9 @@ class DeltaSource(LakeSource):
     """
 
     def __init__(self, path: str, version: int | None = None, *, follow: bool = False) -> None:
-        try:
+        with requires_extra("the source 'delta'", "delta"):
             import deltalake
             import deltalake.fs
-        except ImportError:
-            raise MissingExtraError("the source 'delta'", "delta") from None
         if version is not None and (isinstance(version, bool) or version < 0):
             raise SourceError(f"version counts from 0, so it cannot be {version}")
         super().__init__(f"the Delta table '{shown(str(path))}'", bounded=not follow)

@@ -19,7 +19,7 @@ from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
 from streamveil.connectors.databases import plain
 from streamveil.connectors.marks import ContentMark
-from streamveil.errors import MissingExtraError, SourceError, StreamveilError, require_file_name
+from streamveil.errors import SourceError, StreamveilError, require_file_name, requires_extra
 from streamveil.release_metadata import sentences
 
 RETRIES = "commit.retry.num-retries"
@@ -98,10 +98,8 @@ def for_iceberg(table: pa.Table) -> pa.Table:
 
 def require_package() -> None:
     """MissingExtraError where PyIceberg is not installed."""
-    try:
+    with requires_extra("Iceberg", "iceberg"):
         import pyiceberg.catalog  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("Iceberg", "iceberg") from None
 
 
 def table_name(table: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from streamveil.connectors.base import settings_in
 from streamveil.connectors.schema_registry import PREFIX, Registry
-from streamveil.errors import MissingExtraError, PlanError, SourceError
+from streamveil.errors import PlanError, SourceError, requires_extra
 
 WAIT = 30.0  # seconds without an answer before a read fails
 FIRST = 3.0  # seconds after which it is heard whether they refuse
@@ -66,10 +66,8 @@ class Topic:
 
     def client(self) -> Any:
         """The package that talks to brokers."""
-        try:
+        with requires_extra("Kafka", "kafka"):
             import confluent_kafka
-        except ImportError:
-            raise MissingExtraError("Kafka", "kafka") from None
         return confluent_kafka
 
     def consumer(self, isolation: str = "read_committed") -> Any:

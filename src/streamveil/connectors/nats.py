@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, declared_beside, select, settings_in
 from streamveil.connectors.messages import Part, chunk_of, kept, of_json
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import SourceError, requires_extra
 
 WAIT = 10.0  # seconds without an answer before a read fails
 AT_ONCE = 5_000  # messages
@@ -48,10 +48,8 @@ class NatsSource:
         config: str | None = None,
         follow: bool = True,  # noqa: FBT001,FBT002
     ) -> None:
-        try:
+        with requires_extra("NATS", "nats"):
             import nats  # noqa: F401
-        except ImportError:
-            raise MissingExtraError("NATS", "nats") from None
         if "@" in servers:
             raise SourceError(
                 "an address of NATS holds no user and no password: it is written into queries.\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import SourceError, requires_extra
 
 WAIT = 30  # seconds for a server
 SILENT = 300  # seconds amid the rows of a query before a server is taken for gone
@@ -30,10 +30,8 @@ class PostgresServer:
     """
 
     def __init__(self, url: str, what: str) -> None:
-        try:
+        with requires_extra(f"the {what}", "postgres"):
             import psycopg
-        except ImportError:
-            raise MissingExtraError(f"the {what}", "postgres") from None
         try:
             settings = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:

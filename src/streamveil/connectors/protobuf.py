@@ -19,7 +19,7 @@ from streamveil.connectors.base import FAR_US
 from streamveil.connectors.json_lines import text_array
 from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import SourceError, requires_extra
 
 Maker = Callable[[list[Any]], pa.Array]
 WELL_KNOWN = "google.protobuf."
@@ -40,10 +40,8 @@ ABSENT = Field(lambda _: None, lambda values: pa.nulls(len(values)))
 
 def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
     """A decoder, and the fields of the first message of the file."""
-    try:
+    with requires_extra("Protobuf", "schemas"):
         from google.protobuf import descriptor_pool, message_factory
-    except ImportError:
-        raise MissingExtraError("Protobuf", "schemas") from None
     pool = descriptor_pool.DescriptorPool()
     try:
         file = added(pool, "streamveil.proto", schema)

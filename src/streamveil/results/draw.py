@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.display import literal, shown_in_cells, wrapped
-from streamveil.errors import MissingExtraError
+from streamveil.errors import requires_extra
 from streamveil.results.charts import Chart, Line
 from streamveil.types import Array
 
@@ -25,10 +25,8 @@ FEW = 30  # points that are drawn as dots
 
 def styled() -> AbstractContextManager[None]:
     """Settings of matplotlib for the time of a drawing."""
-    try:
+    with requires_extra("a picture of releases", "plots"):
         from matplotlib import rc_context
-    except ImportError:
-        raise MissingExtraError("a picture of releases", "plots") from None
     context: AbstractContextManager[None] = rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "streamveil", "font.size": 9}
     )

@@ -28,11 +28,11 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
 from streamveil.errors import (
-    MissingExtraError,
     OperatorWarning,
     PlanError,
     SourceError,
     StreamveilError,
+    requires_extra,
     visible_lines,
 )
 from streamveil.plan.plan import Clock, Plan
@@ -217,10 +217,8 @@ def exposition(*watches: Watch, exact: bool = False) -> bytes:
 
     Raises MissingExtraError where the package prometheus_client is not installed.
     """
-    try:
+    with requires_extra("metrics", "metrics"):
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
-    except ImportError:
-        raise MissingExtraError("metrics", "metrics") from None
     registry, all_told = CollectorRegistry(), [watch.figures() for watch in watches]
     for name, (text, field) in METRICS.items():
         values = {told.job: getattr(told, field) for told in all_told}

