@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
-from streamveil.errors import PlanError, StoreError
+from streamveil.errors import PlanError
 from streamveil.terminal import say
 
 if TYPE_CHECKING:
@@ -73,13 +73,9 @@ def audit_state(plan: Plan, state: Path, alpha: float) -> None:
     from streamveil.runtime.job import Job
     from streamveil.runtime.look import remembered
     from streamveil.runtime.run import engine_for, work_of
-    from streamveil.runtime.store import read_header
+    from streamveil.runtime.store import require_header
 
-    if not state.is_dir() or read_header(state) is None:
-        raise StoreError(
-            f"'{state.name}' is not a state directory of the embedded engine.\n"
-            "  to fix  run the query first, or name its state"
-        )
+    require_header(state)
     plan = remembered(plan, state)
     work = replace(work_of(plan, engine_for(None, state)), feed=lambda _: iter(()))
     with Job(state, work) as job:  # nothing is read or released

@@ -7,13 +7,13 @@ from pathlib import Path
 from streamveil.batch import Release
 from streamveil.connectors import open_sink
 from streamveil.connectors.databases import DatabaseSink
-from streamveil.errors import PlanError, StoreError
+from streamveil.errors import PlanError
 from streamveil.plan.plan import Plan
 from streamveil.results.post import after_post
-from streamveil.runtime.changed_query import fits, kept_plan
+from streamveil.runtime.changed_query import require_kept
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.published import of_state
-from streamveil.runtime.store import read_header
+from streamveil.runtime.store import require_header
 
 
 def resend(plan: Plan, state: str | Path) -> int:
@@ -29,17 +29,10 @@ def resend(plan: Plan, state: str | Path) -> int:
             "this query writes into no database, and only their tables can be filled again.\n"
             "  to fix  read what is missing with `streamveil read`"
         )
-    header = read_header(home) if home.is_dir() else None
-    if header is None:
-        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
+    require_header(home)
     lock = Lock(home)
     try:
-        known = kept_plan(plan, home).plan
-        if not fits(known, header, home):
-            raise StoreError(
-                f"'{home.name}' was made for another query than this one.\n"
-                "  to fix  give the query that the job runs"
-            )
+        known = require_kept(plan, home).plan
         releases = after_post(of_state(home), known.post)
         for moment in releases.moments:
             release = Release(releases.noisy(moment), *moment, 0)

@@ -21,7 +21,7 @@ from streamveil.plan.plan import Plan, TableSource
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.store import SPARK_HEADER, read_header
+from streamveil.runtime.store import SPARK_HEADER, require_header
 from streamveil.sql.script import read_question
 from streamveil.sql.table import points_where
 
@@ -77,11 +77,7 @@ def ask(
             "this table's job runs on Spark, where no questions are answered.\n"
             "  to fix  run the query on the embedded engine, in a state of its own"
         )
-    if not Path(state).is_dir() or read_header(Path(state)) is None:
-        raise StoreError(
-            f"'{Path(state).name}' is not a state directory.\n"
-            "  to fix  run the query first: questions are about its last closed step"
-        )
+    require_header(Path(state))
     operator = operator_of(plan)
     work = Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),

@@ -20,7 +20,7 @@ from streamveil.connectors.blocks import sync_directory
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import LOCK, Lock
-from streamveil.runtime.store import BACKUP, HEADER, SCRATCH
+from streamveil.runtime.store import BACKUP, SCRATCH, require_header
 from streamveil.runtime.verify import verify
 
 LEFT = frozenset([LOCK, SCRATCH, BACKUP])  # no part of a state
@@ -29,8 +29,7 @@ LEFT = frozenset([LOCK, SCRATCH, BACKUP])  # no part of a state
 def backup(state: str | Path, copy: str | Path) -> None:
     """Copies the state of a job that is not running to a new place."""
     home, place = Path(state).absolute(), Path(copy).absolute()
-    if not (home / HEADER).is_file():
-        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
+    require_header(home)
     if (home / BACKUP).exists():
         raise StoreError(f"'{home.name}' is a backup itself: copy it as you like")
     made = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")  # noqa: TID251

@@ -45,7 +45,7 @@ from streamveil.plan.look import with_look
 from streamveil.plan.plan import Clock, Plan
 from streamveil.plan.post import Post, PostColumn
 from streamveil.runtime import notes
-from streamveil.runtime.store import LEDGER, LOOK, Header, read_header
+from streamveil.runtime.store import LEDGER, LOOK, Header, read_header, require_header
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,17 @@ def kept_plan(plan: Plan, state: Path) -> Kept:
     if fits(old, header, state) and until is None:
         return Kept(old)
     return later(old, told["query"]["clock"], header, state, until) or Kept(plan)
+
+
+def require_kept(plan: Plan, state: Path) -> Kept:
+    """The plan to go on with in a state; StoreError where there is none, or it is another job."""
+    header, kept = require_header(state), kept_plan(plan, state)
+    if not fits(kept.plan, header, state):
+        raise StoreError(
+            f"'{state.name}' was made for another query than this one.\n"
+            "  to fix  give the query that its job runs"
+        )
+    return kept
 
 
 def last_end(charges: list[Charge], epoch: str) -> int | None:

@@ -29,9 +29,9 @@ from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.plan import Plan, combined_plan
 from streamveil.runtime import disk, notes
-from streamveil.runtime.changed_query import fits, kept_plan
+from streamveil.runtime.changed_query import require_kept
 from streamveil.runtime.inspect import inspect
-from streamveil.runtime.store import FORK, read_header, require_empty
+from streamveil.runtime.store import FORK, require_empty
 
 MOST_STEPS = 100_000  # that are looked at
 SAYS_NOTHING = "to fix  run the query in a state of its own: it reads its source from the start"
@@ -40,15 +40,7 @@ SAYS_NOTHING = "to fix  run the query in a state of its own: it reads its source
 def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     """Prepares a directory for a fork of a state's job; returns when it begins, in microseconds."""
     home, place = Path(state), Path(new)
-    header = read_header(home) if home.is_dir() else None
-    if header is None:
-        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
-    first = kept_plan(plan, home)
-    if not fits(first.plan, header, home):
-        raise StoreError(
-            f"'{home.name}' was made for another query than this one.\n"
-            "  to fix  fork it with its query, or begin the other one in a state of its own"
-        )
+    first = require_kept(plan, home)
     if place.exists() and (place.is_file() or any(place.iterdir())):
         raise StoreError(f"'{place.name}' exists already; a fork begins in a directory of its own")
     clock = first.clock or first.plan.clock

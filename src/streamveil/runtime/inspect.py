@@ -19,7 +19,7 @@ from streamveil.connectors.remote import RemoteFiles
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, frame, notes, wal
 from streamveil.runtime.secret import SECRET
-from streamveil.runtime.store import HEADER, LEDGER, Header, read_header
+from streamveil.runtime.store import HEADER, LEDGER, Header, require_header
 
 FIRST = {  # what positions count, before the place of a source within them
     "step": "step {:,}", "version": "version {}", "snapshot": "snapshot {}",
@@ -97,9 +97,7 @@ def inspect(directory: str | Path) -> Summary:
 
 def read(folder: Path) -> tuple[Summary, str | None]:
     """A state as it is on disk, and the position at which its source resumes."""
-    header = read_header(folder) if folder.is_dir() else None
-    if header is None:
-        raise StoreError(f"'{folder}' is not a state directory")
+    header = require_header(folder)
     saved = checkpoint.kept(folder)
     after, path = saved[-1] if saved else (0, None)
     parts = [] if path is None else checkpoint.heads_of(path, header.epoch)[0]

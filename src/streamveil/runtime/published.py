@@ -25,7 +25,7 @@ from streamveil.results.releases import Load, Releases, of_folder
 from streamveil.runtime import checkpoint, notes, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent
-from streamveil.runtime.store import HEADER, SPARK_HEADER, Header, read_header
+from streamveil.runtime.store import HEADER, SPARK_HEADER, Header, require_header
 from streamveil.runtime.tables import Mark
 
 ATTEMPTS, PAUSE = 6, 0.1  # a job that runs commits, then publishes; seconds
@@ -54,9 +54,7 @@ def of_state(path: str | Path) -> Releases:
             f"'{home.name}' is a state of the Spark engine, which leaves releases to the sink.\n"
             "  to fix  read the folder of its sink"
         )
-    header = read_header(home) if home.is_dir() else None
-    if header is None:
-        raise StoreError(f"'{home.name}' is not a state directory")
+    header = require_header(home)
     for attempt in range(ATTEMPTS):
         try:
             return _of_state(home, header)

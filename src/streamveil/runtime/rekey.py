@@ -11,7 +11,7 @@ from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.keys import check
 from streamveil.runtime.sealed_key import opened, sealed
-from streamveil.runtime.store import HEADER, Store, write_header
+from streamveil.runtime.store import Store, require_header, write_header
 
 
 def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> str:
@@ -23,8 +23,7 @@ def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> s
     removes it.
     """
     home = Path(directory)
-    if not (home / HEADER).is_file():
-        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
+    require_header(home)
     store = Store(home)
     try:
         header = store.header

@@ -344,6 +344,17 @@ def read_header(directory: Path) -> Header | None:
         raise wal.damaged(path) from None
 
 
+def require_header(directory: Path) -> Header:
+    """The header of a state; StoreError where there is none."""
+    header = read_header(directory) if directory.is_dir() else None
+    if header is None:
+        raise StoreError(
+            f"'{directory.name}' is not a state directory of the embedded engine.\n"
+            "  to fix  run the query first, or name its state"
+        )
+    return header
+
+
 def epoch_of(directory: Path) -> str | None:
     """The epoch of a state; None where there is none."""
     header = read_header(directory)
