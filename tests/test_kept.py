@@ -87,25 +87,34 @@ def test_nothing_is_kept_where_it_cannot_be(tmp_path, monkeypatch):
 
 
 QUERY = """
+import sys
 import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core.counters.schedule import _variances
 from streamveil.runtime.formats import calibration
 
-query = (sv.files("x.parquet", event_time="ts").protect(unit="user").group_by("url")
+query = (sv.memory({"user": [1], "url": ["a"], "ts": ["2026-01-01"]}, event_time="ts").protect(unit="user").group_by("url")
          .agg(n=sv.count()).bound(max_rows=4)
          .release(every="1 hour", start="2026-01-01", end="2026-01-02",
                   budget=sv.Budget(epsilon=1, delta=1e-7)))
 operator = compile_plan(query.plan)
-print(calibration(operator), operator.guarantee.to_dict())
+print(calibration(operator), operator.guarantee.to_dict(), query.explain())
+print("computed", len(_variances.signatures), file=sys.stderr)
 """
 
 
 def test_a_design_that_is_found_is_the_one_that_was_searched(folder):
-    """By the word that a state is held to, and what is charged; in processes of their own."""
+    """By the word that a state is held to, what is charged, and what `explain` says.
+
+    In processes of their own; the second one computes no variances again.
+    """
     asked = [sys.executable, "-c", QUERY]
     first, second = (subprocess.run(asked, capture_output=True, check=True) for _ in range(2))
     assert first.stdout
     assert first.stdout == second.stdout
+    assert [done.stderr.split()[-2:] for done in (first, second)] == [
+        [b"computed", b"1"], [b"computed", b"0"],
+    ]  # fmt: skip
     assert any(path.is_file() for path in folder.rglob("*"))
 
 

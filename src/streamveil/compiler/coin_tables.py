@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from itertools import islice
 from math import inf, log, sqrt
 from typing import Any
@@ -18,8 +19,10 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.accounting.above_threshold import COIN, Coins
 from streamveil.core.accounting.pld import CurvePoints, LossLaw
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.kept import kept
 from streamveil.special import ndtr
 from streamveil.types import Array, Float64, Int64
 
@@ -147,18 +150,35 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
     """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
     aggregation = operator.aggregation
     counter = aggregation.counters[lane]
+    sd = deviation(counter, trigger)
     if lane == aggregation.shared:
-        return sqrt(float(counter.std(np.array([trigger]))[0]) ** 2 / FINE**2 + 1 / 12)
+        return sqrt(sd**2 / FINE**2 + 1 / 12)
     rule = aggregation.rule
     weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
-    sd = float(counter.std(np.array([trigger]))[0])
     return sd * float(aggregation.lanes[lane].quantum) / weight
+
+
+@lru_cache(maxsize=256)
+@kept()
+def deviation(counter: Counter, trigger: int) -> float:
+    """Standard deviation of a counter's totals at a trigger, in quanta."""
+    return float(counter.std(np.array([trigger]))[0])
 
 
 def threshold(operator: GroupBy, trigger: int) -> float | None:
     """Units a group's noisy count must exceed to be shown; None where none do, or all are."""
-    test = getattr(operator.aggregation.selection, "threshold", None)
+    selection: Any = operator.aggregation.selection
+    if hasattr(selection, "deviation"):
+        return tested(selection, trigger)[0]
+    test = getattr(selection, "threshold", None)
     return None if test is None or test(trigger) == inf else float(test(trigger))
+
+
+@lru_cache(maxsize=256)
+@kept()
+def tested(selection: Any, trigger: int) -> tuple[float, float]:
+    """What a noisy count of units must exceed at a trigger, and its standard deviation."""
+    return float(selection.threshold(trigger)), float(selection.deviation(trigger))
 
 
 def opens_at(operator: GroupBy, trigger: int) -> float | None:
@@ -185,8 +205,8 @@ def published_chance(operator: GroupBy, units: int, trigger: int) -> float | Non
     if operator.aggregation.selected_by == "totals":  # each unit brings the most that a row may
         return float(total_chance(operator, np.array([float(units)]), trigger)[0])
     if not hasattr(selection, "table"):  # at this very trigger: a little less
-        sd = selection.deviation(trigger)
-        return float(ndtr((units - selection.threshold(trigger)) / sd))
+        level, sd = tested(selection, trigger)
+        return float(ndtr((units - level) / sd))
     steps = np.arange(1, selection.horizon + 1)
     arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)
     return opening_chance(

@@ -7,7 +7,7 @@ from math import inf, pi, sqrt
 from operator import attrgetter
 from typing import Any, cast
 
-from streamveil.compiler.coin_tables import lane_sd, opens_at
+from streamveil.compiler.coin_tables import lane_sd, opens_at, tested
 from streamveil.compiler.error_forecast import (
     CAUTION,
     Errors,
@@ -166,7 +166,7 @@ def threshold_of(
     usual: float | None = getattr(selection, "usual", None)
     if usual is not None:
         return Threshold(usual)
-    return Threshold(float(selection.threshold(last)), float(selection.deviation(last)))
+    return Threshold(*tested(selection, last))
 
 
 def windows_of(operator: GroupBy) -> int:
