@@ -93,8 +93,8 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core.counters.schedule import _variances
 from streamveil.runtime.formats import calibration
 
-query = (sv.memory({"user": [1], "url": ["a"], "ts": ["2026-01-01"]}, event_time="ts").protect(unit="user").group_by("url")
-         .agg(n=sv.count()).bound(max_rows=4)
+query = (sv.memory({"user": [1], "url": ["a"], "ts": ["2026-01-01"]}, event_time="ts")
+         .protect(unit="user").group_by("url").agg(n=sv.count()).bound(max_rows=4)
          .release(every="1 hour", start="2026-01-01", end="2026-01-02",
                   budget=sv.Budget(epsilon=1, delta=1e-7)))
 operator = compile_plan(query.plan)
