@@ -72,3 +72,18 @@ def test_two_copies_of_a_state_give_other_questions_other_noise():
         noises.add(answer.value - state.inner.histogram @ other(number))
         thresholds.add(state.inner.run.offset)  # of the run that follows
     assert len(noises) == len(thresholds) == 3
+
+
+def test_a_copy_that_is_asked_after_a_later_step_has_noise_of_its_own():
+    """Else the difference of both answers would be that of the table, exactly."""
+    noises, thresholds, nothing = set(), set(), Changes(np.zeros(0, np.int64))
+    for later in range(3):  # each goes on from the same state, as a backup that is restored
+        asked, state = made(wide=1.5)
+        state.inner.histogram = np.where(other(1), 250_000, 250)
+        for t in range(state.t + 1, state.t + 1 + later):
+            state = asked.step(state, nothing, (t, state.values, state.reach), place())
+        answer, _ = asked.ask(state, other(1), place())
+        assert answer.kind == "HARD"
+        noises.add(answer.value - state.inner.histogram @ other(1))
+        thresholds.add(state.inner.run.offset)
+    assert len(noises) == len(thresholds) == 3

@@ -6,7 +6,8 @@ RELEASED: it follows from the last release (sums of cells of a marginal): post-p
 where its proved error is not above that of an EASY answer.
 EASY, HARD, EXHAUSTED: from `LivePmw`. A question that was answered since the last step is answered
 again with the same number, in whatever words it comes. The noise of an answer is that of its
-question: what a restored copy of a state is asked does not come with the noise of another answer.
+question and its step: what a restored copy of a state is asked, then or later, does not come with
+the noise of another answer.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Questions:
         adaptive, inner = self.adaptive, state.inner
         assert adaptive is not None  # noqa: S101  (checked by `ask`)
         assert inner is not None  # noqa: S101
-        before, here = inner.weights, place.inside(b"question", bytes.fromhex(digest))
+        before, here = inner.weights, place.inside(b"question", state.t, bytes.fromhex(digest))
         answer = adaptive.ask(inner, question.astype(np.float64), here)
         state.count += 1
         reach = adaptive.reach(inner, answer.kind, state.count, 1 - self.confidence)
