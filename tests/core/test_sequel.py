@@ -74,7 +74,7 @@ def test_a_choice_may_cost_more_than_each_of_its_ends():
     assert joint_delta(float(LOOK), 1.0, [steep, flat]) > 1.01 * max(alone)
 
 
-@given(st.integers(1, 400), st.integers(3, 12), st.integers(1, 40), st.integers(50, 100))
+@given(st.integers(1, 2400), st.integers(2, 12), st.integers(1, 40), st.integers(50, 100))
 @settings(max_examples=40, deadline=None)
 def test_gaussian_releases_of_the_whole_delta_may_always_follow(size, digits, look, steepest):
     """A job that fails after its look would waste what the look cost."""

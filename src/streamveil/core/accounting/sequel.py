@@ -45,7 +45,8 @@ class Sequel:
         so below the hull of the heights there, of (0, 1), and of `delta` beyond the last: the curve
         of `law_under`, a pair that dominates the pair of h. `joint` is its product with the look.
         The chance of a loss is taken away first, once, for both alike. Below the look's reach there
-        is one more node, at 0: what is said of smaller epsilons is true and coarse.
+        is one more node, at 0: what is said of smaller epsilons is true and coarse. There is none
+        where it would say less than `delta` and shut out what has that delta.
     Numerics: d is compared at a slightly lower epsilon than the node's, heights are raised by SLACK
         and are floats; the rest is that of `pld`.
 
@@ -76,7 +77,9 @@ class Sequel:
         gaussian = partial(convert.gaussian_delta, mu=float(self.steepest))
         reached = convert.smallest_epsilon(delta, lambda x: float(gaussian(np.array([x]))[0]))
         heights = np.maximum(gaussian(nodes * step - (at - reached)), delta) * (1 + SLACK)
-        return CurvePoints(np.exp(nodes * step), np.minimum(heights, 1.0), nodes), step
+        told = (nodes > 0) | (heights < 1 - delta)
+        nodes, heights = nodes[told], np.minimum(heights[told], 1.0)
+        return CurvePoints(np.exp(nodes * step), heights, nodes), step
 
     def admits(self, rest: Any) -> bool:
         """Whether a mechanism of this `Loss`, which has no chance, may follow."""
