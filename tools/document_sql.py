@@ -82,11 +82,12 @@ GROUP BY r.region, p.plan
 | form | meaning |
 |---|---|
 | `v JOIN p ON v.user_id = p.user_id`, `v LEFT JOIN p USING (user_id)` | by the privacy unit, and \
-by more equalities; other conditions too in an inner join. Tables, subqueries by the unit, the \
+by more equalities and other conditions. Tables, subqueries by the unit, the \
 table itself under another name |
 | `v JOIN r ON v.country = r.country` | r is declared `public = TRUE`: one file, read when the \
 query is made; the job goes on with the same rows only |
-| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are in the other \
+| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN`, \
+`WHERE EXISTS (SELECT 1 FROM p WHERE p.user_id = v.user_id)` | people who are in the other \
 relation, or not in it |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 

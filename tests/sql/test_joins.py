@@ -51,6 +51,15 @@ RELATIONS = [  # over t and u, which people have rows in, and regions, which are
     "SELECT id, day FROM u UNION ALL SELECT id, day FROM t WHERE x > 1) GROUP BY id",
     "SELECT b.id, b.day AS day, COUNT(*) AS n FROM t AS a JOIN u AS b ON a.id = b.id "
     "JOIN regions AS r ON b.place = r.place GROUP BY b.id, b.day",
+    "SELECT a.id, a.day AS day, b.x AS x FROM t AS a LEFT JOIN u AS b ON a.id = b.id AND b.x > 1 "
+    "AND b.day BETWEEN a.day AND a.day + 1",
+    "SELECT a.id, a.x AS x, b.n AS n FROM t AS a LEFT JOIN (SELECT id, COUNT(*) AS n FROM u "
+    "GROUP BY id) AS b ON a.id = b.id AND b.n > 2 AND a.x < 2",
+    "SELECT id, t.x AS x, region FROM t LEFT JOIN regions AS r ON t.place = r.place "
+    "AND r.region <> 'west' AND t.x > 0",
+    "SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.id = t.id AND x > 2) AND x > 0",
+    "SELECT id, x FROM t AS a WHERE NOT EXISTS (SELECT * FROM u AS b WHERE b.day = a.day "
+    "AND a.id = b.id)",
 ]
 
 
@@ -139,7 +148,7 @@ def test_without_a_unit_the_rows_of_all_others_are_the_same(relation, seed, unit
     assert left_alone(planned(relation, found), found, unit)
 
 
-@pytest.mark.parametrize("relation", [RELATIONS[0], RELATIONS[2], RELATIONS[5]])
+@pytest.mark.parametrize("relation", [RELATIONS[0], RELATIONS[2], RELATIONS[5], RELATIONS[16]])
 def test_a_planted_join_of_two_people_is_seen(relation, monkeypatch):
     """A join that forgets the unit, as a faulty program might, lets some unit move others' rows."""
     found = tables(2)
@@ -175,8 +184,13 @@ REFUSED = [  # what would mix people, and what its refusal names
     ("SELECT t.id, n FROM t JOIN (SELECT day AS id, COUNT(*) AS n FROM u GROUP BY place) AS u "
      "USING (id)", "GROUP BY without the privacy unit"),
     ("SELECT id, x FROM t WHERE place IN (SELECT place FROM u)", "a join before"),
-    ("SELECT id, x FROM t WHERE day > 0 OR id IN (SELECT id FROM u)", "other rows"),
-    ("SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.id = t.id)", "IN \\(SELECT"),
+    ("SELECT id, x FROM t WHERE day > 0 OR id IN (SELECT id FROM u)", "LEFT JOIN"),
+    ("SELECT id, x FROM t WHERE x > 0 OR EXISTS (SELECT 1 FROM u WHERE u.id = t.id)", "LEFT JOIN"),
+    ("SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE x > 2)", "of one person"),
+    ("SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.day = t.day)", "a join before"),
+    ("SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.id = t.id AND u.x > t.x)",
+     "one row of each person"),
+    ("SELECT t.id FROM t LEFT JOIN u ON t.day = u.day AND t.id < u.id", "a join before"),
     ("SELECT id, x FROM t, u", "a join before"),
     ("SELECT id, x FROM t CROSS JOIN u", "a join before"),
     ("SELECT id, x FROM t FULL JOIN u USING (id)", "UNION ALL"),
@@ -330,7 +344,7 @@ def test_rows_that_are_only_looked_up_go_on_without_end():
         )
 
 
-@pytest.mark.parametrize("relation", [RELATIONS[0], RELATIONS[13]])
+@pytest.mark.parametrize("relation", [RELATIONS[0], RELATIONS[13], RELATIONS[16]])
 def test_the_exact_account_covers_joined_rows(relation):
     """Rows of a join are bounded as any rows: what a query over them claims stands."""
     found = tables(0)

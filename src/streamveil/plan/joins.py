@@ -29,7 +29,13 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import column_named, compile_key, kind_of, read_column
+from streamveil.expressions.expr import (
+    column_named,
+    compile_key,
+    compile_predicate,
+    kind_of,
+    read_column,
+)
 from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.plan import LATER, KeyColumn, SourceSpec
 from streamveil.types import Array, Bool, Int64
@@ -59,6 +65,7 @@ class Joined:
     same: tuple[str, ...] = ()  # columns of both that match, which need no side
     time: str | None = None  # the column of times of these rows, which keeps its name
     where: str | None = None
+    on: str | None = field(default=None, metadata=LATER)  # of pairs; those that fail are none
     columns: tuple[Any, ...] = ()
 
 
@@ -275,6 +282,12 @@ def put_together(
         kept = pa.array(np.isin(left, right) == (step.how == "semi"))
         return table.filter(kept), units.filter(kept)
     rows, places = meeting(step, own, other, late=late)
+    if step.on is not None:
+        pairs = side_by_side(step, (table, pa.array(rows)), (theirs, pa.array(places)))
+        holds = np.asarray(
+            pc.fill_null(compile_predicate(step.on, pairs.schema)(pairs), fill_value=False)
+        )
+        rows, places = rows[holds], places[holds]
     missing: Bool[Array, " rows"] = np.zeros(len(rows), np.bool_)
     if step.how == "left":
         alone = np.setdiff1d(np.arange(len(left)), rows)
@@ -282,12 +295,18 @@ def put_together(
         rows = np.concatenate([rows, alone])[at]
         places = np.concatenate([places, np.zeros(len(alone), np.int64)])[at]
         missing = np.concatenate([missing, np.ones(len(alone), np.bool_)])[at]
-    own_rows, their_rows = pa.array(rows), pa.array(places, mask=missing)
+    own_rows = pa.array(rows)
+    made = side_by_side(step, (table, own_rows), (theirs, pa.array(places, mask=missing)))
+    return made, wide(units).take(own_rows)
+
+
+def side_by_side(step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any]) -> pa.Table:
+    """The columns of a join, from the rows of both tables at some places."""
     made = {}
-    for name, (table_of, column) in names_of(step, table, theirs).items():
-        held = wide((table, theirs)[table_of].column(column))
-        made[name] = held.take((own_rows, their_rows)[table_of])
-    return pa.table(made), wide(units).take(own_rows)
+    for name, (side, column) in names_of(step, own[0], other[0]).items():
+        table, places = (own, other)[side]
+        made[name] = wide(table.column(column)).take(places)
+    return pa.table(made)
 
 
 def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple[int, str]]:

@@ -31,6 +31,16 @@ Pair = tuple[exp.Expr, exp.Expr]  # equal in a join: of the rows so far, and of 
 READERS: dict[str, Callable[[str], pa.Table]] = {
     ".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv,
 }  # fmt: skip
+AMONG_OTHERS = (
+    "EXISTS and IN (SELECT ...) stand alone in WHERE, or after AND and NOT.\n"
+    "  to fix  LEFT JOIN (SELECT DISTINCT user_id FROM ...) AS s USING (user_id), and s.user_id IS"
+    " NOT NULL in the condition"
+)
+NOT_EQUAL = (
+    "it compares with rows outside by = alone.\n"
+    "  to fix  JOIN (SELECT user_id, MAX(ts) AS latest FROM ... GROUP BY user_id) AS p ON"
+    " p.user_id = v.user_id AND p.latest > v.ts: what decides it, one row of each person"
+)
 
 
 def with_join(join: Any, left: From, own: str, known: InReach, relation: Relation) -> From:
@@ -43,11 +53,6 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
             "  to fix  FROM visits AS v JOIN people AS p ON v.user_id = p.user_id"
         )
     pairs, rest = equal(join, left, name)
-    if rest and how == "left":
-        raise PlanError(
-            f"LEFT JOIN ... ON takes equalities, not {shown(canonical(rest[0]))}.\n"
-            "  to fix  JOIN a subquery that has the condition in its WHERE"
-        )
     same = tuple(one.name for one, other in pairs
                  if isinstance(one, exp.Column) and isinstance(other, exp.Column)
                  and one.name.lower() == other.name.lower())  # fmt: skip
@@ -60,20 +65,29 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
         )
     else:
         at = unit_pair(pairs, left, known)
-        other = as_relation(relation(join.this, replace(known, unit=pairs[at][1])), pairs[at][1])
+        found = relation(join.this, replace(known, unit=pairs[at][1]))
+        if how == "left":  # what asks of one row alone leaves room for rows that may match
+            theirs = [part for part in rest if side_of(part, left, name) == 1]
+            rest = [part for part in rest if part not in theirs]
+            found.where += [row_text(without_side(part), found) for part in theirs]
+        other = as_relation(found, pairs[at][1])
         step = OwnJoin(other=other, keys=keys_of(pairs[:at] + pairs[at + 1 :], left), **said)
     source = materialized(left, needs_unit(known))
     where = [] if left.columns is not None else left.where
     step = replace(step, where=conjunction(where) if where else None)
     sides = {**(left.sides or dict.fromkeys(left.names, own)), name: name}
+    unit = row_text(needs_unit(known), left)
     made = From(
-        with_step(source, row_text(needs_unit(known), left), step), left.window,
+        source, left.window,
         names=left.names | {name}, sides={side: to for side, to in sides.items() if side},
         same=left.same | {(side, column.lower()) for column in same
                           for side in (sides if how == "inner" else left.names or {own})},
     )  # fmt: skip
-    made.where = [row_text(condition, made) for condition in rest]
-    return made
+    conditions = [row_text(condition, made) for condition in rest]
+    if how == "left" and conditions:
+        step = replace(step, on=conjunction(conditions))
+        return replace(made, source=with_step(source, unit, step))
+    return replace(made, source=with_step(source, unit, step), where=conditions)
 
 
 def how_of(join: exp.Expr) -> How:
@@ -263,33 +277,75 @@ def with_members(
     rest = list[exp.Expr]()
     for part in conjuncts(tree) if tree is not None else ():
         plain = part.this.unnest() if isinstance(part, exp.Not) else part
-        if not (isinstance(plain, exp.In) and plain.args.get("query") is not None):
-            if plain.find(exp.Exists) is not None:
-                raise PlanError(
-                    "EXISTS asks for rows of another relation.\n"
-                    "  to fix  user_id IN (SELECT user_id FROM ...), by the privacy unit"
-                )
+        if isinstance(plain, exp.Exists):
+            query, pairs = those_that_exist(plain, inner)
+        elif isinstance(plain, exp.In) and plain.args.get("query") is not None:
+            query, pairs = members_of(plain)
+        else:
+            if any(isinstance(node, exp.Exists) or node.args.get("query") for node in part.walk()):
+                raise PlanError(f"'{shown(canonical(part))}': {AMONG_OTHERS}")
             rest.append(part)
             continue
-        unit = texts_of(resolved(needs_unit(known), inner))
-        if texts_of(resolved(plain.this, inner)) != unit:
-            raise HABITS["join"].error()
-        query = plain.args["query"].unnest()
-        items = query.expressions if isinstance(query, exp.Select) else []
-        if len(items) != 1 or items[0].is_star:
-            raise PlanError(
-                f"{shown(canonical(plain))}: the subquery must be of one column, the privacy unit"
-            )
-        theirs = exp.column(items[0].alias_or_name, quoted=True)
+        at, unit = unit_pair(pairs, inner, known), texts_of(resolved(needs_unit(known), inner))
+        theirs = pairs.pop(at)[1]
         subquery = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("members")))
         other = as_relation(relation(subquery, replace(known, unit=theirs)), theirs)
         how: How = "anti" if isinstance(part, exp.Not) else "semi"
         where = conjunction(inner.where) if inner.where else None
-        step = OwnJoin(other=other, how=how, where=where)
+        keys = tuple(KeyColumn(name=texts_of(their), expression=texts_of(resolved(own, inner)))
+                     for own, their in pairs)  # fmt: skip
+        step = OwnJoin(other=other, how=how, where=where, keys=keys)
         inner = replace(inner, source=with_step(inner.source, unit, step), where=[])
     if not rest:
         return inner, None
     return inner, exp.and_(*(part.copy() for part in rest), copy=False)
+
+
+def members_of(tree: exp.Expr) -> tuple[exp.Expr, list[Pair]]:
+    """The SELECT of an IN, and what is equal."""
+    query = tree.args["query"].unnest()
+    items = query.expressions if isinstance(query, exp.Select) else []
+    if len(items) != 1 or items[0].is_star:
+        raise PlanError(
+            f"{shown(canonical(tree))}: the subquery must be of one column, the privacy unit"
+        )
+    return query, [(tree.this, exp.column(items[0].alias_or_name, quoted=True))]
+
+
+def those_that_exist(tree: exp.Expr, outside: From) -> tuple[exp.Expr, list[Pair]]:
+    """The SELECT of an EXISTS, of what must be equal to columns outside; and the pairs."""
+    query, pairs, rest = tree.this.unnest().copy(), list[Pair](), list[exp.Expr]()
+    where, clause = query.args.get("where"), query.args.get("from_")
+    out = outside.names - ({name_of(clause.this)} if clause is not None else set())
+    for part in conjuncts(where.this) if where is not None else ():
+        ends = [part.this, part.expression] if isinstance(part, exp.EQ) else []
+        ends.sort(key=lambda end: of_tables(end, out), reverse=True)
+        if [of_tables(end, out) for end in ends] == [True, False]:
+            pairs.append((ends[0], ends[1]))
+        else:
+            rest.append(part)
+    beyond = next((part for part in rest for column in part.find_all(exp.Column)
+                   if column.table in out), None)  # fmt: skip
+    if beyond is not None:
+        raise PlanError(f"EXISTS and '{shown(canonical(beyond))}': {NOT_EQUAL}")
+    if not pairs:
+        raise PlanError(
+            "EXISTS must say that the rows are of one person.\n"
+            "  to fix  WHERE p.user_id = v.user_id in it, with the names of both tables, or"
+            " user_id IN (SELECT user_id FROM ...), by the privacy unit"
+        )
+    names = [exp.to_identifier(f"equal_{place}") for place in range(len(pairs))]
+    query.set("expressions", [exp.alias_(their.copy(), name, quoted=True)
+                              for name, (_, their) in zip(names, pairs, strict=True)])  # fmt: skip
+    query.set("where", exp.Where(this=exp.and_(*rest, copy=True)) if rest else None)
+    return query, [(own, exp.column(name, quoted=True))
+                   for name, (own, _) in zip(names, pairs, strict=True)]  # fmt: skip
+
+
+def of_tables(tree: exp.Expr, names: set[str]) -> bool:
+    """Whether columns are named, all of them of these tables."""
+    columns = [*tree.find_all(exp.Column)]
+    return bool(columns) and all(column.table in names for column in columns)
 
 
 def union_of(tree: Any, alias: str, known: InReach, subquery: Callable[..., From]) -> From:
