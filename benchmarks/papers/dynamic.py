@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.dynamic_streams import Stream, drifting  # noqa: E402
+from benchmarks.papers.qiu_yi import published  # noqa: E402
 from benchmarks.papers.tables import Table, named, spread  # noqa: E402
 from streamveil.core.accounting.budget import Budget  # noqa: E402
 from streamveil.core.noise.keyed import SeededNoise  # noqa: E402
@@ -103,7 +104,7 @@ def contenders(queries, steps: int) -> dict:
     static = Mwem(queries=queries)
     return {
         "two streams": TwoStream(static=static, share=RHO, horizon=steps),
-        "interval tree, published": FullyDynamic.published(static, RHO, finite=True),
+        "interval tree, published": published(static, RHO, finite=True),
         "interval tree, ours": FullyDynamic.repaired(static, RHO, horizon=steps),
         "rerun": Rerun(static=static, share=RHO, steps=steps),
         "snapshot+delta": SnapshotDelta(
@@ -499,7 +500,7 @@ def e14() -> Table:
         sizes = [1000] * steps
         streams = {seed: drifting(seed, one, 0, sizes) for seed in SEEDS}
         mechanisms = {
-            "interval tree, published": FullyDynamic.published(noisy_queries(one), share),
+            "interval tree, published": published(noisy_queries(one), share),
             "interval tree, ours": FullyDynamic.repaired(noisy_queries(one), share, horizon=steps),
             "two streams": TwoStream(static=noisy_queries(one), share=share, horizon=steps),
             "signed counter, pure": TreeCounter(

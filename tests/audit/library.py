@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from benchmarks.papers.qiu_yi import Squaring, published
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic import (
@@ -32,8 +33,8 @@ from streamveil.dynamic import (
 from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.erm import LOSSES
-from streamveil.dynamic.partition import Squaring
-from streamveil.dynamic.pmwg import first_share
+from streamveil.dynamic.pack import pack, unpack
+from streamveil.dynamic.pmwg import PmwgState, first_share
 from streamveil.linear import (
     Dense,
     Direct,
@@ -131,7 +132,7 @@ def options(kind, share, steps):
     once = Repaired(static=queries, most_rounds=1, arity=2)
     found = {
         "rerun while records stay": Rerun(static=queries, share=share, retention=2),
-        "published hidden steps": FullyDynamic.published(queries, share, public_steps=False),
+        "published hidden steps": published(queries, share, public_steps=False),
         "fully dynamic one round": FullyDynamic(
             static=queries, share=share, horizon=None, bucket=once
         ),
@@ -199,9 +200,9 @@ def tables(steps):
                         "labels",
                     ),
                 )
-            yield f"published {known}", (FullyDynamic.published(static, share), "ids")
+            yield f"published {known}", (published(static, share), "ids")
             yield f"published finite {known}", (
-                FullyDynamic.published(static, share, finite=True), "ids",
+                published(static, share, finite=True), "ids",
             )  # fmt: skip
             yield (
                 f"two streams {known}",
@@ -368,7 +369,7 @@ def pmwg_kept(share, theorem):
                 answer = made.ask(state, query, place)
                 found.append([len(answer.kind), answer.value])
             made.arrive(state, points[at : at + 4], place)
-            kept = made.load(state.to_arrays())
+            kept = unpack(pack(state), PmwgState)
             assert kept.run == state.run
             kept.run, state = state.run, kept  # a run is told by its identity
         return found

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.papers.qiu_yi import Squaring
 from streamveil.audit.laid_open import OpenNoise
 from streamveil.audit.laid_open_measures import (
     MeasuresSeen,
@@ -18,7 +19,7 @@ from streamveil.audit.laid_open_measures import (
 )
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.counters import kary, participation
-from streamveil.dynamic.partition import Squaring, TimeVarying
+from streamveil.dynamic.partition import TimeVarying
 from streamveil.linear.sparse_vector import AboveThreshold
 from tests.audit import library
 from tests.audit.laid_open_counters import (
@@ -126,7 +127,7 @@ def chances_of(above, counts, ends, limits):
 
 ASKED, FEW = 4, 4  # questions, and the counts that each may have
 SETTINGS = {
-    "general": (AboveThreshold.general(1), (-1, 0, 1)),
+    "general": (AboveThreshold(epsilon1=Fraction(2, 5), epsilon2=Fraction(3, 5)), (-1, 0, 1)),
     "monotone": (AboveThreshold(epsilon1=Fraction(1, 2), epsilon2=1, assumption="monotone"),
                  (0, 1)),
     "cumulative": (AboveThreshold.cumulative(1), None),

@@ -424,7 +424,7 @@ COMPARED = {
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_fault_in_comparisons_is_caught(monkeypatch, name):
-    above = AboveThreshold.general(1)
+    above = AboveThreshold(epsilon1=Fraction(2, 5), epsilon2=Fraction(3, 5))
     COMPARED[name](monkeypatch)
     worst = [worst_of_comparisons(above, (-1, 0, 1), np.array(limits))[0]
              for limits in ([2] * 4, [40, 40, 40, 2])]  # fmt: skip

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
 
+from benchmarks.papers.qiu_yi import published
 from streamveil.batch import Batch
 from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
@@ -99,7 +100,7 @@ def mechanisms():
     yield FullyDynamic.repaired(NOISY, PURE, horizon=40)
     yield FullyDynamic.repaired(mwem, ZCDP, horizon=None)
     yield FullyDynamic.repaired(NOISY, Share("pure", 60), horizon=None, public_steps=False)
-    yield FullyDynamic.published(mwem, ZCDP)
+    yield published(mwem, ZCDP)
     yield TwoStream(static=NOISY, share=PURE, horizon=40)
     yield TriggeredSnapshots(static=NOISY, share=PURE, most=4)
     yield Rerun(static=mwem, share=ZCDP, steps=40)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import streamveil
+from benchmarks.papers.qiu_yi import Published, Squaring, published
 from streamveil import dynamic, linear
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
@@ -20,7 +21,7 @@ from streamveil.core.noisy import values
 from streamveil.dynamic import Bag, Changes
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.growing import Founded, PublicSizes
-from streamveil.dynamic.partition import Squaring, TimeVarying
+from streamveil.dynamic.partition import TimeVarying
 from streamveil.linear.sparse_vector import AboveThreshold, Sparse
 from tests.core.account import LIBRARY
 from tests.counters.examples import examples
@@ -138,7 +139,9 @@ def cases() -> dict[str, Case]:
     found["Founded"] = Case(Founded(static, HALF, dynamic.Hybrid(static, HALF)), accumulate)
     for part in (TimeVarying(epsilon=1), Squaring(epsilon=1)):
         found[type(part).__name__] = Case(part, cut)
-    found["AboveThreshold"] = Case(AboveThreshold.general(1), ask)
+    found["AboveThreshold"] = Case(
+        AboveThreshold(epsilon1=Fraction(2, 5), epsilon2=Fraction(3, 5)), ask
+    )
     found["Sparse"] = Case(Sparse(share=HALF, halts=3), ask)
     found["Pmw"] = Case(linear.Pmw.practical(HALF, 100, 6, halts=3), ask_weights)
     found["Pmwg"] = Case(dynamic.Pmwg.practical(HALF, start=100, domain=6, halts=3), ask_weights)
@@ -146,7 +149,7 @@ def cases() -> dict[str, Case]:
     for method in (dynamic.NoisyGradientDescent(), dynamic.OutputPerturbation()):
         found[type(method).__name__] = Case(method, train)
     found["Repaired"] = Case(dynamic.Repaired(static=linear.Mwem(queries=CELLS, rounds=1)), bucket)
-    found["Published"] = Case(dynamic.Published(static=static), bucket)
+    found["Published"] = Case(Published(static=static), bucket)
     budget = Budget(epsilon=1)
     for plan in (
         dynamic.BBScheduler(start=10, budget=budget),
@@ -162,7 +165,7 @@ def changing(static: Any) -> dict[str, Any]:
     direct = linear.Direct(CELLS)
     return {
         "FullyDynamic": dynamic.FullyDynamic.repaired(static, HALF, horizon=STEPS),
-        "FullyDynamic published": dynamic.FullyDynamic.published(static, HALF),
+        "FullyDynamic published": published(static, HALF),
         "TwoStream": dynamic.TwoStream(static=static, share=HALF, horizon=STEPS),
         "Rerun": dynamic.Rerun(static=static, share=HALF, steps=STEPS),
         "SnapshotDelta": dynamic.SnapshotDelta(static=static, share=HALF, horizon=STEPS, every=2),

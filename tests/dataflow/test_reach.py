@@ -14,7 +14,7 @@ from streamveil.calendars import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.core.sensitivity import Lane, lane_move, within_reach
-from streamveil.dataflow.windows import fixed_schedule, periods_apart
+from streamveil.dataflow.windows import periods_apart
 from streamveil.engines.spark import stages
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combine_rows
@@ -28,6 +28,7 @@ from streamveil.plan.plan import (
     combined_plan,
 )
 from tests.dataflow.streams import compiled, plan_of
+from tests.schedules import fixed_schedule
 
 LARGEST = 2**63 - 1
 EDGES = [float(LARGEST), float(-LARGEST), 2.0**62, 2.0**53 + 2, 1e140, -1e140, 1e-140, 1e19, 0.0]

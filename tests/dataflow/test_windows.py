@@ -14,10 +14,10 @@ from streamveil.dataflow.windows import (
     Schedule,
     assign,
     far_ahead,
-    fixed_schedule,
     hopping,
     period_closes,
 )
+from tests.schedules import fixed_schedule
 
 
 @st.composite

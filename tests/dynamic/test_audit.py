@@ -6,9 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.papers.qiu_yi import Published
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dynamic import Changes, ContinualMwem, FullyDynamic, SignedCounter
-from streamveil.dynamic.buckets import Published, Repaired
+from streamveil.dynamic.buckets import Repaired
 from streamveil.linear import Direct, Matrix, Mwem, Place, Share, noisy_queries
 from tests.audit.attack import distinguish
 from tests.statistics import ALPHA

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from benchmarks.papers.qiu_yi import published
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.dynamic import Bag, FullyDynamic, LiveTable, Records, Repaired
 from streamveil.dynamic.interval_tree import UPDATE
@@ -33,8 +34,8 @@ def mechanisms():
         for matching in ("ids", "labels"):
             yield FullyDynamic.repaired(static, PURE, horizon=horizon, matching=matching)
     yield FullyDynamic.repaired(noisy_histogram(CELLS), ZCDP, horizon=300)
-    yield FullyDynamic.published(static, PURE)
-    yield FullyDynamic.published(static, PURE, finite=True)
+    yield published(static, PURE)
+    yield published(static, PURE, finite=True)
 
 
 @pytest.mark.parametrize("mechanism", list(mechanisms()))
@@ -226,8 +227,8 @@ def test_levels_and_rounds_spend_exactly_the_share():
     for epoch in range(1, 20):
         levels = [unknown.level_share(level, epoch).amount for level in range(epoch + 1)]
         assert 1 - 1e-12 < sum(levels) <= 1
-    published = FullyDynamic.published(static, PURE)
-    series = [float(published.level_share(level, 0).amount) for level in range(1, 2000)]
+    tree = published(static, PURE)
+    series = [float(tree.level_share(level, 0).amount) for level in range(1, 2000)]
     assert sum(series) <= 1
     assert series[3] == pytest.approx(6 / (math.pi * 4) ** 2)
     assert sum(4 * 3 / (2 * math.pi**2 * r**2) for r in range(1, 10**5)) == pytest.approx(
@@ -344,7 +345,7 @@ def test_no_address_is_drawn_twice():
     for mechanism in (
         FullyDynamic.repaired(Mwem(queries=CELLS), Share("zcdp", 2), horizon=40),
         FullyDynamic.repaired(noisy_queries(CELLS), PURE, horizon=None, public_steps=False),
-        FullyDynamic.published(noisy_queries(CELLS), PURE),
+        published(noisy_queries(CELLS), PURE),
     ):
         seen.clear()
         table = LiveTable.open(mechanism, Spy(SeededNoise(1).secret, secure=False), "t")

@@ -13,12 +13,12 @@ from itertools import product
 import numpy as np
 import pytest
 
+from benchmarks.papers import qiu_yi
 from streamveil.core.noise.keyed import Place, SilentDraws, SilentNoise
 from streamveil.core.noisy import restored
 from streamveil.dynamic import (
     FullyDynamic,
     InsertionOnly,
-    Published,
     Rerun,
     SnapshotDelta,
     TriggeredSnapshots,
@@ -159,12 +159,12 @@ def published(kind, matching, public, box):
 
     def make(draws, steps):
         static = Written(draws, adaptive=False)
-        one = FullyDynamic.published(static, share, public_steps=public, finite=finite)
+        one = qiu_yi.published(static, share, public_steps=public, finite=finite)
         if matching == "ids":
             return one
         return FullyDynamic(
             static=static, share=share, horizon=None, matching="labels", plan="published",
-            bucket=Published(static=static, finite=finite), protects=UPDATE,
+            bucket=qiu_yi.Published(static=static, finite=finite), protects=UPDATE,
         )  # fmt: skip
 
     return make

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.papers.qiu_yi import Squaring
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
 from streamveil.dynamic import FullyDynamic, InsertionOnly
-from streamveil.dynamic.partition import Squaring, TimeVarying
+from streamveil.dynamic.partition import TimeVarying
 from streamveil.linear import Marginals, Share, noisy_queries
 from tests.linear.test_sparse_vector import REACH, at_least
 from tests.statistics import assert_rate, assert_rejects_rate

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.dynamic.pack import pack, unpack
 from streamveil.dynamic.pmwg import Pmwg, PmwgState, first_share
 from streamveil.linear import Pmw
 from streamveil.linear.budget_shares import Meter, Share
@@ -108,7 +109,7 @@ def test_saving_anywhere_changes_nothing():
     rng = np.random.default_rng(0)
     state = pmwg.init(rng.multinomial(200, np.ones(16) / 16), place)
     for _ in range(30):
-        twin = pmwg.load(state.to_arrays())
+        twin = unpack(pack(state), PmwgState)
         points = rng.integers(0, 4, 25)
         query = (rng.random(16) < 0.5).astype(float)
         for one, at in ((state, place), (twin, replayed)):

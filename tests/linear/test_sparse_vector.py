@@ -117,7 +117,7 @@ def test_the_code_halts_with_the_enumerated_probabilities():
 
 
 def test_asking_in_parts_equals_asking_at_once_in_silence():
-    mechanism = AboveThreshold.general(1)
+    mechanism = AboveThreshold(epsilon1=Fraction(2, 5), epsilon2=Fraction(3, 5))
     place = Place(SilentNoise(), "t")
     counts = np.array([0, 1, 5, 0])
     parts, whole = mechanism.init(place), mechanism.init(place)

@@ -15,7 +15,6 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.core.noisy import public
-from streamveil.dataflow.windows import fixed_schedule
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, missing
 from streamveil.results import noise as noises
@@ -26,6 +25,7 @@ from streamveil.results.joint import Cell, Ends, Joint
 from streamveil.results.releases import Releases
 from tests.released import made
 from tests.results.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
+from tests.schedules import fixed_schedule
 from tests.statistics import (
     ALPHA,
     assert_fits,

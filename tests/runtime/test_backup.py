@@ -10,7 +10,6 @@ from streamveil import cli
 from streamveil.accounts.ledger import Ledger
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.dataflow.windows import fixed_schedule
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork
@@ -19,6 +18,7 @@ from streamveil.runtime.store import read_header
 from streamveil.runtime.verify import verify
 from tests.connectors.test_conformance import filled, small_disk
 from tests.runtime.test_changed_query import plan, rows, some, told
+from tests.schedules import fixed_schedule
 
 assert rows  # the fixture: five days of visits
 

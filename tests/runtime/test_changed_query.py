@@ -12,12 +12,12 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.dataflow.windows import fixed_schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import changed_query
 from streamveil.runtime.account import Account
 from streamveil.runtime.run import run
 from streamveil.sql.sql import parse_script
+from tests.schedules import fixed_schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 SEEDED = {"noise": SeededNoise(7), "insecure": True}

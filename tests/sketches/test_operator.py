@@ -15,9 +15,10 @@ from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import RowProgram
-from streamveil.dataflow.windows import Schedule, fixed_schedule
+from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.sketches.operator import SketchQuery
+from tests.schedules import fixed_schedule
 
 BUDGET = Budget(epsilon=2, delta=1e-6)
 STEPS = 6

@@ -47,7 +47,7 @@ class Schedule:
     holds cell w to the end of that cell. Without cells the whole stream is one window that never
     ends and is released at every step.
 
-    >>> day = fixed_schedule(every_us=6, size_us=24)
+    >>> day = Schedule(ticks=Cells(length_us=6), cells=Cells(length_us=24))
     >>> day.first_step(1), day.last_step(1), day.triggers
     (5, 8, 4)
     >>> day.active(5), day.trigger(1, 6)
@@ -217,7 +217,8 @@ class Schedule:
     def name(self, window: int) -> str:
         """When a window begins; of windows that grow also when it ends. No two have one name.
 
-        >>> fixed_schedule(every_us=3_600_000_000, size_us=86_400_000_000).name(20454)
+        >>> day = Cells(length_us=86_400_000_000)
+        >>> Schedule(ticks=day, cells=day).name(20454)
         '2026-01-01'
         """
         if self.whole:
@@ -233,8 +234,8 @@ class Schedule:
     def window_named(self, name: str) -> int | None:
         """The window of a name; None if there is none.
 
-        >>> hours_of_days = fixed_schedule(every_us=3_600_000_000, size_us=86_400_000_000)
-        >>> hours_of_days.window_named("2026-01-01")
+        >>> day = Cells(length_us=86_400_000_000)
+        >>> Schedule(ticks=day, cells=day).window_named("2026-01-01")
         20454
         """
         begin, _, end = name.partition("--")
@@ -308,25 +309,6 @@ class Names(dict[int, str]):
             self.clear()
         self[window] = name = self.schedule.name(window)
         return name
-
-
-def fixed_schedule(
-    *,
-    every_us: int,
-    start_us: int = 0,
-    size_us: int = 0,
-    slide_us: int = 0,
-    lateness_us: int = 0,
-    steps: int | None = None,
-) -> Schedule:
-    """A schedule of steps and windows that are equally long; `slide_us`: size_us if left out."""
-    ticks = Cells(length_us=every_us, origin_us=start_us)
-    if not size_us:
-        return Schedule(ticks=ticks, lateness_us=lateness_us, steps=steps)
-    parts, stride, cells = hopping(Cells(length_us=size_us), Cells(length_us=slide_us or size_us))
-    return Schedule(
-        ticks=ticks, cells=cells, parts=parts, stride=stride, lateness_us=lateness_us, steps=steps
-    )
 
 
 def hopping(size: Cells, slide: Cells) -> tuple[int, int, Cells]:

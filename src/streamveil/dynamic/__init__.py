@@ -1,7 +1,7 @@
 """Linear queries over tables that grow and tables that change."""
 
 from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
-from streamveil.dynamic.buckets import Published, Repaired
+from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.choose import MechanismChoice, Workload, choose
 from streamveil.dynamic.classifier import GrowingClassifier
 from streamveil.dynamic.continual_mwem import ContinualMwem
@@ -46,7 +46,6 @@ __all__ = [
     "NoisyGradientDescent",
     "OutputPerturbation",
     "Pmwg",
-    "Published",
     "Records",
     "Repaired",
     "Rerun",

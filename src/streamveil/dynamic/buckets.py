@@ -11,21 +11,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.protocol import Bag
-from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, accumulator, released
-from streamveil.linear.additive import noisy_queries
+from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
-from streamveil.linear.queries import Matrix
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
 from streamveil.types import Exact
-
-ORIGIN = np.zeros(1, np.int64)
-COUNT = noisy_queries(Matrix.of([[1.0]]))  # how many records, as a query class over one point
 
 
 @dataclass(repr=False)  # secret: holds the records
@@ -220,109 +213,3 @@ class Repaired:
 def released_nothing(static: StaticMechanism) -> QueryAnswers:
     """Zeros for every query: the answers of an empty bucket."""
     return combine([], static.queries.size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """The bucket of Qiu & Yi (2022, arXiv:2209.01387), algorithm 3, for reproduction.
-
-    Algorithm: round r has 4 equal parts of 3 / (2 pi^2 r^2) of the share each: a noisy size n, a
-        base, an accumulator of deletions, and a counter of deletions. A new round starts when the
-        counter passes n/2 + 2 gamma, gamma being its error bound; if then n < 2 gamma the bucket
-        answers 0 for ever. With `finite` the accumulators know the life of the bucket, which is
-        kinder than the paper.
-    Guarantee: with record ids, the share: sum over r of 4 * 3 / (2 pi^2 r^2) = 1. With labels, four
-        times it by two steps of neighbours (the paper's argument does not cover labels).
-
-    Raises:
-        ValueError: a setting is out of its range.
-        HorizonError: a step after the last of `horizon`.
-
-    >>> from streamveil.linear import Marginals, noisy_queries
-    >>> bucket = Published(static=noisy_queries(Marginals((2, 2), ((0,),))))
-    >>> bucket.factor("ids", "pure")
-    Fraction(1, 1)
-    """
-
-    static: StaticMechanism  # what answers about one fixed table
-    beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
-    finite: bool = False
-    arity: int = 2  # children of a node of its tree, >= 2
-
-    def factor(self, mode: str, kind: str) -> Fraction:
-        """See `BucketPlan`."""
-        return Fraction(1) if mode == "ids" else Fraction(2 if kind == "pure" else 4)
-
-    def _part(self, state: BucketState) -> Share:
-        return state.share.scale(3 / (2 * math.pi**2 * state.round**2) * (1 - 1e-12))
-
-    def _accumulators(self, state: BucketState) -> tuple[Accumulator, Accumulator]:
-        """Of deletions, for the queries and for their number."""
-        part = self._part(state)
-        if not self.finite or state.remaining is None:
-            half = Fraction(1, 2)
-            return Hybrid(self.static, part, half, self.arity), Hybrid(
-                COUNT, part, half, self.arity
-            )
-        taken = 0 if state.deletions is None else state.deletions.t
-        horizon = max(state.remaining + taken, 1)
-        return Tree(self.static, part, horizon, self.arity), Tree(COUNT, part, horizon, self.arity)
-
-    def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
-        """See `BucketPlan`."""
-        empty = released_nothing(self.static)
-        state = BucketState(share, remaining, bag, 0, 0, 0.0, empty)
-        self._start(state, place)
-        return state
-
-    def _start(self, state: BucketState, place: Place) -> None:
-        state.round += 1
-        part = self._part(state)
-        here = place.inside(b"round", state.round)
-        state.size = float(values(part.noisy(state.live.size, here.draws(b"size"), 1, 1)))
-        state.base = released(
-            self.static, state.live, part, here.inside(b"base"), max(state.size, 1.0)
-        )
-        state.deletions = state.counter = None
-        queries, count = self._accumulators(state)
-        state.deletions, state.counter = queries.init(), count.init()
-
-    def _gamma(self, state: BucketState) -> float:
-        count = self._accumulators(state)[1]
-        beta = self.beta / (math.pi**2 * state.round**2)
-        return COUNT.error.union([(part, 0.0) for part in count.parts(state.counter)], beta)
-
-    def step(self, state: BucketState, gone: Bag, place: Place) -> None:
-        """See `BucketPlan`."""
-        state.live = Bag.sum([state.live, -gone])
-        if state.halted:
-            return
-        queries, count = self._accumulators(state)
-        here = place.inside(b"round", state.round)
-        queries.step(state.deletions, gone, here.inside(b"deletions"))
-        number = Bag(ORIGIN, np.array([gone.size])) if gone.size else Bag()
-        count.step(state.counter, number, here.inside(b"count"))
-        if state.remaining is not None:
-            state.remaining -= 1
-        gamma = self._gamma(state)
-        if count.answers(state.counter).values[0] > state.size / 2 + 2 * gamma:
-            self._start(state, place)
-            state.halted = state.size < 2 * gamma
-
-    def answers(self, state: BucketState) -> QueryAnswers:
-        """See `BucketPlan`."""
-        if state.halted:
-            return released_nothing(self.static)
-        removed = self._accumulators(state)[0].answers(state.deletions)
-        return combine([(1.0, state.base), (-1.0, removed)], self.static.queries.size)
-
-    def parts(self, state: BucketState) -> list[Share]:
-        """See `BucketPlan`."""
-        if state.halted:
-            return []
-        queries = self._accumulators(state)[0]
-        return [self._part(state), *queries.parts(state.deletions)]
-
-    def most(self, state: BucketState, beta: float) -> float:
-        """See `BucketPlan`."""
-        return 2 * (max(state.size, 0.0) + 3 * self._gamma(state))

@@ -13,9 +13,9 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import post_process
-from streamveil.dynamic.buckets import BucketPlan, BucketState, Published, Repaired
+from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired
 from streamveil.dynamic.insertion_only import partition_share, require_one_change
-from streamveil.dynamic.partition import Partition, PartitionState, Squaring, TimeVarying
+from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
 from streamveil.dynamic.protocol import EMPTY, Bag, Changes
 from streamveil.dynamic.trees import error_of
 from streamveil.errors import HorizonError, require_one_of, require_positive
@@ -142,28 +142,6 @@ class FullyDynamic:
             static=static, share=share, horizon=horizon, partition=partition, partition_part=part,
             bucket=Repaired(static=static, most_rounds=most_rounds), matching=matching,
             protects=protects,
-        )  # fmt: skip
-
-    @classmethod
-    def published(
-        cls,
-        static: StaticMechanism,
-        share: Share,
-        *,
-        public_steps: bool = True,
-        finite: bool = False,
-    ) -> FullyDynamic:
-        """As in Qiu & Yi (2022): level l gets 6 / (pi l)^2, infinite buckets, half for a partition.
-
-        `finite` lets accumulators know the life of their bucket, which is kinder than the paper.
-        """
-        part, partition = None, None
-        if not public_steps:
-            part = share.scale(Fraction(1, 2))
-            partition = Squaring(epsilon=partition_share(part, RECORD), protects=RECORD)
-        return cls(
-            static=static, share=share, horizon=None, partition=partition, partition_part=part,
-            bucket=Published(static=static, finite=finite), plan="published",
         )  # fmt: skip
 
     @property

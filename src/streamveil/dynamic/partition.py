@@ -2,7 +2,7 @@
 
 A partition sees how many updates every step brings and says, publicly, after which steps a segment
 closes. Later mechanisms then work with segments, about as many as there are updates, instead of
-steps. `TimeVarying` is the one to use; `Squaring` is a published one, for reproduction.
+steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.accounting.neighbours import Neighbours
@@ -133,58 +133,6 @@ class TimeVarying:
     def hidden(self, state: PartitionState, beta: float) -> float:
         """See `Partition`."""
         return self.threshold(max(state.t, 1), state.segment) + self.above.slack(beta)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Squaring:
-    """The infinite partition of Qiu & Yi (2022, arXiv:2209.01387), algorithm 2, as published.
-
-    Algorithm: segment j waits at most until the square of the step before which it opened, with the
-        threshold of that horizon and beta_j = 6 beta / (pi j)^2; at the time-out it is closed.
-    Protects: as `TimeVarying`.
-    Guarantee: epsilon for each update: the time-outs are public.
-    Error: at most n_t + O(log log t) segments of O(log(t / beta) / epsilon) updates each. Kept for
-        reproduction: `TimeVarying` has segments a third to a seventh as long at the same budget.
-    """
-
-    epsilon: Exact
-    beta: float = 0.05
-    protects: Neighbours = EVENT
-
-    FIRST: ClassVar[int] = 2  # the first time-out
-
-    def __post_init__(self) -> None:
-        require_positive(epsilon=self.epsilon, beta=self.beta)
-
-    @property
-    def above(self) -> AboveThreshold:
-        """The mechanism of one segment."""
-        half = Fraction(self.epsilon) / 2
-        return AboveThreshold(epsilon1=half, epsilon2=half)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """See `Partition`."""
-        return Guarantee(self.protects, Pure(Fraction(self.epsilon)).group(updates(self.protects)))
-
-    def limit(self, opened: int, segment: int) -> tuple[int, int]:
-        """Public: the time-out of a segment and its threshold."""
-        until = max(opened * opened, self.FIRST)
-        beta = 6 * self.beta / (math.pi * segment) ** 2
-        return until, math.ceil(7 / float(self.epsilon) * math.log(2 * until / beta))
-
-    def init(self, place: Place) -> PartitionState:
-        """See `Partition`."""
-        return PartitionState(self.above.init(place.inside(1)))
-
-    def step(self, state: PartitionState, updates: int, place: Place) -> bool:
-        """See `Partition`."""
-        until, threshold = self.limit(state.opened, state.segment)
-        return advance(self.above, state, updates, (threshold, state.t + 1 >= until), place)
-
-    def hidden(self, state: PartitionState, beta: float) -> float:
-        """See `Partition`."""
-        return self.limit(state.opened, state.segment)[1] + self.above.slack(beta)
 
 
 def updates(protects: Neighbours) -> int:

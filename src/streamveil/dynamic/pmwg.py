@@ -15,6 +15,7 @@ from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import post_process, restored, values
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
+from streamveil.linear.pmw import SPLIT, correction, fractions, moved
 from streamveil.linear.queries import counted, require_room, whole_quanta
 from streamveil.linear.sparse_vector import (
     AboveState,
@@ -26,7 +27,6 @@ from streamveil.linear.sparse_vector import (
 )
 from streamveil.types import Array, Float64, Int64
 
-SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement
 EPOCHS = 40  # doublings checked by `theorem`
 POWER = 0.5  # see `Pmwg.power`
 BETA = 0.05  # chance that a bound which is proved fails
@@ -44,17 +44,6 @@ class PmwgState:
     run: AboveState | None = None
     started: int = 0
     hard: int = 0  # public: questions that were measured
-
-    def to_arrays(self) -> dict[str, Array]:
-        """Everything, for saving."""
-        run = self.run
-        numbers = [self.size, self.epoch, self.started, self.hard, run is not None]
-        numbers += [run.offset, run.asked, run.halted] if run else [0, 0, 0]
-        spent = str(self.meter.spent).encode()
-        return {
-            "histogram": self.histogram, "weights": self.weights,
-            "numbers": np.array(numbers, np.int64), "spent": np.frombuffer(spent, np.uint8),
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +119,12 @@ class Pmwg:
         """The least alpha that is proved for `asked` questions in each doubling of the size."""
 
         def make(alpha: float) -> Pmwg:
-            gap = alpha * gap_fraction(share)
+            gap = alpha * fractions(share)[0]
             corrections = math.log(max(domain, 2)) / (2 * gap * gap)
             return cls(
                 share=share, start=start, domain=domain, power=POWER, shift=shift, alpha=alpha,
                 first=first_share(share, 2 * corrections + 1, corrections + 1, POWER),
-                threshold=alpha * threshold_fraction(share), step=4 * gap,
+                threshold=alpha * fractions(share)[1], step=4 * gap,
             )  # fmt: skip
 
         low, high = 1e-6, 1e6
@@ -169,9 +158,9 @@ class Pmwg:
         beta_e = 6 * beta / (math.pi**2 * (epoch + 1) ** 2)
         few = math.log(3 * self.instances(epoch) / beta_e)
         unit = self.epsilon(epoch) * self.start * 2**epoch
-        if few / (float(SPLIT[2]) * unit) > self.alpha * gap_fraction(self.share):
+        if few / (float(SPLIT[2]) * unit) > self.alpha * fractions(self.share)[0]:
             return 0.0
-        room = self.alpha * noise_fraction(self.share) * unit - few / float(SPLIT[0])
+        room = self.alpha * fractions(self.share)[2] * unit - few / float(SPLIT[0])
         return beta_e / 3 * math.exp(min(float(SPLIT[1]) * room / 2, 700.0))
 
     def holds(self, asked: int, beta: float) -> bool:
@@ -186,17 +175,6 @@ class Pmwg:
         state = PmwgState(histogram.astype(np.int64), uniform, self.start, Meter(self.share))
         self.open_run(state, place)
         return state
-
-    def load(self, arrays: dict[str, Array]) -> PmwgState:
-        """The inverse of `PmwgState.to_arrays`."""
-        size, epoch, started, hard, open_, offset, asked, halted = arrays["numbers"].tolist()
-        run = AboveState(offset, asked, bool(halted)) if open_ else None
-        meter = Meter(self.share)
-        meter.spent += type(meter.spent)(bytes(arrays["spent"]).decode())
-        return PmwgState(
-            arrays["histogram"].copy(), arrays["weights"].copy(), size, meter, epoch, run, started,
-            hard,
-        )  # fmt: skip
 
     def arrive(self, state: PmwgState, points: Int64[Array, " k"], place: Place) -> None:
         """Adds records, by the number of their point; opens a cheaper run when the size doubles."""
@@ -266,28 +244,11 @@ class Pmwg:
         noisy = with_laplace(exact, (1 << self.shift) / epsilon, draws)
         found = post_process(first_in_records, noisy, self.shift)
         value = values(found)
-        gap = min(1.0, max(-1.0, (value - guess) / max(state.size, 1)))
-        step = 2 * abs(gap) if self.step is None else self.step
-        moved = state.weights * np.exp(math.copysign(step, gap) * query)
-        state.weights = moved / moved.sum()
+        power = correction(value, guess, max(state.size, 1), self.step)
+        state.weights = moved(state.weights, query, power)
         state.hard += 1
         self.open_run(state, place)
         return SparseAnswer("HARD", found)
-
-
-def gap_fraction(share: Share) -> float:
-    """Least gap of a correction, as a fraction of alpha."""
-    return 2 / 3 if share.kind == "pure" else 1 / 2
-
-
-def threshold_fraction(share: Share) -> float:
-    """Threshold of comparisons, as a fraction of alpha."""
-    return 5 / 6 if share.kind == "pure" else 3 / 4
-
-
-def noise_fraction(share: Share) -> float:
-    """Allowed error of comparisons, as a fraction of alpha."""
-    return 1 / 6 if share.kind == "pure" else 1 / 4
 
 
 def first_share(share: Share, halts: float, later: float, power: float) -> Share:

@@ -147,15 +147,9 @@ class Pmw:
         if answer.kind != "HARD" or answer.value is None:
             return SparseAnswer(answer.kind, restored(guess))
         value = math.ldexp(answer.value, -self.shift)
-        gap, step = self._step(value, guess)
-        moved = state.weights * np.exp(math.copysign(step, gap) * query)
-        state.weights = moved / moved.sum()
+        power = correction(value, guess, self.size, self.step)
+        state.weights = moved(state.weights, query, power)
         return SparseAnswer("HARD", restored(value))
-
-    def _step(self, value: float, guess: float) -> tuple[float, float]:
-        """The measured gap as a fraction of all records, and how far the weights move for it."""
-        gap = min(1.0, max(-1.0, (value - guess) / self.size))
-        return gap, 2 * abs(gap) if self.step is None else self.step
 
     def ask_all(self, state: PmwState, queries: Queries, place: Place) -> QueryAnswers:
         """All questions of a class in order, comparing many at a time.
@@ -187,8 +181,7 @@ class Pmw:
             at += easy
             if answer.kind == "HARD" and answer.value is not None:
                 values[at] = math.ldexp(answer.value, -self.shift)
-                gap, step = self._step(values[at], float(guesses[at]))
-                fitted.move_by(at, math.copysign(step, gap))
+                fitted.move_by(at, correction(values[at], guesses[at], self.size, self.step))
                 measured.append((at, min(1.0, max(0.0, values[at] / self.size))))
                 for query, share in measured if self.step is None else ():
                     fitted.move(query, share, REPLAY)
@@ -197,6 +190,20 @@ class Pmw:
                 at += 1
         state.weights = fitted.distribution
         return QueryAnswers(restored(values), restored(self.size * state.weights))
+
+
+def correction(value: float, guess: float, size: float, step: float | None) -> float:
+    """How far weights move for a measured gap: by `step`, or twice the gap as a fraction."""
+    gap = min(1.0, max(-1.0, (value - guess) / size))
+    return math.copysign(2 * abs(gap) if step is None else step, gap)
+
+
+def moved(
+    weights: Float64[Array, " N"], query: Float64[Array, " N"], power: float
+) -> Float64[Array, " N"]:
+    """A distribution after a correction of what a query counts."""
+    found = weights * np.exp(power * query)
+    return np.asarray(found / found.sum())
 
 
 def practical_threshold(share: Share, size: float, domain: int, halts: int) -> float:

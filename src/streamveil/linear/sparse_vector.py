@@ -73,12 +73,6 @@ class AboveThreshold:
         require_one_of("assumption", self.assumption, ("general", "monotone", "cumulative"))
 
     @classmethod
-    def general(cls, epsilon: Exact) -> AboveThreshold:
-        """The best split for general questions: 1 to 2^(2/3)."""
-        first = Fraction(epsilon) * Fraction(1000, 2588)
-        return cls(epsilon1=first, epsilon2=Fraction(epsilon) - first)
-
-    @classmethod
     def cumulative(cls, epsilon: Exact) -> AboveThreshold:
         """Counts since the last halt: both noises at the full epsilon."""
         return cls(epsilon1=epsilon, epsilon2=epsilon, assumption="cumulative")
