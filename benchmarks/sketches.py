@@ -29,16 +29,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.plain_sketches import CountMin, LinearSketch, PunctualSketch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.sketches import (
-    CountMin,
     HeavyHitters,
     Layout,
     LazySketch,
-    LinearSketch,
-    PunctualSketch,
 )
 from streamveil.sketches.linear import add_keys
 

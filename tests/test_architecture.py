@@ -395,7 +395,7 @@ MAKERS = {
         "engines/spark/tasks.py",  # releases of tasks
         "linear/protocol.py",  # sums of released answers
         # what was fitted to measurements, step by step
-        "linear/mwem.py", "linear/pmw.py", "dynamic/continual_mwem.py",
+        "linear/mwem.py", "dynamic/continual_mwem.py",
         "dynamic/pmwg.py", "changing_tables/questions.py",
         "dynamic/signed_counter.py", "dynamic/pack.py",  # from the state
         "results/releases.py",  # files of a sink

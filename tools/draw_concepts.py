@@ -19,6 +19,8 @@ import streamveil as sv
 from streamveil.compiler import operator_of
 from streamveil.compiler.coin_tables import published_chance
 from streamveil.core.noise.keyed import SeededNoise
+from streamveil.sketches import Layout
+from streamveil.sketches.keys import key_words
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 BLUE, RED, GREEN, GREY, LIGHT = "#1b6ca8", "#c0392b", "#1e8449", "#5b6570", "#dce6ee"
@@ -140,23 +142,29 @@ def counters(figure: Any) -> None:
     axes.axis("off")
 
 
+def counted(keys: list[str], width: int) -> np.ndarray[Any, Any]:
+    """How often the cells of a Count-Min sketch of three rows are hit."""
+    places = Layout(kind="count-min", depth=3, width=width, seed=4).places(key_words(keys))
+    table = np.zeros((3, width), int)
+    np.add.at(table, (np.arange(3)[:, None], places), 1)
+    return table
+
+
 def sketches(figure: Any) -> None:
     """Three rows of twelve cells; a key is in one cell of each row, with whatever else is there."""
     axes, width = figure.subplots(), 12
     fruit = {"pear": 50, "plum": 31, "fig": 12, "kiwi": 9, "lime": 7, "date": 4, "sloe": 2}
-    sketch = sv.sketches.CountMin(depth=3, width=width, seed=4)
-    sketch.update([name for name, often in fruit.items() for _ in range(often)])
-    mine = sv.sketches.CountMin(depth=3, width=width, seed=4)
-    mine.update(["plum"])
+    table = counted([name for name, often in fruit.items() for _ in range(often)], width)
+    mine = counted(["plum"], width)
     for row, column in np.ndindex(3, width):
-        count, hit = int(sketch.table[row, column]), mine.table[row, column] > 0
+        count, hit = int(table[row, column]), mine[row, column] > 0
         axes.add_patch(Rectangle((column + 0.04, -row + 0.08), 0.92, 0.84,
                                  facecolor=BLUE if hit else LIGHT, edgecolor="none"))  # fmt: skip
         axes.text(column + 0.5, -row + 0.5, f"{count}", ha="center", va="center",
                   color="white" if hit else GREY)  # fmt: skip
         if hit:
             axes.plot([-0.9, -0.05], [-0.5, -row + 0.5], color=RED, lw=1)
-    least = int(sketch.estimate(["plum"])[0])
+    least = int(table[mine > 0].min())
     axes.text(-1, -0.5, "plum", ha="right", va="center", color=RED)
     axes.text(width + 0.3, -0.5, f"estimate of plum:\nthe least, {least}", va="center", color=BLUE)
     axes.set(xlim=(-2.2, width + 3.6), ylim=(-2.2, 1.2))

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.dynamic_streams import Stream, drifting  # noqa: E402
+from benchmarks.papers.halfspaces import Halfspaces  # noqa: E402
+from benchmarks.papers.pmw import PmwRelease  # noqa: E402
 from benchmarks.papers.qiu_yi import published  # noqa: E402
 from benchmarks.papers.tables import Table, named, spread  # noqa: E402
 from streamveil.core.accounting.budget import Budget  # noqa: E402
@@ -41,12 +43,10 @@ from streamveil.dynamic.choose import Workload, choose  # noqa: E402
 from streamveil.linear import (  # noqa: E402
     Additive,
     Direct,
-    Halfspaces,
     Marginals,
     Matrix,
     Mwem,
     Place,
-    PmwRelease,
     Points,
     Ranges,
     Residuals,

@@ -15,9 +15,10 @@ from functools import cached_property
 import numpy as np
 
 from benchmarks.papers.lazysketch_plots import draw, sweep
+from benchmarks.plain_sketches import CountMin
 from benchmarks.sketches import finder, judge, trace
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.sketches import CountMin, HeavyKeys
+from streamveil.sketches import HeavyKeys
 
 K, RELEASES, BLOCK = 256, 16, 2**20
 MEGABYTES = (1.0, 1.5, 2.0, 2.6, 4.0, 8.0)

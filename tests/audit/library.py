@@ -4,6 +4,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from benchmarks.papers.halfspaces import Halfspaces
+from benchmarks.papers.pmw import Pmw, PmwRelease
 from benchmarks.papers.qiu_yi import Squaring, published
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
@@ -38,12 +40,9 @@ from streamveil.dynamic.pmwg import PmwgState, first_share
 from streamveil.linear import (
     Dense,
     Direct,
-    Halfspaces,
     Marginals,
     Matrix,
     Mwem,
-    Pmw,
-    PmwRelease,
     Points,
     Ranges,
     Residuals,

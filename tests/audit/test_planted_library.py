@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.papers.pmw import Pmw
 from streamveil.audit.laid_open import OpenNoise
 from streamveil.audit.laid_open_measures import (
     MeasuresSeen,
@@ -36,7 +37,6 @@ from streamveil.linear import (
     Dense,
     Direct,
     Matrix,
-    Pmw,
     Points,
     Residuals,
     Through,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import streamveil
+from benchmarks.papers.pmw import Pmw, PmwRelease, Sparse
 from benchmarks.papers.qiu_yi import Published, Squaring, published
 from streamveil import dynamic, linear
 from streamveil.core.accounting.budget import Budget
@@ -22,7 +23,7 @@ from streamveil.dynamic import Bag, Changes
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.growing import Founded, PublicSizes
 from streamveil.dynamic.partition import TimeVarying
-from streamveil.linear.sparse_vector import AboveThreshold, Sparse
+from streamveil.linear.sparse_vector import AboveThreshold
 from tests.core.account import LIBRARY
 from tests.counters.examples import examples
 
@@ -128,7 +129,7 @@ def cases() -> dict[str, Case]:
     for one in (
         static,
         linear.Mwem(queries=CELLS, rounds=2),
-        linear.PmwRelease(queries=CELLS),
+        PmwRelease(queries=CELLS),
         PublicSizes(static),
     ):
         found[type(one).__name__] = Case(one, release)
@@ -143,7 +144,7 @@ def cases() -> dict[str, Case]:
         AboveThreshold(epsilon1=Fraction(2, 5), epsilon2=Fraction(3, 5)), ask
     )
     found["Sparse"] = Case(Sparse(share=HALF, halts=3), ask)
-    found["Pmw"] = Case(linear.Pmw.practical(HALF, 100, 6, halts=3), ask_weights)
+    found["Pmw"] = Case(Pmw.practical(HALF, 100, 6, halts=3), ask_weights)
     found["Pmwg"] = Case(dynamic.Pmwg.practical(HALF, start=100, domain=6, halts=3), ask_weights)
     found["LivePmw"] = Case(dynamic.LivePmw(share=HALF, start=100, domain=6, halts=3), ask_live)
     for method in (dynamic.NoisyGradientDescent(), dynamic.OutputPerturbation()):

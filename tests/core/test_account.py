@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import streamveil
+from benchmarks.papers.pmw import Pmw, PmwRelease, Sparse
 from streamveil import dynamic, linear
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic import Changes
 from streamveil.dynamic.schedulers import ScheduledRun
 from streamveil.errors import BudgetError
-from streamveil.linear.sparse_vector import Sparse
 from tests.core.account import LIBRARY, Account, Hearing, OverspentError, listening
 
 SHARES = {"pure": linear.Share("pure", Fraction(1)), "zcdp": linear.Share("zcdp", Fraction(1, 8))}
@@ -45,7 +45,7 @@ def sparse(share, place):
 
 
 def pmw(share, place):
-    mechanism = linear.Pmw.practical(share, 1000, 6, halts=4)
+    mechanism = Pmw.practical(share, 1000, 6, halts=4)
     state = mechanism.init(HISTOGRAM, place)
     for turn in range(80):
         state.weights = np.eye(6)[turn % 6]  # as far from the truth as can be: always hard
@@ -141,7 +141,7 @@ CASES = {
     "noisy histogram": static(lambda: linear.noisy_histogram(CELLS)),
     "mwem": static(lambda: linear.Mwem(queries=CELLS)),
     "mwem 3": static(lambda: linear.Mwem(queries=CELLS, rounds=3)),
-    "pmw release": static(lambda: linear.PmwRelease(queries=CELLS)),
+    "pmw release": static(lambda: PmwRelease(queries=CELLS)),
     "sparse": sparse,
     "pmw": pmw,
     "pmwg": pmwg,

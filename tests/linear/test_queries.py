@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from streamveil.linear import Halfspaces, Marginals, Matrix, Ranges, Sums, functions
+from benchmarks.papers.halfspaces import Halfspaces
+from streamveil.linear import Marginals, Matrix, Ranges, Sums, functions
 
 RNG = np.random.default_rng(7)
 

@@ -7,9 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.papers.pmw import Sparse
 from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.sparse_vector import AboveThreshold, Sparse, epoch_share
+from streamveil.linear.sparse_vector import AboveThreshold, epoch_share
 from tests.statistics import assert_rate, assert_rejects_rate
 
 REACH = 400  # the threshold noise is summed over [-REACH, REACH]: what is cut off is below 1e-17

@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.stats import binom, norm
 
+from benchmarks.papers.pmw import Pmw, PmwRelease
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.noisy import public
@@ -21,8 +22,6 @@ from streamveil.linear import (
     Meter,
     Mwem,
     Place,
-    Pmw,
-    PmwRelease,
     Points,
     Ranges,
     Residuals,

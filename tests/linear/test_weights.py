@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from streamveil.linear import Halfspaces, Marginals, Matrix, Ranges, Sums
+from benchmarks.papers.halfspaces import Halfspaces
+from streamveil.linear import Marginals, Matrix, Ranges, Sums
 from streamveil.linear.weights import Weights
 
 RNG = np.random.default_rng(1)

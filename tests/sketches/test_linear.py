@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from streamveil.sketches import CountMin, CountSketch, Layout
+from benchmarks.plain_sketches import CountMin, CountSketch
+from streamveil.sketches import Layout
 from streamveil.sketches.hashing import preimages
 
 KEYS = np.random.default_rng(0).zipf(1.3, 20_000).astype(np.uint32)

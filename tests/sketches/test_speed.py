@@ -5,10 +5,11 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.plain_sketches import CountMin, PunctualSketch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.sketches import CountMin, LazySketch, PunctualSketch
+from streamveil.sketches import LazySketch
 
 LENGTH = 2**19
 KEYS = (np.random.default_rng(0).zipf(1.3, LENGTH) % 2**32).astype(np.uint32)

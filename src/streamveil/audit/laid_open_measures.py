@@ -231,12 +231,11 @@ def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterato
 
 @lru_cache(maxsize=32)
 def users_of_measure(name: str, honest: Any, modules: int) -> tuple[Any, ...]:
-    """The modules of this package that call a drawing function by its name."""
+    """The modules that call a drawing function by its name."""
     return tuple(
         module
         for module in list(sys.modules.values())
-        if getattr(module, "__name__", "").startswith("streamveil.")
-        and vars(module).get(name) is honest
+        if getattr(module, "__dict__", {}).get(name) is honest
     )
 
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise.keyed import Place
-from streamveil.dynamic.pmwg import Pmwg, PmwgState, first_share
+from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
 from streamveil.dynamic.protocol import Changes
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.pmw import SPLIT
 from streamveil.linear.sparse_vector import SparseAnswer, epoch_share
 from streamveil.types import Array, Float64
 

@@ -15,7 +15,6 @@ from streamveil.core.noise.keyed import Place
 from streamveil.core.noisy import post_process, restored, values
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.pmw import SPLIT, correction, fractions, moved
 from streamveil.linear.queries import counted, require_room, whole_quanta
 from streamveil.linear.sparse_vector import (
     AboveState,
@@ -27,6 +26,7 @@ from streamveil.linear.sparse_vector import (
 )
 from streamveil.types import Array, Float64, Int64
 
+SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement
 EPOCHS = 40  # doublings checked by `theorem`
 POWER = 0.5  # see `Pmwg.power`
 BETA = 0.05  # chance that a bound which is proved fails
@@ -249,6 +249,25 @@ class Pmwg:
         state.hard += 1
         self.open_run(state, place)
         return SparseAnswer("HARD", found)
+
+
+def correction(value: float, guess: float, size: float, step: float | None) -> float:
+    """How far weights move for a measured gap: by `step`, or twice the gap as a fraction."""
+    gap = min(1.0, max(-1.0, (value - guess) / size))
+    return math.copysign(2 * abs(gap) if step is None else step, gap)
+
+
+def moved(
+    weights: Float64[Array, " N"], query: Float64[Array, " N"], power: float
+) -> Float64[Array, " N"]:
+    """A distribution after a correction of what a query counts."""
+    found = weights * np.exp(power * query)
+    return np.asarray(found / found.sum())
+
+
+def fractions(share: Share) -> tuple[float, float, float]:
+    """(gap, threshold, noise) as fractions of alpha."""
+    return (2 / 3, 5 / 6, 1 / 6) if share.kind == "pure" else (1 / 2, 3 / 4, 1 / 4)
 
 
 def first_share(share: Share, halts: float, later: float, power: float) -> Share:

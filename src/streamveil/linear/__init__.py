@@ -4,7 +4,6 @@ from streamveil.core.noise.keyed import Place
 from streamveil.linear.additive import Additive, noisy_histogram, noisy_queries
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.mwem import Mwem
-from streamveil.linear.pmw import Pmw, PmwRelease
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
 from streamveil.linear.queries import Matrix, Queries, functions
 from streamveil.linear.strategies import (
@@ -15,7 +14,7 @@ from streamveil.linear.strategies import (
     Strategy,
     hierarchy,
 )
-from streamveil.linear.structured import Halfspaces, Marginals, Ranges
+from streamveil.linear.structured import Marginals, Ranges
 from streamveil.linear.sums import Sums, Through, best_strategy
 
 __all__ = [
@@ -23,14 +22,11 @@ __all__ = [
     "Dense",
     "Direct",
     "ErrorBound",
-    "Halfspaces",
     "Marginals",
     "Matrix",
     "Meter",
     "Mwem",
     "Place",
-    "Pmw",
-    "PmwRelease",
     "Points",
     "Queries",
     "QueryAnswers",

@@ -15,13 +15,13 @@ from typing import Literal
 
 import numpy as np
 
-from streamveil.core.accounting.guarantee import Guarantee, Loss, Pure
+from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noisy import Noisy, post_process, values
+from streamveil.core.noisy import Noisy, values
 from streamveil.errors import require_one_of, require_positive
-from streamveil.linear.budget_shares import Meter, Share, ceil_root
+from streamveil.linear.budget_shares import Share
 from streamveil.types import Array, Exact, Int64
 
 Assumption = Literal["general", "monotone", "cumulative"]
@@ -139,119 +139,6 @@ class SparseAnswer:
     ) -> None:
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "value", None if value is None else values(value))
-
-
-@dataclass
-class SparseState:
-    """Runs started so far and what is left to pay for more."""
-
-    meter: Meter
-    run: AboveState | None
-    started: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sparse:
-    """Finds up to `halts` questions above their thresholds; numeric ones are measured as well.
-
-    Algorithm: Sparse and Numeric Sparse (Dwork & Roth 2014, sections 3.6): after each halt a new
-        run. `split` divides the share of one run among threshold, questions and measurement; a
-        measurement share of zero reports 'above' only.
-    Protects: neighbours that move every question by at most 1.
-    Guarantee: the share, whatever is asked: a run is paid before it starts, its measurement before
-        it is drawn, and when the next cannot be paid the answer is EXHAUSTED.
-    Proof: runs are chosen adaptively and each is pure-DP; `Meter` adds them up.
-    """
-
-    share: Share
-    halts: int
-    split: tuple[Exact, Exact, Exact] = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))
-    unit: int = 1  # see `AboveThreshold`
-
-    def __post_init__(self) -> None:
-        require_positive(halts=self.halts)
-
-    @property
-    def loss(self) -> Loss:
-        """The whole share."""
-        return self.share.loss
-
-    @property
-    def run_epsilon(self) -> Fraction:
-        """The epsilon of one run with its measurement."""
-        return self.share.scale(Fraction(1, self.halts)).epsilon
-
-    def parts(self) -> tuple[Fraction, Fraction, Fraction]:
-        """Epsilons of threshold, questions and measurement; together they cost one run."""
-        first, second, third = (Fraction(part) for part in self.split)
-        whole = first + second + third
-        if self.share.kind != "pure":  # a run costs the square of the first two, plus the third's
-            whole = ceil_root((first + second) ** 2 + third**2)
-        one = self.run_epsilon / whole
-        return one * first, one * second, one * third
-
-    @property
-    def above(self) -> AboveThreshold:
-        """The mechanism of one run."""
-        first, second, _ = self.parts()
-        return AboveThreshold(epsilon1=first, epsilon2=second, unit=self.unit)
-
-    def init(self, place: Place) -> SparseState:
-        """Starts the first run."""
-        state = SparseState(Meter(self.share), None)
-        self._start(state, place)
-        return state
-
-    def _start(self, state: SparseState, place: Place) -> None:
-        cost = pure_cost(self.share, self.above.epsilon)
-        state.run = None
-        if state.meter.fits(cost):
-            state.meter.charge(cost)
-            state.run = self.above.init(place.inside(b"run", state.started))
-            state.started += 1
-
-    def ask(
-        self,
-        state: SparseState,
-        count: int,
-        threshold: int,
-        place: Place,
-        measured: int | None = None,
-    ) -> SparseAnswer:
-        """One question about `count`; a halt reports `measured` (default: the same count)."""
-        one = np.array([count]), np.array([threshold])
-        value = np.array([count if measured is None else measured])
-        return self.ask_many(state, one[0], one[1], value, place)[1]
-
-    def ask_many(
-        self,
-        state: SparseState,
-        counts: Int64[Array, " n"],
-        thresholds: Int64[Array, " n"],
-        measured: Int64[Array, " n"],
-        place: Place,
-    ) -> tuple[int, SparseAnswer]:
-        """Asks until one is above: (how many were below before, what the next one got)."""
-        if state.run is None:
-            return 0, SparseAnswer("EXHAUSTED")
-        here = place.inside(b"run", state.started - 1)
-        first = self.above.ask_many(state.run, counts, thresholds, here)
-        if first == len(counts):
-            return first, SparseAnswer("EASY")
-        answer = self._measure(state, int(measured[first]), here)
-        self._start(state, place)
-        return first, answer
-
-    def _measure(self, state: SparseState, count: int, place: Place) -> SparseAnswer:
-        epsilon = self.parts()[2]
-        if not epsilon:
-            return SparseAnswer("HARD")
-        cost = pure_cost(self.share, epsilon)
-        if not state.meter.fits(cost):
-            return SparseAnswer("EXHAUSTED")
-        state.meter.charge(cost)
-        noisy = with_laplace(count, self.unit / epsilon, place.draws(b"value"))
-        return SparseAnswer("HARD", post_process(first_in_records, noisy, 0))
 
 
 def first_in_records(quanta: Int64[Array, " n"], shift: int) -> float:

@@ -8,27 +8,22 @@ from streamveil.sketches.heavy_hitters import (
 )
 from streamveil.sketches.heavy_texts import HeavyTexts, HeavyTextsFound, PublishedTexts
 from streamveil.sketches.keys import text_words, words_text
-from streamveil.sketches.lazy import LazySketch, LiveSketch, PunctualSketch
+from streamveil.sketches.lazy import LazySketch, LiveSketch
 from streamveil.sketches.levels import LiveHeavyHitters
-from streamveil.sketches.linear import CountMin, CountSketch, LinearSketch
 from streamveil.sketches.published import PublishedSketch, SketchErrorBound
 
 __all__ = [
-    "CountMin",
-    "CountSketch",
     "HeavyHitters",
     "HeavyKeys",
     "HeavyTexts",
     "HeavyTextsFound",
     "Layout",
     "LazySketch",
-    "LinearSketch",
     "LiveHeavyHitters",
     "LiveSketch",
     "PublishedHierarchy",
     "PublishedSketch",
     "PublishedTexts",
-    "PunctualSketch",
     "SketchErrorBound",
     "text_words",
     "words_text",

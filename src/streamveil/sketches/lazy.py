@@ -157,42 +157,6 @@ class LazySketch:
         return LiveSketch(self, self.table.load(tables), place)
 
 
-def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
-    *,
-    kind: Kind,
-    width: int,
-    horizon: int | None,
-    protects: Neighbours,
-    budget: Budget,
-    **options: Any,
-) -> LazySketch:
-    """Every arrival pushes every cell (Epasto et al. 2023): the baseline, at depth x width a key.
-
-    Args:
-        kind: "count-min" or "count-sketch".
-        width: columns of the table.
-        horizon: arrivals that the guarantee covers; None: an unknown number.
-        protects: whom the guarantee is for.
-        budget: of everything that is published.
-        **options: further fields of `LazySketch`.
-
-    Raises:
-        ValueError: a setting is out of its range.
-        HorizonError: keys after the last of `horizon`, or more pushes than a sketch without one can
-            hold.
-        StoreError: `resume` is given arrays of another configuration.
-
-    >>> sketch = PunctualSketch(kind="count-min", width=33, horizon=1024,
-    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
-    >>> sketch.cell.name, sketch.cell.pushes
-    ('tree', 1024)
-    """  # fmt: skip
-    return LazySketch(
-        kind=kind, width=width, horizon=horizon, protects=protects, budget=budget, round=1,
-        block=width, **{"counter": "tree", **options},
-    )  # fmt: skip
-
-
 class LiveSketch:
     """A sketch that is counting. Secret but for `published`.
 

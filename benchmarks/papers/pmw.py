@@ -1,4 +1,7 @@
-"""Online private multiplicative weights: questions chosen as the analyst goes along."""
+"""Private multiplicative weights on a table that stays (Hardt & Rothblum 2010), for comparison.
+
+`streamveil.dynamic.Pmwg` is the same on a table that may grow.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ from fractions import Fraction
 
 import numpy as np
 
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.measure import with_laplace
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noisy import restored
+from streamveil.core.noisy import post_process, restored
+from streamveil.dynamic.pmwg import SPLIT, correction, fractions, moved
 from streamveil.errors import require_positive
-from streamveil.linear.budget_shares import Share
+from streamveil.linear.budget_shares import Meter, Share, ceil_root
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.linear.queries import (
     Queries,
@@ -20,14 +26,132 @@ from streamveil.linear.queries import (
     require_room,
     whole_quanta,
 )
-from streamveil.linear.sparse_vector import Sparse, SparseAnswer, SparseState
+from streamveil.linear.sparse_vector import (
+    AboveState,
+    AboveThreshold,
+    SparseAnswer,
+    first_in_records,
+    pure_cost,
+)
 from streamveil.linear.weights import Weights
 from streamveil.types import Array, Exact, Float64, Int64
 
-SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement
 BLOCK = 4096  # questions compared at a time
 REPLAY = 4.0  # step towards what was measured before; see `Mwem.replays`
 MOST_HALTS = 100  # a correction costs one pass over the domain
+
+
+@dataclass
+class SparseState:
+    """Runs started so far and what is left to pay for more."""
+
+    meter: Meter
+    run: AboveState | None
+    started: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse:
+    """Finds up to `halts` questions above their thresholds; numeric ones are measured as well.
+
+    Algorithm: Sparse and Numeric Sparse (Dwork & Roth 2014, sections 3.6): after each halt a new
+        run. `split` divides the share of one run among threshold, questions and measurement; a
+        measurement share of zero reports 'above' only.
+    Protects: neighbours that move every question by at most 1.
+    Guarantee: the share, whatever is asked: a run is paid before it starts, its measurement before
+        it is drawn, and when the next cannot be paid the answer is EXHAUSTED.
+    Proof: runs are chosen adaptively and each is pure-DP; `Meter` adds them up.
+    """
+
+    share: Share
+    halts: int
+    split: tuple[Exact, Exact, Exact] = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))
+    unit: int = 1  # see `AboveThreshold`
+
+    def __post_init__(self) -> None:
+        require_positive(halts=self.halts)
+
+    @property
+    def loss(self) -> Loss:
+        """The whole share."""
+        return self.share.loss
+
+    @property
+    def run_epsilon(self) -> Fraction:
+        """The epsilon of one run with its measurement."""
+        return self.share.scale(Fraction(1, self.halts)).epsilon
+
+    def parts(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Epsilons of threshold, questions and measurement; together they cost one run."""
+        first, second, third = (Fraction(part) for part in self.split)
+        whole = first + second + third
+        if self.share.kind != "pure":  # a run costs the square of the first two, plus the third's
+            whole = ceil_root((first + second) ** 2 + third**2)
+        one = self.run_epsilon / whole
+        return one * first, one * second, one * third
+
+    @property
+    def above(self) -> AboveThreshold:
+        """The mechanism of one run."""
+        first, second, _ = self.parts()
+        return AboveThreshold(epsilon1=first, epsilon2=second, unit=self.unit)
+
+    def init(self, place: Place) -> SparseState:
+        """Starts the first run."""
+        state = SparseState(Meter(self.share), None)
+        self._start(state, place)
+        return state
+
+    def _start(self, state: SparseState, place: Place) -> None:
+        cost = pure_cost(self.share, self.above.epsilon)
+        state.run = None
+        if state.meter.fits(cost):
+            state.meter.charge(cost)
+            state.run = self.above.init(place.inside(b"run", state.started))
+            state.started += 1
+
+    def ask(
+        self,
+        state: SparseState,
+        count: int,
+        threshold: int,
+        place: Place,
+        measured: int | None = None,
+    ) -> SparseAnswer:
+        """One question about `count`; a halt reports `measured` (default: the same count)."""
+        one = np.array([count]), np.array([threshold])
+        value = np.array([count if measured is None else measured])
+        return self.ask_many(state, one[0], one[1], value, place)[1]
+
+    def ask_many(
+        self,
+        state: SparseState,
+        counts: Int64[Array, " n"],
+        thresholds: Int64[Array, " n"],
+        measured: Int64[Array, " n"],
+        place: Place,
+    ) -> tuple[int, SparseAnswer]:
+        """Asks until one is above: (how many were below before, what the next one got)."""
+        if state.run is None:
+            return 0, SparseAnswer("EXHAUSTED")
+        here = place.inside(b"run", state.started - 1)
+        first = self.above.ask_many(state.run, counts, thresholds, here)
+        if first == len(counts):
+            return first, SparseAnswer("EASY")
+        answer = self._measure(state, int(measured[first]), here)
+        self._start(state, place)
+        return first, answer
+
+    def _measure(self, state: SparseState, count: int, place: Place) -> SparseAnswer:
+        epsilon = self.parts()[2]
+        if not epsilon:
+            return SparseAnswer("HARD")
+        cost = pure_cost(self.share, epsilon)
+        if not state.meter.fits(cost):
+            return SparseAnswer("EXHAUSTED")
+        state.meter.charge(cost)
+        noisy = with_laplace(count, self.unit / epsilon, place.draws(b"value"))
+        return SparseAnswer("HARD", post_process(first_in_records, noisy, 0))
 
 
 @dataclass(repr=False)  # secret: holds the exact histogram
@@ -54,10 +178,6 @@ class Pmw:
         2/3, noise 1/6 (pure) or 1/2, 1/4 (zCDP) of the target alpha: 1.125 ln N / alpha^2 or
         2 ln N / alpha^2; `theorem` solves for the least alpha that the share then pays for.
     Memory: two histograms.
-
-    Raises:
-        ValueError: a setting is out of its range, or a question is not one weight in [0, 1] for
-            each point of the domain.
 
     >>> from streamveil.core.noise.keyed import SilentNoise
     >>> pmw = Pmw.practical(Share("pure", 1), size=1000, domain=4, halts=3)
@@ -192,30 +312,11 @@ class Pmw:
         return QueryAnswers(restored(values), restored(self.size * state.weights))
 
 
-def correction(value: float, guess: float, size: float, step: float | None) -> float:
-    """How far weights move for a measured gap: by `step`, or twice the gap as a fraction."""
-    gap = min(1.0, max(-1.0, (value - guess) / size))
-    return math.copysign(2 * abs(gap) if step is None else step, gap)
-
-
-def moved(
-    weights: Float64[Array, " N"], query: Float64[Array, " N"], power: float
-) -> Float64[Array, " N"]:
-    """A distribution after a correction of what a query counts."""
-    found = weights * np.exp(power * query)
-    return np.asarray(found / found.sum())
-
-
 def practical_threshold(share: Share, size: float, domain: int, halts: int) -> float:
     """In records; see `Pmw.practical`."""
     run = float(share.scale(Fraction(1, halts)).epsilon)
     noise = 2.5 * 2 / (float(SPLIT[1]) * run)
     return max(noise, size / 4 * math.sqrt(math.log(max(domain, 2)) / (2 * halts)))
-
-
-def fractions(share: Share) -> tuple[float, float, float]:
-    """(gap, threshold, noise) as fractions of alpha."""
-    return (2 / 3, 5 / 6, 1 / 6) if share.kind == "pure" else (1 / 2, 3 / 4, 1 / 4)
 
 
 def corrections(share: Share, domain: int, alpha: float) -> int:
@@ -245,9 +346,6 @@ def least_alpha(share: Share, size: float, domain: int, asked: int, beta: float)
 @dataclass(frozen=True, kw_only=True)
 class PmwRelease:
     """Private multiplicative weights over a fixed class of queries, as a static mechanism.
-
-    Raises:
-        ValueError: the histogram is not of whole records, one count for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> PmwRelease(queries=Marginals.ways((2, 2), 1), halts=4).adaptive
