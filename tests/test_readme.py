@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from streamveil import compiled
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +71,26 @@ def test_the_first_query_loads_few_modules_and_compiles_nothing(tmp_path):
     ours, shipped, full = done.stderr.rsplit("ours ", 1)[1].split(maxsplit=2)
     assert int(ours) <= MOST_MODULES
     assert full.strip() == "[]" or shipped == "False", full
+
+
+COLLECTOR = """
+import gc
+import streamveil as sv
+{first}
+sv.count
+print(gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+
+
+@pytest.mark.parametrize(("first", "left"), [
+    ("", "True False"), ("gc.disable()", "False False"), ("gc.freeze()", "True True"),
+])  # fmt: skip
+def test_loading_leaves_the_garbage_collector_as_it_was(first, left):
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTOR.format(first=first)], check=True, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == left
 
 
 def test_links_in_the_documents_lead_somewhere():

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -78,12 +79,28 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     """Loads what is asked for, once: numpy, Arrow and the parser of SQL take half a second."""
     if name in _MECHANISMS:
-        return import_module(f"streamveil.{name}")
+        return _loaded(f"streamveil.{name}")
     if name not in __all__:
         known = [*__all__, *_MECHANISMS]
         raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
-    found = getattr(import_module(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
+    found = getattr(_loaded(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
     return globals().setdefault(name, found)
+
+
+def _loaded(module: str) -> ModuleType:
+    """Imports a module without looking for garbage in what it defines, which takes 0.1 s.
+
+    All objects then count as old: the next full collection looks at them, as ever.
+    """
+    if not gc.isenabled() or gc.get_freeze_count():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
 
 
 def __dir__() -> list[str]:
