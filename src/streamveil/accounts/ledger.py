@@ -155,12 +155,19 @@ class Ledger:
         *,
         caps: Loss | None = None,
     ) -> Ledger:
-        """Opens or creates a ledger; without a path it lives in this process's memory.
+        """Opens or creates a ledger.
 
-        A path is a file, or `postgresql://user@host/database#name`, a ledger of that database.
+        Args:
+            path: a file, or `postgresql://user@host/database#name` for a ledger of that database;
+                None keeps it in this process's memory.
+            limit: the most that all charges together may come to.
+            protects: the privacy unit, with its period if it has one.
+            caps: how an (epsilon, delta) limit is shared between kinds of loss, for jobs of
+                different kinds; by default the first charge decides.
 
-        `caps` chooses how an (epsilon, delta) limit is shared between kinds of loss, for jobs of
-        different kinds; by default the first charge does.
+        Raises:
+            ValueError: the caps do not fit the limit.
+            StoreError: the ledger has another limit or unit, was altered, or cannot be written.
         """
         if caps is None:
             caps = spending.own_caps(limit)
@@ -180,7 +187,14 @@ class Ledger:
 
     @classmethod
     def load(cls, path: Where) -> Ledger:
-        """Opens an existing ledger with the limit and the unit it was created with."""
+        """Opens an existing ledger with the limit and the unit it was created with.
+
+        Args:
+            path: a file, or the address of a ledger in a database, as for `open`.
+
+        Raises:
+            StoreError: there is no ledger, or it was altered.
+        """
         journal = journal_at(path)
         if not journal.exists():
             where = f"'{journal.name}' in its database" if on_server(path) else f"at {path}"
@@ -207,18 +221,28 @@ class Ledger:
         key: str | None = None,
         about: Record | None = None,
     ) -> None:
-        """Takes one charge, durably, or raises BudgetError. Call it before anything is drawn.
+        """Takes one charge, durably, before anything is drawn.
 
-        A `key` that was charged before with the same content is not charged again. `range` is
-        [first, end) in unit-periods, counted from 1970 UTC. Give a `Guarantee` with `given_past`
-        when its loss bounds what follows any past; a bare loss is not taken to. `about` describes
-        the mechanisms, for `export`.
+        Args:
+            name: what the ledger calls it.
+            loss: what the mechanism loses. Give a `Guarantee` with `given_past` if its loss bounds
+                what follows any past; a bare loss is not assumed to.
+            range: the unit-periods [first, end) whose rows it reads, counted from 1970 UTC; None:
+                all rows.
+            key: the same key with the same content is charged once.
+            about: describes the mechanisms, for `streamveil ledger export`.
+
+        Raises:
+            BudgetError: it would pass the limit. Nothing is charged.
+            PlanError: the guarantee is about another privacy unit.
+            ValueError: the range is empty or the unit has no period, or the key had other content.
+            StoreError: the ledger was altered, or cannot be written.
         """
         charge = self.make_charge(name, loss, range=range, key=key)
         self.charge_all([replace(charge, about=about)])
 
     def require(self, name: str, loss: Loss | Guarantee) -> None:
-        """Raises what a charge would raise now; takes nothing."""
+        """Raises what `charge` would raise now; takes nothing."""
         charge = self.make_charge(name, loss)
         with self._journal.locked():
             self._catch_up()
@@ -289,7 +313,11 @@ class Ledger:
         return [_lost(entries[: place + 1], 1) for place, _ in enumerate(entries)]
 
     def left(self, range: Periods | None = None) -> Loss:
-        """What a charge (with that range) could still take. Empty before the caps are fixed."""
+        """What a charge could still take; nothing before the first charge fixes the caps.
+
+        Args:
+            range: the unit-periods [first, end) of that charge; None: all.
+        """
         self._refresh()
         if self.caps is None:
             return NOTHING
@@ -301,10 +329,14 @@ class Ledger:
         return list(self._charges)
 
     def verify(self, head: str | None = None) -> str:
-        """Reads all of it again; StoreError when a record was altered, dropped or torn.
+        """Reads all of it again; returns the hash that vouches for all records.
 
-        Returns the hash that vouches for all records. Cutting whole records off the end can only
-        be seen by who kept an earlier hash: give it as `head`.
+        Args:
+            head: a hash that it returned earlier. Only that shows whether whole records were cut
+                off the end.
+
+        Raises:
+            StoreError: a record was altered, dropped or torn.
         """
         hashes = self._journal.reread()
         if not hashes or (head is not None and head not in hashes):
@@ -315,7 +347,13 @@ class Ledger:
         return hashes[-1]
 
     def convert(self, to: str) -> Guarantee:
-        """What one unit may lose in a longer time, such as to='user-year', from what was charged.
+        """What one unit may lose in a longer time, from what was charged.
+
+        Args:
+            to: 'user-week', 'user-month' or 'user-year'.
+
+        Raises:
+            ValueError: it is none of these, or the unit has no period.
 
         Algorithm: a charge with `separate` mechanisms counts once for each of the unit's periods in
             its range; another is raised to the group of those periods (`Guarantee.over`). The worst
