@@ -149,6 +149,19 @@ def test_pure_losses_restated_as_gaussian_dominate(epsilon: float) -> None:
         assert gaussian.delta_at(at) >= Pure(epsilon).delta_at(at) * (1 - 1e-8) - 1e-15
 
 
+@pytest.mark.parametrize("limit", [Budget(mu=1, delta="1e-6"), Budget(rho=1, delta="1e-6")])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_charge_that_fits_its_limit_exactly_has_room(limit: Budget, *, known: bool) -> None:
+    """Though its delta and its chance are no multiples of what a ledger counts in."""
+    chance = Fraction(125, 2**61)
+    loss = Loss(gaussian=1, delta=Fraction("1e-6") - chance, chance=chance)
+    assert loss.fits(limit)
+    ledger = Ledger.open(None, limit, USER)
+    ledger.charge("all of it", Guarantee(USER, loss, given_past=known))
+    with pytest.raises(BudgetError):
+        ledger.charge("more", Loss(delta=Fraction(1, 10**60)))
+
+
 # --- ranges ---------------------------------------------------------------------------------------
 
 

@@ -165,6 +165,25 @@ def test_an_end_that_changes_noise_already_drawn_is_refused(first, then):
         assert len(ledger.entries()) == 1
 
 
+@pytest.mark.parametrize("more", ["", ", COUNT(*) AS rows"])
+def test_an_end_with_windows_beyond_a_bound_of_windows_is_refused(more):
+    """Whoever was there until the first end would be missing in all later windows."""
+    given = GIVEN.replace("= 4, d", "= 5, d").replace(" = 4", " = 20" if more else "")
+    given = given if more else given.removesuffix(", max_rows_contributed")
+    text = f"""CREATE STREAM visits
+          WITH (source = 'files', path = 'rows.parquet', event_time = 'ts');
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({given}, look_share = 0, start = '2026-01-01',
+          end = '2026-01-0{{}}') window_start, COUNT(DISTINCT person) AS n{more}
+        FROM TUMBLE(TABLE visits, DESCRIPTOR(ts), size => INTERVAL 1 DAY) GROUP BY window_start
+        EMIT EVERY INTERVAL 8 HOUR"""
+    first, later = (parse_script(text.format(day), {}).query.plan for day in (4, 6))
+    told(run(first, state="s", **SEEDED))
+    with pytest.raises(PlanError, match="as many windows as there were"):
+        run(later, state="s", **SEEDED)
+    with Ledger.load("s/ledger") as ledger:
+        assert len(ledger.entries()) == 1
+
+
 def is_prefix(short, long):
     """The same by enumeration: steps of the short one release, and end, the same windows."""
     steps = range(1, short.steps + 1)

@@ -17,7 +17,7 @@ import pytest
 from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import KeyedNoise, SeededNoise, SilentNoise
+from streamveil.core.noise.keyed import KeyedDraws, KeyedNoise, SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
@@ -384,6 +384,15 @@ def test_insecure_noise_must_be_asked_for_and_is_announced(tmp_path: Path) -> No
             Randomness(noise=noise)
     with pytest.warns(UserWarning, match="protect nobody"):
         run(tmp_path / "s")
+
+    class SaysSo(KeyedNoise):
+        """Draws the same for every job that it is given to: it knows no epoch."""
+
+        def at(self, purpose: str, *path: int | bytes) -> KeyedDraws:
+            return KeyedNoise(self.secret).at(purpose, *path)
+
+    with pytest.raises(PlanError, match="insecure=True"):
+        Randomness(noise=SaysSo(SECRET))
     with pytest.raises(StoreError, match="secret"):
         run(tmp_path / "s", keys=Randomness(secret=SECRET))
 

@@ -73,7 +73,13 @@ class Charge:
         return periods if self.range is None else min(self.range[1] - self.range[0], periods)
 
     def cost(self, caps: Loss) -> Cost:
-        """What it takes from each cap, within its range and everywhere."""
+        """What it takes from each cap, within its range and everywhere.
+
+        Without a range all of it is taken everywhere, rounded up once: what fits the limit exactly
+        has room.
+        """
+        if self.range is None:
+            return spending.ZERO, spending.cost(self.loss, caps)
         ranged, everywhere = spending.split(self.loss, given_past=self.given_past)
         return spending.cost(ranged, caps), spending.cost(everywhere, caps)
 

@@ -24,7 +24,8 @@ Proof for a later end: let M be the job with the later end, and the old plan's d
     which `ledger convert` counts by periods, as before.
 
 What would change noise that was drawn is refused: anything else about the query, and an end that
-changes how often a window is released. So is an end before the last one that was charged.
+changes how often a window is released. So is an end before the last one that was charged, and one
+with more windows than a bound was made for that was to cut nobody.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.look import with_look
+from streamveil.plan.options import MAX_ROWS
 from streamveil.plan.plan import Clock, Plan
 from streamveil.plan.post import Post, PostColumn
 from streamveil.runtime import notes
@@ -169,10 +171,23 @@ def extended(operator: Operator, clock: Clock) -> GroupBy:
         )
     longer = replace(operator.schedule, steps=steps_of(clock))
     require_prefix(operator.schedule, longer)
+    if bounded_by_windows(operator):
+        raise PlanError(
+            "a privacy unit counts in as many windows as there were until the first end: in later"
+            " ones, those that were there before would be missing.\n"
+            "  to fix  run the query from there in a state of its own, with a charge of its own"
+        )
     made = replace(operator, schedule=longer)
     if made.guarantee.loss != operator.guarantee.loss:
         raise changed()
     return made
+
+
+def bounded_by_windows(operator: GroupBy) -> bool:
+    """Whether a bound follows from the number of windows until the end; see `Compiler`."""
+    chosen = {default.name for default in operator.defaults}
+    by_number = operator.bounds.groups is not None or MAX_ROWS.name in chosen
+    return operator.periods is None and by_number and not operator.uncut
 
 
 def require_prefix(short: Schedule, long: Schedule) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from streamveil.core.noise.keyed import KeyedNoise, Noise
 from streamveil.errors import PlanError, StoreError
@@ -23,7 +24,7 @@ class Randomness:
     insecure: bool = False  # lets a job run with noise that protects nobody
 
     def __post_init__(self) -> None:
-        if self.noise is not None and not self.noise.secure and not self.insecure:
+        if self.noise is not None and not is_keyed(self.noise) and not self.insecure:
             raise PlanError(
                 f"a job refuses {type(self.noise).__name__} without security: whoever knows how it"
                 " is made can take it away.\n"
@@ -36,7 +37,7 @@ class Randomness:
             stores.require_empty(store.directory)
             epoch = stores.new_epoch()
             noise, kept = self._new_noise(store, epoch)
-            header = stores.Header(identity, epoch.hex(), check(noise), noise.secure, key=kept)
+            header = stores.Header(identity, epoch.hex(), check(noise), is_keyed(noise), key=kept)
             store.begin(header)
         else:
             store.header.require(identity)
@@ -45,7 +46,7 @@ class Randomness:
                 raise StoreError(secrets.WRONG)
             if store.header.key:  # `rekey` was cut short
                 disk.remove([store.directory / secrets.SECRET])
-        if not noise.secure:
+        if not is_keyed(noise):
             warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=2)
         return noise
 
@@ -85,9 +86,12 @@ class Randomness:
 
     @staticmethod
     def _given(noise: Noise, epoch: bytes) -> Noise:
-        if isinstance(noise, KeyedNoise) and noise.secure:
-            return replace(noise, epoch=epoch)
-        return noise
+        return replace(noise, epoch=epoch) if is_keyed(noise) else noise
+
+
+def is_keyed(noise: Noise) -> TypeGuard[KeyedNoise]:
+    """Whether it is noise under a secret and an epoch: no other class is believed to be secure."""
+    return type(noise) is KeyedNoise and noise.secure
 
 
 def check(noise: Noise) -> str:
