@@ -35,7 +35,6 @@ from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_metadata import (
     Grouping,
     asked_keys,
-    names_key,
     row_stage,
     waits_for_groups,
 )
@@ -116,7 +115,7 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
     """The row stage and the windows: what may count, and reasons for the rest."""
     if state.types is None:
         state.types = operator.key_types(batch.rows.schema)
-    prepared, name_key = row_stage(operator, batch, noise, state.scratch), names_key(noise)
+    prepared = row_stage(operator, batch, noise, state.scratch)
     if tuple(key.type for key in prepared.keys) != state.types:
         raise StoreError(
             "the columns that name groups have other types than when the state was made.\n"
@@ -139,7 +138,7 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
         if operator.separate:
             check_apart(operator.schedule, operator.periods, pairs[1:], batch.step)
     if operator.public is not None and operator.key_names:
-        known = operator.is_public(prepared.names, state.types, name_key)
+        known = operator.is_public(prepared.names, state.types, prepared.name_key)
         pairs = drop(pairs, known[pairs.rows], NEVER, prepared)
     return prepared, Pairs(pairs.rows, evened(pairs.windows), evened(pairs.periods))
 

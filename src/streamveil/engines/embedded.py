@@ -387,6 +387,8 @@ class EmbeddedGroupBy(GroupBy):
 
     def _divides(self, state: State, table: UnitTable, rows: int) -> bool:
         """Whether a table is too large to be one: it may double while it takes these rows."""
+        if self.room.limit is None:
+            return table.units >= LARGE
         tables = [table, *state.units.values()]
         held = sum(one.nbytes for one in tables if isinstance(one, UnitTable))
         doubled = held + table.nbytes + 2 * rows * table.nbytes // table.capacity

@@ -303,9 +303,10 @@ def narrow(array: Array) -> Array:
     if array.dtype.kind not in "iu" or array.size < 2 or isinstance(array, np.memmap):
         return array  # what lies in a file is passed on without a copy in memory
     flat = array.reshape(-1)
-    sample = flat[:: 1 + flat.size // SAMPLE]
-    if smallest(sample).itemsize == array.dtype.itemsize and (sample != sample[0]).any():
-        return array  # a cheap no, for fingerprints and the like
+    if flat.size > SAMPLE:
+        sample = flat[:: 1 + flat.size // SAMPLE]
+        if smallest(sample).itemsize == array.dtype.itemsize and (sample != sample[0]).any():
+            return array  # a cheap no, for fingerprints and the like
     fits = smallest(flat)
     if flat[0] == flat[-1] and (flat == flat[0]).all():
         return flat[:1]

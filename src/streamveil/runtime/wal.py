@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from errno import EIO
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -47,7 +48,7 @@ def joined(deltas: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     {'n': [1.0, 1.0], 'n|rows': [2, -1]}
     """
     found: dict[str, Array] = {}
-    for name in dict.fromkeys(name for delta in deltas for name in delta):
+    for name in dict.fromkeys(chain.from_iterable(deltas)):
         parts = [delta.get(name) for delta in deltas]
         there = [part for part in parts if part is not None]
         if len({(part.dtype, part.ndim, part.shape[1:]) for part in there}) == 1 and there[0].ndim:

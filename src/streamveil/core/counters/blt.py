@@ -18,7 +18,6 @@ from streamveil.core.counters.protocol import (
     Increments,
     Stepping,
     checked_times,
-    column,
     next_step,
     zeros,
 )
@@ -160,7 +159,7 @@ class BltCounter(Stepping):
         scale, noise = plan.scales(t)
         spread = self.noise_scale * (noise * scale)
         step = Coefficients(plan.keep, plan.drain, scale, spread)
-        came = column(increments, state.keys)[None]
+        came = increments[None]
         totals, real = blt_step(state.whole, state.real, came, step, draws, ids)
         return totals[0], CounterState(t, totals, real)
 

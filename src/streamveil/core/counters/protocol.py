@@ -161,7 +161,8 @@ def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
         raise ValueError(f"increments must be integers (quanta), not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != keys):
         raise ValueError(f"increments must have one entry per key ({keys}), not {array.shape}")
-    return np.broadcast_to(array.astype(np.int64, copy=False), (keys,))
+    whole = array.astype(np.int64, copy=False)
+    return whole if array.ndim else np.broadcast_to(whole, (keys,))
 
 
 def checked_times(t: Array, horizon: int) -> Int64[Array, " times"]:
