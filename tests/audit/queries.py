@@ -34,6 +34,7 @@ BOUNDINGS = (
     Bounding(max_rows=5, max_rows_per_group=2), Bounding(max_rows=3), Bounding(quadratic=6),
     Bounding(quadratic=9, max_rows=5), Bounding(quadratic=20, max_rows_per_group=3),
     Bounding(max_rows=8, max_rows_per_group=8), Bounding(),
+    Bounding(max_rows=6, max_rows_per_group=3, max_groups=2),
 )  # fmt: skip
 AGGREGATES = (
     Aggregate(name="n", function="count"),

@@ -66,6 +66,8 @@ DAYS = query(window=Window(kind="tumble", size_us=20), period_us=20)
 CUT = query(options={"cut_share": 0.2})
 WHOLE_PERIOD = query(period_us=20)
 FEW = query(bounding=Bounding(max_rows=9))  # fewer groups than rows
+FEW_FOUND = query(aggregates=LANES[::2], key_set=KeySet(), options={"selection": "table"},
+                  bounding=Bounding(max_rows=6, max_rows_per_group=3, max_groups=2))  # fmt: skip
 
 
 def caught(operator, change=lambda one: one, pairs=PAIRS, seed=3):
@@ -150,6 +152,7 @@ RUNS = {
     "half the noise of a lane with weights": (WEIGHTED, counters(0, Fraction(1, 2))),
     "half the noise in hopping windows": (HOPS, counters(0, Fraction(1, 2))),
     "a tenth less noise of units in few groups": (FEW, counters(2, Fraction(9, 10))),
+    "bound on groups plus one": (FEW_FOUND, bounds(groups=1)),
     "half the noise of the cut rows": (CUT, cut_noise),
     "half the noise of the selection": (THRESHOLD, selection(half_noise)),
     "bound on rows plus one": (PUBLIC, bounds(max_rows=1)),
@@ -502,6 +505,7 @@ def test_a_claim_that_leaves_something_out_is_caught(name, monkeypatch):
         CUT,
         WHOLE_PERIOD,
         FEW,
+        FEW_FOUND,
     ],
 )
 def test_nothing_is_said_of_the_honest_code(make):

@@ -27,7 +27,7 @@ from streamveil.compiler.error_forecast import (
     tail_of,
 )
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.plan_forecast import as_settings
+from streamveil.compiler.plan_forecast import as_settings, forecasts
 from streamveil.compiler.table_design import design_selection
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
@@ -333,3 +333,32 @@ def test_what_a_look_said_of_rows_and_groups_stands_in_for_guesses():
     loose = replace(stream, histogram=())
     assert np.diff(draw_stream(loose.family()[0]).ends).max() > 22
     assert expected({**known, "expected_groups": 500}, 1).laws == ()  # who knows is believed
+
+
+def test_a_query_without_groups_is_sized_for_the_one_that_it_has():
+    """It was taken for one of 2 to 5 groups: bounds that cut a fifth of the rows."""
+    known = {"expected_rows": 12.0, "expected_units": 18_000, "expected_most_rows": 22,
+             "laws": [[2.0, 1.4, 0.0], [5.0, 0.0, 0.2]]}  # fmt: skip
+    said = expected(known, 1, public=1)
+    assert said is not None
+    assert {(one.groups, one.single) for one in said.family()} == {(1, 0.0)}
+    sizes = {name: value for name, value in known.items() if name != "laws"}
+    plan = (
+        sv.memory({"user": [1]}).protect(unit="user").agg(n=sv.count())
+        .release(budget=BUDGET, **sizes).plan
+    )  # fmt: skip
+    operator = compile_plan(plan)
+    assert 20 <= operator.bounds.max_rows <= 60
+    assert operator.bounds.quadratic is None
+    assert operator.aggregation.rule is None
+    assert "forecast" in {one.name: one.reason for one in operator.defaults}["max_rows_contributed"]
+    noise = operator.aggregation.counters[0].std(np.array([1]))[0]
+    for _, ahead in forecasts(plan, operator):
+        assert ahead.l1 == pytest.approx(noise * np.sqrt(2 / np.pi), rel=0.25)
+    weighed = replace(plan, options={**plan.options, "entry_weight": 0.5})
+    assert compile_plan(weighed).aggregation.rule is not None  # who asks for weights has them
+
+
+def test_declared_groups_are_no_more_than_there_are():
+    assert expected(EXPECTED, 1, public=3).groups == 3
+    assert expected({"expected_rows": 5}, 4, public=12).groups == 12

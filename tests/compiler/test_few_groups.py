@@ -79,3 +79,39 @@ def test_discovered_groups_are_no_public_number():
         .bound(max_rows=100).release(budget=sv.Budget(epsilon=1, delta=1e-6))
     )  # fmt: skip
     assert compile_plan(made.plan).bounds.groups is None
+
+
+WITHIN = {"max_groups": 2, "max_rows_per_group": 3}
+
+
+def found(count, *, keys=None, **bounds):
+    made = (
+        rows()
+        .protect("user")
+        .group_by("key", keys=sv.public(list(keys)) if keys else sv.discover())
+    )
+    return made.agg(**count).bound(**bounds).release(budget=BUDGET)
+
+
+UNITS_TOO = {"users": sv.count_units(), "n": sv.count()}
+
+
+@pytest.mark.parametrize("keys", [None, KEYS])
+def test_a_query_that_says_how_many_groups_counts_units_in_no_more(keys):
+    said = compile_plan(found(UNITS_TOO, keys=keys, **WITHIN).plan)
+    unsaid = compile_plan(found(UNITS_TOO, max_rows=6, max_rows_per_group=3).plan)
+    assert (said.bounds.units_l2_squared, unsaid.bounds.units_l2_squared) == (2, 6)
+    assert said.bounds.l2_squared == unsaid.bounds.l2_squared
+    assert "max_groups = 2" in said.outputs[0].cut
+
+
+def test_rows_beyond_these_groups_are_cut(tmp_path):
+    [release] = found(UNITS_TOO, keys=KEYS, **WITHIN).run(state=str(tmp_path / "job.veil"))
+    shown = release.to_arrow().to_pylist()
+    assert sum(row["users"] for row in shown) == pytest.approx(2 * USERS, abs=1)
+    assert sum(row["n"] for row in shown) == pytest.approx(2 * 3 * USERS, abs=1)
+
+
+def test_rows_alone_may_lie_in_more_groups():
+    """A count of rows would have the same noise."""
+    assert compile_plan(found({"n": sv.count()}, **WITHIN).plan).bounds.groups is None

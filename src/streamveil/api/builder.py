@@ -324,7 +324,8 @@ class Stream(WithSinks):
         Args:
             max_rows: rows in all.
             max_rows_per_group: rows in one group of one window.
-            max_groups: groups in which it may have `max_rows_per_group` rows (1 unless given).
+            max_groups: groups in which it may have `max_rows_per_group` rows (1 unless given). Its
+                rows may lie in more groups, but not where units are counted.
             max_squared_rows: instead of a bound per group, the sum of (rows per group)^2.
 
         Raises:

@@ -19,6 +19,7 @@ from streamveil.kept import kept
 from streamveil.plan.value_bounds import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
+ROWS = tuple(sorted({round(2 ** (place / 6)) for place in range(91)}))  # 1, 2, 3, ... 32,768
 REFERENCES = tuple(2.0 ** (place / 2) for place in range(-2, 13))  # times the opening
 SHARES = (0.5, 0.55, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8, 0.84, 0.88, 0.92)
 SLOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -59,6 +60,7 @@ class Problem:
     weighted: bool  # whether groups may carry weights
     most_slots: int = 6  # hidden groups one unit is counted in, at most
     counted: bool = True  # one row of a unit in a group makes a unit there: one counter serves both
+    single: bool = False  # there is one group alone
 
 
 def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
@@ -141,7 +143,10 @@ def designs(problem: Problem) -> Iterator[Grid]:
     if "table" in problem.kinds and noise.half:
         yield tabled(problem, bounds)
     if "public" in problem.kinds:
-        yield public(problem, bounds)
+        if given.is_open and problem.single:  # no other groups: weights would do what rows do
+            yield Grid((len(ROWS),), (8,), lambda p: replace(bounds, max_rows=ROWS[p[0]]), ((1,),))
+        else:
+            yield public(problem, bounds)
     if "gaussian" in problem.kinds:
         if not (given.is_open and problem.counted and given.per_group == 1):
             yield gaussian(bounds, counted=problem.counted)

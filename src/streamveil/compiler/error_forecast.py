@@ -141,8 +141,13 @@ def repeated_by_chance(stream: ExpectedStream) -> float:
     return float(drawn.weight[again].sum() / drawn.weight.sum())
 
 
-def expected(given: Mapping[str, Any], windows: int) -> ExpectedStream | None:
-    """The stream that the options of a query expect in one scope of a unit; None: they do not."""
+def expected(
+    given: Mapping[str, Any], windows: int, public: int | None = None
+) -> ExpectedStream | None:
+    """The stream that the options of a query expect in one scope of a unit; None: they do not.
+
+    `public`: all groups, where their number is declared.
+    """
     rows = EXPECTED_ROWS.of(given)
     if rows is None:
         return None
@@ -157,11 +162,14 @@ def expected(given: Mapping[str, Any], windows: int) -> ExpectedStream | None:
     units = float(EXPECTED_UNITS.of(given) or USUAL_UNITS)
     groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
     laws = () if groups else tuple(law_of(*law) for law in laws)
-    groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP))
+    groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP)) * windows
+    if public is not None:
+        groups = min(groups, public) if EXPECTED_GROUPS.of(given) else public
+        laws = tuple((min(law[0], public), law[1], 0.0, law[3]) for law in laws)
     return ExpectedStream(
         units=units,
         rows=max(float(rows), 1.01),
-        groups=max(2, round(groups * windows)),
+        groups=max(1, round(groups)),
         most=None if most is None else float(most),
         again=None if again is None else float(again),
         laws=laws,

@@ -116,8 +116,7 @@ class Compiler:
         else:
             design = sizing.public()
         if is_open(plan):
-            why = "of rows times weights: by forecast"
-            self._note(options.MAX_SQUARED.name, design.limits.quadratic, why)
+            self._note_bound(design.limits)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
         confidence = float(self._option(options.CONFIDENCE))
@@ -164,16 +163,18 @@ class Compiler:
     def _in_few_groups(
         self, bounds: Bounds, schedule: Schedule, public: tuple[tuple[Any, ...], ...] | None
     ) -> Bounds:
-        """Bounds to no more groups than there are, where units are counted: it cuts nobody.
+        """Bounds to a number of groups, where units are counted: their count has less noise.
 
-        Privacy does not rest on the number of groups: bounding keeps to what is written here.
+        It is what the query says, or how many groups there are, which cuts nobody. Privacy does not
+        rest on how many there are: bounding keeps to what is written here.
         """
         plan, windows = self.plan, most_windows(schedule, self.plan.periods)
-        keys = 1 if not plan.keys else 0 if public is None else len(public)
-        counted = any(lane.kind == "units" for lane in self.book.lanes)
-        side_by_side = plan.window.kind in ("whole", "tumble")
-        groups = keys * (windows or 0) if counted and side_by_side else 0
-        return replace(bounds, groups=groups) if 0 < groups < bounds.units_l2_squared else bounds
+        if not (plan.window.side_by_side and any(one.kind == "units" for one in self.book.lanes)):
+            return bounds
+        every = None if public is None or windows is None else len(public) * windows
+        known = [most for most in (every, plan.bounding.max_groups) if most is not None]
+        groups = min([*known, bounds.units_l2_squared])
+        return replace(bounds, groups=groups) if groups < bounds.units_l2_squared else bounds
 
     def _look(self) -> Look | None:
         """What a look at the rows costs; the plan goes on with what is left of its budget."""
@@ -389,6 +390,7 @@ class Compiler:
                 ("max_rows", bounding.max_rows),
                 (options.MAX_PER_GROUP.name, bounding.max_rows_per_group),
                 ("quadratic", bounding.quadratic),
+                ("max_groups", bounding.max_groups),
             )
             if bound is not None
         ]
@@ -418,6 +420,15 @@ class Compiler:
         value = option.value if default is None else default
         self._note(option.name, value, reason or option.reason)
         return value
+
+    def _note_bound(self, limits: Bounds) -> None:
+        """The bound on a unit's rows that the forecast chose."""
+        if limits.quadratic is None:
+            each = " a row of each group" if limits.per_group == 1 else ""
+            self._note(options.MAX_ROWS.name, limits.max_rows, f"of one unit{each}: by forecast")
+        else:
+            why = "of rows times weights: by forecast"
+            self._note(options.MAX_SQUARED.name, limits.quadratic, why)
 
     def _note(self, name: str, value: Any, reason: str) -> None:
         if all(known.name != name for known in self.defaults):

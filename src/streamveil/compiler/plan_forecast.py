@@ -16,14 +16,18 @@ from streamveil.compiler.error_forecast import (
     Settings,
     Threshold,
     errors_of,
-    expected,
 )
-from streamveil.compiler.sizing import clamped_share, value_shares
+from streamveil.compiler.sizing import (
+    clamped_share,
+    expected_stream,
+    public_groups,
+    value_shares,
+)
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
-from streamveil.plan.look import LOOKED, expectations
+from streamveil.plan.look import LOOKED
 from streamveil.plan.plan import Plan
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
@@ -44,7 +48,7 @@ def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
 
 def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Errors]]:
     """The streams of the family, each with the expected errors over all groups."""
-    stream = expected(expectations(plan.options), windows_of(operator))
+    stream = expected_stream(plan, windows_of(operator))
     aggregation = operator.aggregation
     last, place = operator.schedule.triggers, driver(aggregation.lanes)
     if stream is None or last is None or place < 0 or plan.preset != "default":
@@ -125,15 +129,15 @@ def error_share(plan: Plan, operator: GroupBy) -> tuple[float, float]:
     if not made:
         return 0.0, 0.0
     rows, usual = made[0][0].units * made[0][0].rows, usual_row(plan, operator)
-    public = plan.key_set.public
-    if plan.keys and public is None:
+    groups = public_groups(plan, windows_of(operator))
+    if groups is None:
         errors = sorted((one for _, one in made), key=attrgetter("l1"))
         found = errors[0] if LOOKED in plan.options else errors[len(errors) // 2]
         return found.l1 / (rows * usual), found.cut
     last, place = operator.schedule.triggers, driver(operator.aggregation.lanes)
     assert last is not None  # noqa: S101  (nothing is forecast without a last release)
     noise = lane_sd(operator, place, last) * sqrt(2 / pi)
-    return windows_of(operator) * len(public or ((),)) * noise / (rows * usual), 0.0
+    return groups * noise / (rows * usual), 0.0
 
 
 def as_settings(operator: GroupBy) -> Settings:
@@ -169,8 +173,6 @@ def threshold_of(
     return Threshold(*tested(selection, last))
 
 
-def windows_of(operator: GroupBy) -> int:
-    """Windows that the scope of a unit meets; the groups expected are those of one."""
-    if operator.periods is None:
-        return 1
-    return periods_met(operator.schedule, operator.periods) or 1
+def windows_of(operator: GroupBy) -> int | None:
+    """Windows that the scope of a unit meets; groups expected are those of one. None: no end."""
+    return periods_met(operator.schedule, operator.periods)

@@ -94,9 +94,10 @@ class Sizing:
     def public(self) -> MechanismDesign:
         """Every key shown from the start: the whole budget goes to the values."""
         mu = self._mu(Fraction(0))
-        forecast = self.expected_stream is not None or is_open(self.plan)
+        stream = expected_stream(self.plan, self.windows)
+        forecast = stream is not None or is_open(self.plan)
         chosen = self._chosen(("public",)) if forecast else None
-        weighable = chosen is not None or options.WEIGHT_REFERENCE.given_in(self.plan.options)
+        weighable = self._asks_for_weights if chosen is None else chosen.max_rows == inf
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
         rule = None if rule is None else replace(rule, caution=CAUTION)
         limits = self._bounds(rule, chosen)
@@ -308,17 +309,12 @@ class Sizing:
 
     # ---- what is expected
 
-    @cached_property
-    def expected_stream(self) -> ExpectedStream | None:
-        """The stream that the query expects in one scope of a unit, if it says so."""
-        return expected(expectations(self.plan.options), self.windows or 1)
-
     def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
         """The settings with the least forecast error on what is expected, or on usual streams."""
         bounds = self.bounds
         given = Given(per_group=bounds.per_group) if is_open(self.plan) else Given(
             bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
-        stream, once = self.expected_stream, self.plan.counts_units
+        stream, once = expected_stream(self.plan, self.windows), self.plan.counts_units
         lost = clamped_share(self.plan, self.lanes)
         family = tuple(
             replace(one, value=share, clamped=lost, once=once)
@@ -331,7 +327,15 @@ class Sizing:
         weighted = self._weighable and options.WEIGHTS.of(self.plan.options) != "flat"
         slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         counted = any(lane.kind in ("rows", "units") for lane in self.lanes)
-        return choose(Problem(family, noise, given, kinds, weighted, slots, counted))
+        alone = public_groups(self.plan, self.windows) == 1 and not self._asks_for_weights
+        single = stream is not None and alone  # else the family is one of many groups
+        return choose(Problem(family, noise, given, kinds, weighted, slots, counted, single))
+
+    @property
+    def _asks_for_weights(self) -> bool:
+        """Whether the query itself says how rows are weighed."""
+        asked = options.ENTRY_WEIGHT, options.WEIGHT_REFERENCE
+        return any(option.given_in(self.plan.options) for option in asked)
 
     @cached_property
     def _value_shares(self) -> tuple[float, ...]:
@@ -378,8 +382,8 @@ class Sizing:
         if rule is not None or chosen is None or not is_open(self.plan):
             return self.bounds
         if chosen.max_rows < inf:
-            rows = round(chosen.max_rows)
-            return Bounds(max_rows=rows, per_group=1, groups=self.bounds.groups)
+            rows, once = round(chosen.max_rows), 1 if chosen.per_group == 1 else None
+            return Bounds(max_rows=rows, per_group=once, groups=self.bounds.groups)
         return replace(self.bounds, quadratic=round(chosen.quadratic))
 
     # ---- rows over the bound
@@ -482,6 +486,21 @@ class Sizing:
                 f" ({float(self.collision):g}).\n  to fix  lower max_units, or raise delta"
             )
         return left
+
+
+def expected_stream(plan: Plan, windows: int | None) -> ExpectedStream | None:
+    """The stream that a query expects in one scope of a unit, if it says so or a look did."""
+    known = expectations(plan.options)
+    return expected(known, windows or 1, public_groups(plan, windows))
+
+
+def public_groups(plan: Plan, windows: int | None) -> int | None:
+    """How many groups there are, all windows together; None: nobody knows beforehand.
+
+    A query without keys has one group in a window.
+    """
+    public = plan.key_set.public if plan.keys else ((),)
+    return None if public is None or windows is None else len(public) * windows
 
 
 def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:

@@ -9,12 +9,12 @@ from math import log, log2, sqrt
 import numpy as np
 
 from streamveil.compiler.coin_tables import lane_sd
-from streamveil.compiler.error_forecast import errors_of, expected
+from streamveil.compiler.error_forecast import errors_of
 from streamveil.compiler.plan_forecast import as_settings, threshold_of, windows_of
+from streamveil.compiler.sizing import expected_stream
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import driver
-from streamveil.plan.look import expectations
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.plan.value_bounds import LEAST, MOST
 from streamveil.special import gammainc, gammaincinv, ndtr
@@ -141,7 +141,7 @@ def as_it_is(_: Plan, __: GroupBy, output: Output, sizes: ValueSizes) -> Clampin
 
 def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
     """The bounds of a sum or mean with the least forecast error, narrower or wider than it has."""
-    stream = expected(expectations(plan.options), windows_of(operator))
+    stream = expected_stream(plan, windows_of(operator))
     last, width = operator.schedule.triggers, width_of(output.low, output.high, output.function)
     tried = [*reaches(output, sizes)]
     if stream is None or last is None or not tried:

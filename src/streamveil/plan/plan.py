@@ -159,6 +159,11 @@ class Window:
         )
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether each row is in one window alone."""
+        return self.kind in ("whole", "tumble")
+
+    @property
     def slide(self) -> Cells:
         """Cells as long as a window's begin is from the next one's, or as it grows by."""
         if not self.slide_us and not self.slide_months:
@@ -203,6 +208,7 @@ class Bounding:
     max_rows_per_group: int | None = None  # c: of those, at most c per (window, key)
     quadratic: int | None = None  # B: instead of c, accept while sum over keys of (rows)^2 <= B
     combine: bool = False  # one-shot: a unit's rows in one group become one row before bounding
+    max_groups: int | None = field(default=None, metadata=LATER)  # (window, key) pairs with rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +282,7 @@ class Plan:
     def counts_units(self) -> bool:
         """Whether only a unit's first row in each group of a window can change an answer."""
         counted = all(agg.function == "count_units" for agg in self.aggregates)
-        return counted and self.window.kind in ("whole", "tumble")
+        return counted and self.window.side_by_side
 
     @cached_property
     def fingerprint(self) -> str:

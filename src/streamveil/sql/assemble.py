@@ -228,17 +228,22 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
     if groups is not None:
         each = each or 1
         rows = groups * each
+        counted = any(agg.function == "count_units" for agg in draft.aggregates)
+        if not (counted and each > 1 and draft.window.side_by_side):
+            groups = None  # it would cut rows, and no noise would be less
     elif combine:
         each = 1
     if draft.copies > 1:  # what bounds say is of one set, in which each row counts once
         each = each or rows
         rows = None if rows is None else rows * draft.copies
+        groups = None if groups is None else groups * draft.copies
         squares = None if squares is None else squares * draft.copies
     return Bounding(
         max_rows=rows,
         max_rows_per_group=None if each == rows else each,
         quadratic=squares,
         combine=combine,
+        max_groups=groups,
     )
 
 
