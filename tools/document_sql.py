@@ -99,7 +99,10 @@ changes, and a row of the stream is joined to the rows kept when it arrives; a L
 none has nulls. `join_within =
 INTERVAL 1 HOUR` joins two streams of events: rows whose times are at most that far apart,
 whichever came first, among the newest `join_rows` rows of each person in either stream. A pair
-arrives with its later row, so windows need a `lateness` as long. The state holds the kept rows as
+arrives with its later row, so windows need a `lateness` as long. In a LEFT JOIN a row that meets
+nothing arrives alone in the first step that begins more than twice the interval after its time, or
+when newer rows of its person take its place: then windows need twice the interval and the time
+between releases. The state holds the kept rows as
 they arrived. Neighbouring inputs have or lack a person's rows in all tables. Every other join could
 match rows of two people, and is refused. In Python `visits.protect("user_id").join(people,
 on="user_id", how="left")`, and `sv.memory(table, public=True)`; a column of both tables is

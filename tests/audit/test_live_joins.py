@@ -25,6 +25,7 @@ from tests.runtime.test_live_joins import (
     drawn,
     opened,
     planned,
+    so_many_wait,
 )
 
 MINE = 99
@@ -167,6 +168,9 @@ FAULTS = {
     ),
     "chunks decide which pairs are a unit's first": (
         ("events",), instead(live_joins, "joined", ordered_by_chunks),
+    ),
+    "people end each other's waiting": (
+        ("left events",), instead(live_joins, "replaced", so_many_wait),
     ),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from streamveil.expressions.expr import compile_key, compile_predicate
 from streamveil.plan import joins
 from streamveil.runtime import live_joins
 from streamveil.runtime.combined import MappedSource
-from streamveil.runtime.live_joins import LiveRows, NewestRows
+from streamveil.runtime.live_joins import LiveRows, NewestRows, Waiting
 
 HOUR_US = 3_600_000_000
 UNITS, STEPS = 5, 4
@@ -48,6 +48,10 @@ RELATIONS = {  # what is declared, how long rows are close, and the relation
     "events": (STREAM, 1, "SELECT c.user, page, kind FROM clicks c JOIN seen s ON c.user = s.user"),
     "later": (STREAM, 3, "SELECT c.user, page, kind FROM clicks c JOIN seen s ON c.user = s.user"
                          " AND s.at > c.ts WHERE page > 0"),
+    "left events": (STREAM, 1, "SELECT c.user, page, kind FROM clicks c LEFT JOIN seen s"
+                               " ON c.user = s.user"),
+    "left later": (STREAM, 1, "SELECT c.user, page, kind FROM clicks c LEFT JOIN seen s"
+                              " ON c.user = s.user AND s.at > c.ts AND s.kind > 0 WHERE page > 0"),
     "union": (TABLE, 0, "SELECT user, page, page AS kind FROM clicks UNION ALL"
                         " SELECT user, kind, kind AS same FROM seen WHERE kind > 0"),
 }  # fmt: skip
@@ -161,14 +165,14 @@ def rows_told(name, found, kept=2):
     """The same by the words of the page, one row at a time, without arrays."""
     told = Told(name, kept)
     (clicks, click_steps), (seen, seen_steps) = found
-    return [
-        (step, *row)
-        for step in range(1, STEPS + 1)
-        for table, steps, comes in ((seen, seen_steps, told.other), (clicks, click_steps, told.own))
-        for row, came in zip(table.to_pylist(), steps, strict=True)
-        if came == step
-        for row in comes(row, (step - 1) * HOUR_US)
-    ]
+    rows, kinds = [], ((seen, seen_steps, told.other), (clicks, click_steps, told.own))
+    for step in range(1, STEPS + 1):
+        start = (step - 1) * HOUR_US
+        rows += [(step, *row) for row in told.begin(start)]
+        for table, steps, comes in kinds:
+            for row, came in zip(table.to_pylist(), steps, strict=True):
+                rows += [(step, *made) for made in (comes(row, start) if came == step else [])]
+    return rows
 
 
 def micros(time):
@@ -182,16 +186,31 @@ class Told:
         self.name, self.kept = name, kept
         self.timed, self.within = RELATIONS[name][0] is STREAM, RELATIONS[name][1] * HOUR_US
         self.others, self.mine = defaultdict(list), defaultdict(list)
+        self.met, self.out = set(), set()  # rows of the stream: that met one, and that came out
+        self.waits = name.startswith("left ")
 
     def newest(self, some, user, start):
         held = sorted(some[user], key=lambda one: one[0])[-self.kept :]  # of equal ones the last
         return [row for time, row in held if not self.within or time >= start - 2 * self.within]
 
+    def begin(self, start):
+        """Rows that waited for twice the interval come out at the begin of a step."""
+        return [alone for user in self.mine for alone in self.gone(user, start)]
+
+    def gone(self, user, start):
+        """Rows of a person that met nothing and are no longer kept, each once."""
+        kept = {id(row) for row in self.newest(self.mine, user, start)}
+        rows = [row for _, row in self.mine[user]
+                if self.waits and not {id(row)} & (kept | self.met | self.out)]  # fmt: skip
+        self.out |= {id(row) for row in rows}
+        return [(user, row["page"], None) for row in rows
+                if self.name == "left events" or row["page"] > 0]  # fmt: skip
+
     def other(self, row, start):
         user = row["user"]
         if self.name == "union":
             return [(user, row["kind"], row["kind"])] * (row["kind"] > 0)
-        if user is None or (self.name in ("filtered", "in") and row["kind"] <= 0):
+        if user is None or (self.name in ("filtered", "in", "left later") and row["kind"] <= 0):
             return []
         self.others[user].append((micros(row["at"]) if self.timed else 0, row))
         return [pair for own in self.newest(self.mine, user, start) for pair in self.pair(own, row)]
@@ -205,17 +224,22 @@ class Told:
             return [(user, page, page)]
         if self.name in ("in", "not in"):
             return [(user, page, page)] * (bool(met) == (self.name == "in"))
+        if user is None and self.waits:
+            return [(user, page, None)] * (self.name == "left events" or page > 0)
         if self.name == "left" and not met:
             return [(user, page, None)]
-        return [pair for other in met for pair in self.pair(row, other)]
+        pairs = [pair for other in met for pair in self.pair(row, other)]
+        return pairs + (self.gone(user, start) if self.waits else [])
 
     def pair(self, own, other):
         times = micros(own["ts"]), micros(other["at"])
         fits = not self.within or abs(times[0] - times[1]) <= self.within
-        if self.name in ("filtered", "later"):
-            fits = fits and own["page"] > 0
-        if self.name == "later":
+        if self.name in ("later", "left later"):
             fits = fits and -joins.FAR_US < times[0] < times[1]
+        if fits:
+            self.met.add(id(own))
+        if self.name in ("filtered", "later", "left later"):
+            fits = fits and own["page"] > 0
         return [(own["user"], own["page"], other["kind"])] * fits
 
 
@@ -256,6 +280,25 @@ def test_a_planted_order_by_chunks_is_seen(monkeypatch):
     monkeypatch.setattr(live_joins, "joined", lambda *given, late: honest(*given))
     assert not all(
         by_unit(run(plan, found, (7, 1))) == by_unit(run(plan, found, (7, 40)))
+        for found in map(drawn, range(12))
+    )
+
+
+def at_the_end_of_a_chunk(honest):
+    """What met nothing stands behind all pairs of a chunk, whatever took its place."""
+
+    def come(self, rows, meets):
+        alone, by = honest(self, rows, meets)
+        return alone, 0 * by + rows[0].num_rows
+
+    return come
+
+
+def test_a_planted_place_at_the_end_of_a_chunk_is_seen(monkeypatch):
+    plan = planned("left events")
+    monkeypatch.setattr(Waiting, "come", at_the_end_of_a_chunk(Waiting.come))
+    assert not all(
+        by_unit(run(plan, found, (7, 7))) == by_unit(run(plan, found, (2, 7)))
         for found in map(drawn, range(12))
     )
 
@@ -323,28 +366,24 @@ def so_many_of_all(honest):
     return newest
 
 
-def most_of_a_chunk(honest):
-    """What a process that died wrote counts as well."""
-
-    def entries(self):
-        path = self._path()
-        size = path.stat().st_size if path is not None and path.exists() else 0
-        self.size = self.size._replace(size=size)
-        yield from honest(self)
-
-    return entries
+def so_many_wait(honest):
+    """Rows wait for what they may meet, until rows of anybody take their place."""
+    return lambda units, *rest: honest(pa.array([0] * len(units)), *rest)
 
 
 FAULTS = {
     "a row meets kept rows of other people": (joins, "numbered", all_are_one),
     "people share what is kept": (live_joins, "newest", so_many_of_all),
+    "people take each other's place": (live_joins, "replaced", so_many_wait),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["table", "events"])
+@pytest.mark.parametrize("name", ["table", "left events"])
 def test_planted_faults_that_mix_people_are_seen(fault, name, monkeypatch):
     module, what, plant = FAULTS[fault]
+    if what == "replaced" and name == "table":
+        pytest.skip("no row of a table waits")
     plan = planned(name)
     cases = [(seed, unit) for seed in range(3) for unit in range(UNITS)]
     assert all(left_alone(plan, drawn(seed), unit) for seed, unit in cases)
@@ -363,6 +402,24 @@ def test_a_limit_that_a_restart_forgets_is_seen(tmp_path, monkeypatch):
 
     monkeypatch.setattr(NewestRows, "resume", all_of_them)
     assert run(plan, found, folder=tmp_path, dies_after=(8, 14)) != expected
+
+
+@pytest.mark.parametrize("part", ["what has met a row", "what came out"])
+def test_what_a_waiting_row_did_before_a_restart_counts(part, tmp_path, monkeypatch):
+    found, plan = drawn(3), planned("left events", kept=50)
+    expected = run(plan, found)
+    deaths, honest = range(5, 40, 2), Waiting.resume
+    assert run(plan, found, folder=tmp_path, dies_after=deaths) == expected
+
+    def forgetful(self, folder, size):
+        if part == "what came out":
+            self.since = None
+        honest(self, folder, size)
+        if part == "what has met a row":
+            self._held = self._held.set_column(3, "3", pa.array(np.zeros(len(self._held), bool)))
+
+    monkeypatch.setattr(Waiting, "resume", forgetful)
+    assert run(plan, found, folder=tmp_path, dies_after=deaths) != expected
 
 
 def test_kept_rows_that_are_lost_or_changed_are_refused(tmp_path):
@@ -417,12 +474,12 @@ REFUSED = [
     ("join_within = INTERVAL 1 HOUR", {}, "give join_rows"),
     ("join_rows = 1, join_within = INTERVAL 1 HOUR", {"declared": TABLE}, "has no times"),
     ("join_rows = 1, join_within = INTERVAL 1 HOUR",
-     {"relation": "clicks c LEFT JOIN seen s ON c.user = s.user"}, "inner join of two"),
-    ("join_rows = 1, join_within = INTERVAL 1 HOUR",
      {"relation": "clicks c JOIN seen s ON c.user = s.user JOIN seen q ON c.user = q.user"},
      "one join of a query"),
     ("join_rows = 1, join_within = INTERVAL 1 HOUR, lateness = INTERVAL 30 MINUTE",
-     {"relation": WINDOWED}, "lateness as long"),
+     {"relation": WINDOWED}, "lateness as long as join_within"),
+    ("join_rows = 1, join_within = INTERVAL 1 HOUR, lateness = INTERVAL 179 MINUTE",
+     {"relation": WINDOWED.replace("JOIN", "LEFT JOIN")}, "as long as twice join_within"),
     ("join_rows = 1, privacy_unit_period = INTERVAL 1 DAY", {}, "leave out privacy_unit_period"),
     ("join_rows = 1", {"relation": "clicks c JOIN (SELECT user, COUNT(*) AS kind FROM seen GROUP BY"
                                    " user) s ON c.user = s.user"}, "columns and WHERE"),
@@ -440,6 +497,9 @@ def test_what_a_join_on_live_data_needs_is_said(options, more, reason):
 def test_pairs_in_windows_come_with_enough_lateness():
     options = "join_rows = 1, join_within = INTERVAL 1 HOUR, lateness = INTERVAL 1 HOUR"
     assert "newest row that is kept" in str(asked(options, WINDOWED).explain())
+    options = options.replace("lateness = INTERVAL 1", "lateness = INTERVAL 3")
+    said = str(asked(options, WINDOWED.replace("JOIN", "LEFT JOIN")).explain())
+    assert "comes alone, once twice that time has passed" in said
 
 
 def test_explain_says_what_is_kept_in_memory():
@@ -461,18 +521,27 @@ def test_join_rows_is_for_live_data():
 def test_python_says_the_same_as_sql():
     columns = {"user": "INT64", "page": "INT64", "ts": "TIMESTAMP"}
     others = {"user": "INT64", "kind": "INT64", "at": "TIMESTAMP"}
-    query = (
-        sv.files("clicks/", event_time="ts", name="clicks", follow=True, columns=columns)
-        .protect("user")
-        .join(sv.files("seen/", event_time="at", name="seen", follow=True, columns=others),
-              on="user")
-        .group_by("kind").agg(n=sv.count()).bound(max_rows=3)
-        .release(budget=sv.Budget(mu=0.5, delta=1e-6), every="1 hour", start="1970-01-01", steps=4,
-                 clock="wall", join_rows=2, join_within="1 hour")
-    )  # fmt: skip
-    [step] = query.plan.source.steps
-    [other] = asked("join_rows = 2, join_within = INTERVAL 1 HOUR").plan.source.steps
-    assert (step.kept, step.within_us) == (other.kept, other.within_us) == (2, HOUR_US)
+
+    def query(how):
+        return (
+            sv.files("clicks/", event_time="ts", name="clicks", follow=True, columns=columns)
+            .protect("user")
+            .join(sv.files("seen/", event_time="at", name="seen", follow=True, columns=others),
+                  on="user", how=how)
+            .group_by("page").agg(n=sv.count()).bound(max_rows=3)
+            .release(budget=sv.Budget(mu=0.5, delta=1e-6), every="1 hour", start="1970-01-01",
+                     steps=4, clock="wall", join_rows=2, join_within="1 hour")
+        )  # fmt: skip
+
+    for how in ("inner", "left"):
+        [step] = query(how).plan.source.steps
+        relation = f"clicks c {how} JOIN seen s ON c.user = s.user"
+        options = "join_rows = 2, join_within = INTERVAL 1 HOUR"
+        [other] = asked(options, relation).plan.source.steps
+        assert (step.kept, step.within_us) == (other.kept, other.within_us) == (2, HOUR_US)
+        assert step.how == other.how == how
+    with pytest.raises(PlanError, match="JOIN or LEFT JOIN of two"):
+        assert query("semi").plan
 
 
 def test_plans_without_limits_are_called_as_before():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from streamveil.calendars import DAY, HOUR
 from streamveil.plan.joins import MATCHES, OwnJoin
 from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import Plan
+from streamveil.plan.plan import Clock, Plan
 
 
 def complaints(plan: Plan) -> Iterator[str]:
@@ -91,12 +92,10 @@ def _live_joins(plan: Plan, source: OwnRows) -> Iterator[str]:
 def _paired(plan: Plan, joins: list[OwnJoin]) -> Iterator[str]:
     """Joins of which both relations are events, whose times decide what meets."""
     paired = [step for step in joins if step.within_us is not None]
-    if any(step.how != "inner" for step in paired):
+    if any(step.how in ("semi", "anti") for step in paired):
         yield (
-            "join_within is for an inner join of two relations of events.\n"
-            "  why     that a row meets nothing is known only when the interval is over\n"
-            "  to fix  leave join_within out: then a row meets the rows that came before it, and"
-            " a LEFT JOIN that finds none has nulls"
+            "join_within is for a JOIN or LEFT JOIN of two relations of events.\n"
+            "  to fix  leave join_within out: then IN asks for rows that came before; or JOIN them"
         )
     if len(paired) > 1:
         yield (
@@ -111,9 +110,21 @@ def _paired(plan: Plan, joins: list[OwnJoin]) -> Iterator[str]:
             "join_within compares times, and the first relation has none.\n"
             "  to fix  event_time = 'ts' where it is declared"
         )
-    if plan.window.kind != "whole" and plan.window.lateness_us < within:
+    waits = any(step.how == "left" for step in paired)
+    late = 2 * within + longest_step(plan.clock) if waits else within
+    if plan.window.kind != "whole" and plan.window.lateness_us < late:
+        what = (
+            "a row that meets nothing comes when a step begins twice join_within after its time"
+            if waits else
+            "a pair comes with its later row, join_within after the time of its first one at most"
+        )  # fmt: skip
+        fix = "twice join_within and the time between releases" if waits else "join_within"
         yield (
-            "a pair comes with its later row, join_within after the time of its first one at most:"
-            " then its window may be closed, and the pair would be dropped.\n"
-            "  to fix  lateness as long as join_within, or longer"
+            f"{what}: then its window may be closed, and it would be dropped.\n"
+            f"  to fix  lateness as long as {fix}, or longer"
         )
+
+
+def longest_step(clock: Clock) -> int:
+    """Microseconds that no step is longer than: a day may have 25 hours."""
+    return (clock.every or 31 * DAY * clock.months) + HOUR * bool(clock.zone)

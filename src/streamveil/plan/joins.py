@@ -219,10 +219,32 @@ def matches(
     return rows, order[np.repeat(first, count) + place]
 
 
+def met(
+    step: OwnJoin, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
+) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
+    """Places of rows of one unit that meet; the second of both is the unit of each row."""
+    (table, units), (theirs, persons) = own, other
+    left, right = codes(step, table, theirs, [of_one_kind(units, persons, "privacy unit")])
+    return meeting(step, (table, left), (theirs, right), late=late)
+
+
 def meeting(
     step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
-    """Places of rows that meet: on live data all that are kept, where their times are close.
+    """Places of rows that meet, and of which the join's condition holds."""
+    rows, places = near(step, own, other, late=late)
+    if step.on is None:
+        return rows, places
+    pairs = side_by_side(step, (own[0], pa.array(rows)), (other[0], pa.array(places)))
+    said = compile_predicate(step.on, pairs.schema)(pairs)
+    holds = np.asarray(pc.fill_null(said, fill_value=False))
+    return rows[holds], places[holds]
+
+
+def near(
+    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
+) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
+    """Places of rows that match: on live data all that are kept, where their times are close.
 
     All pairs of a row that has just come stand together, whatever it came with, so that which pairs
     of a unit are the first is decided by the order of its rows.
@@ -237,8 +259,8 @@ def meeting(
     if step.within_us is None:
         return rows, places
     apart = times_of(table, step.time)[rows] - times_of(theirs, step.other.event_time)[places]
-    near = np.abs(apart) <= step.within_us
-    return rows[near], places[near]
+    close = np.abs(apart) <= step.within_us
+    return rows[close], places[close]
 
 
 def newest(units: Any, times: Int64[Array, " rows"], most: int) -> Bool[Array, " rows"]:
@@ -282,12 +304,6 @@ def put_together(
         kept = pa.array(np.isin(left, right) == (step.how == "semi"))
         return table.filter(kept), units.filter(kept)
     rows, places = meeting(step, own, other, late=late)
-    if step.on is not None:
-        pairs = side_by_side(step, (table, pa.array(rows)), (theirs, pa.array(places)))
-        holds = np.asarray(
-            pc.fill_null(compile_predicate(step.on, pairs.schema)(pairs), fill_value=False)
-        )
-        rows, places = rows[holds], places[holds]
     missing: Bool[Array, " rows"] = np.zeros(len(rows), np.bool_)
     if step.how == "left":
         alone = np.setdiff1d(np.arange(len(left)), rows)

@@ -260,6 +260,8 @@ def kept_words(step: OwnJoin) -> str:
         f", at most {duration(timedelta(microseconds=step.within_us))} apart; one that comes later"
         " than that after its time may meet nothing"
     )  # fmt: skip
+    if late and step.how == "left":
+        late += "; one that meets nothing comes alone, once twice that time has passed"
     return (
         f"a row meets the newest {rows} kept of its person in {where} when it comes{late}:"
         " further pairs are in no number and no interval"

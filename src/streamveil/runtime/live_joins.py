@@ -4,7 +4,8 @@ At each step the other relations are read first, then the stream. Of each unit t
 the other relation are kept, as many as the query declares (`joins.newest`); a row of the stream
 meets these. Where both are streams of events (`within_us`), rows of the stream are kept likewise,
 and a row of the other one meets them when it comes: each pair is found once, by the later of both.
-Such rows are forgotten when a step begins twice the interval after their time.
+Such rows are forgotten when a step begins twice the interval after their time. In a LEFT JOIN one
+that has met nothing comes out alone then, or as soon as newer rows of its unit take its place.
 
 Proof: what a relation keeps of a unit is a function of that unit's rows in it and of the times at
     which steps begin, which are public. What a row meets is a function of its unit's rows: those
@@ -14,7 +15,9 @@ Proof: what a relation keeps of a unit is a function of that unit's rows in it a
     No limit is shared: memory for one unit's rows never takes the place of another's. Where chunks
     end, which rows of others may move, decides nothing, also not which pairs of a unit are its
     first ones, that bounding lets pass: the state after a relation was read is that of all its rows
-    together, each row meets what is kept alone, and its pairs stand together (`joins.meeting`).
+    together, each row meets what is kept alone, and its pairs stand together (`joins.near`). What
+    has met nothing (`Waiting`) follows the pairs of the row that takes its place, which is one of
+    its unit's, or comes at the time at which a step begins, before all other rows.
 Memory: so many rows of each unit and relation, in the columns after the relation's own steps. A row
     of the stream makes as many pairs at most.
 Recovery: what is kept is in files of the job's state, which only grow, one for each relation. A row
@@ -27,10 +30,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +48,8 @@ from streamveil.connectors.manifest import append
 from streamveil.connectors.rejected_rows import PLACE
 from streamveil.errors import StoreError
 from streamveil.expressions.expr import compile_unit
-from streamveil.plan.combine import plain
-from streamveil.plan.joins import OwnJoin, joined, newest, times_of
+from streamveil.plan.combine import numbered, plain, wide
+from streamveil.plan.joins import FAR_US, OwnJoin, joined, met, newest, side_by_side, times_of
 from streamveil.plan.own_rows import (
     BESIDE,
     WITH_OTHERS,
@@ -55,6 +60,7 @@ from streamveil.plan.own_rows import (
     passing,
 )
 from streamveil.runtime.disk import make_directory
+from streamveil.types import Array, Int64
 
 KEPT = "joined-{}"  # folder of a relation, in the job's state
 SIZE_BYTES = 8  # before each entry of a file
@@ -71,7 +77,7 @@ class LiveRows:
         self.spec, self.inner = spec, inner
         self._stages = stages(spec, inner.schema().empty_table())
         self._ties = [
-            Tie(spec, place, rows) for place, rows in enumerate(self._stages[:-1])
+            tie_of(spec, place, rows) for place, rows in enumerate(self._stages[:-1])
             if isinstance(spec.steps[place], WITH_OTHERS)
         ]  # fmt: skip
         self._at: str | None = None  # of the stream
@@ -111,6 +117,10 @@ class LiveRows:
         """See `Source.read`; a chunk may hold more rows than asked for."""
         if position != self._reached or position is None:
             self._resume(position)
+        for tie in self._ties:
+            if isinstance(tie, LeftTie) and (alone := tie.passed())[0].num_rows:
+                rows = self._rest(tie.place + 1, *alone)
+                yield self._chunk(rows, columns, Chunk(rows[0], self._here()))
         for tie in self._ties:
             for chunk in tie.source.read(tie.at, max_rows):
                 fresh = tie.taken(decoded(chunk.rows.select(tie.names)))
@@ -162,6 +172,13 @@ class LiveRows:
             tie.resume(self._folder, place)
 
 
+def tie_of(spec: OwnRows, place: int, before: Rows) -> Tie:
+    """A step of which the other relation is live."""
+    step: Any = spec.steps[place]
+    waits = isinstance(step, OwnJoin) and step.how == "left" and step.within_us is not None
+    return (LeftTie if waits else Tie)(spec, place, before)
+
+
 class Tie:
     """A step of which the other relation is live: its source, and what is kept for pairs."""
 
@@ -180,7 +197,8 @@ class Tie:
         if isinstance(step, OwnJoin):
             self.kept.append(NewestRows("others", empty, other.event_time, step.kept))
         if self.within is not None:
-            self.kept.append(NewestRows("own", before, step.time, step.kept))
+            kind = Waiting if step.how == "left" else NewestRows
+            self.kept.append(kind("own", before, step.time, step.kept))
         self.at: str | None = None
 
     def home(self, folder: Path) -> Path:
@@ -241,6 +259,59 @@ class Tie:
             kept.clear(self.home(folder), size["number"])
 
 
+class LeftTie(Tie):
+    """A LEFT JOIN of two relations of events: rows that met nothing come out once they are old."""
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is kept of the stream."""
+        kept = self.kept[1]
+        assert isinstance(kept, Waiting)  # noqa: S101  (`Tie`)
+        return kept
+
+    def met(self, fresh: Rows) -> Rows:
+        """See `Tie`."""
+        rows, places = met(self.step, self.waiting.rows, fresh, late=True)
+        made = self._made(self.waiting.rows, rows, fresh, pa.array(places))
+        self.waiting.meet(rows)
+        return made
+
+    def beside(self, table: pa.Table, units: Any) -> Rows:
+        """See `Tie`; among them those that met nothing, after the row that takes their place."""
+        fresh = decoded(table.select([name for name in table.column_names if name != PLACE])), units
+        rows, places = met(self.step, fresh, self.kept[0].rows, late=False)
+        (alone, who), by = self.waiting.come(fresh, rows)
+        order = np.argsort(np.concatenate([2 * rows, 2 * by + 1]), kind="stable")
+        missing = np.concatenate([np.zeros(len(rows), np.bool_), np.ones(len(by), np.bool_)])
+        own = np.concatenate([rows, table.num_rows + np.arange(len(by))])[order]
+        their = np.concatenate([places, np.zeros(len(by), np.int64)])[order]
+        both = pa.concat_tables([fresh[0], alone]), pa.concat_arrays([wide(units), wide(who)])
+        return self._made(both, own, self.kept[0].rows, pa.array(their, mask=missing[order]))
+
+    def keep_own(self, rows: Rows) -> None:
+        """See `Tie`: `beside` keeps them."""
+
+    def passed(self) -> Rows:
+        """Rows of the stream that come out alone because a step began."""
+        own = self.waiting.passed()
+        count = own[0].num_rows
+        nothing = pa.nulls(count, pa.int64())
+        return self._made(own, np.arange(count), self.taken(self.nothing()), nothing)
+
+    def position(self) -> dict[str, Any]:
+        """See `Tie`; and which times have passed."""
+        return super().position() | {"told": self.waiting.since}
+
+    def resume(self, folder: Path | None, at: dict[str, Any]) -> None:
+        """See `Tie`."""
+        self.waiting.since = at.get("told")
+        super().resume(folder, at)
+
+    def _made(self, own: Rows, rows: Int64[Array, " pairs"], other: Rows, places: Any) -> Rows:
+        at = pa.array(rows)
+        return side_by_side(self.step, (own[0], at), (other[0], places)), wide(own[1]).take(at)
+
+
 class Size(NamedTuple):
     """How much of which file counts."""
 
@@ -257,10 +328,12 @@ class NewestRows:
     (`newest`), and a row of a time long past comes behind all that stay.
     """
 
+    lead = 2  # columns before the relation's own: unit and time
+
     def __init__(self, name: str, empty: Rows, time: str | None, most: int | None) -> None:
         self.name, self.time, self.most = name, time, most or 0
         self.size = Size()
-        self._since: int | None = None  # rows of earlier times are not kept
+        self.since: int | None = None  # rows of earlier times are not kept
         self._folder: Path | None = None
         self._columns = [*empty[0].column_names]
         self._empty = self._held = self._entry(empty)
@@ -269,17 +342,25 @@ class NewestRows:
     @property
     def rows(self) -> Rows:
         """What is kept, in the order in which it came."""
-        units, _, *columns = self._held.columns
-        table = pa.table(dict(zip(self._columns, columns, strict=True)))
-        return table, plain(units)
+        return self._rows(self._held)
+
+    def _rows(self, held: pa.Table) -> Rows:
+        columns = dict(zip(self._columns, held.columns[self.lead :], strict=True))
+        return pa.table(columns), plain(held.column(0))
 
     def add(self, rows: Rows) -> None:
         """Keeps rows, durably, and forgets those that are no longer among the newest."""
-        entry = self._entry(rows)
+        self._add(self._entry(rows))
+
+    def _add(self, entry: pa.Table) -> None:
         entry = entry.filter(entry.column(0).is_valid())
         if not entry.num_rows:
             return
         self._held = self._newest(pa.concat_tables([self._held, entry]))
+        self._keep(entry)
+
+    def _keep(self, entry: pa.Table) -> None:
+        """Makes rows durable."""
         if self.size.size > max(LEAST_BYTES, 4 * self._shortest):
             self.size = Size(self.size.number + 1)
             self._write(self._held)
@@ -289,13 +370,13 @@ class NewestRows:
 
     def forget(self, before_us: int) -> None:
         """Leaves out rows of earlier times; the file is shorter when the next one begins."""
-        self._since = before_us
+        self.since = before_us
         self._held = self._newest(self._held)
 
     def resume(self, folder: Path | None, size: Size) -> None:
         """What was kept at a position."""
         self._folder, self.size, self._shortest = folder, size, 0
-        self._held = self._newest(pa.concat_tables([self._empty, *self._entries()]))
+        self._held = self._newest(self._latest(pa.concat_tables([self._empty, *self._entries()])))
 
     def clear(self, folder: Path, number: int) -> None:
         """Removes the files before one."""
@@ -308,13 +389,22 @@ class NewestRows:
         table, units = rows
         plain_table = decoded(table.select([name for name in table.column_names if name != PLACE]))
         self._columns = [*plain_table.column_names]
-        columns = [units, pa.array(times_of(table, self.time)), *plain_table.columns]
+        times, more = pa.array(times_of(table, self.time)), self._more(table.num_rows)
+        columns = [units, times, *more, *plain_table.columns]
         return pa.table(columns, names=[str(place) for place in range(len(columns))])
+
+    def _more(self, count: int) -> list[Any]:
+        """What is kept beside the unit and the time of rows that come."""
+        return []
+
+    def _latest(self, entries: pa.Table) -> pa.Table:
+        """Each row as it was kept last."""
+        return entries
 
     def _newest(self, table: pa.Table) -> pa.Table:
         """What stays: rows of times long past go first, or last, which is the same."""
-        if self._since is not None:
-            table = table.filter(pa.array(np.asarray(table.column(1)) >= self._since))
+        if self.since is not None:
+            table = table.filter(pa.array(np.asarray(table.column(1)) >= self.since))
         times = np.asarray(table.column(1))
         return table.filter(pa.array(newest(plain(table.column(0)), times, self.most)))
 
@@ -350,6 +440,88 @@ class NewestRows:
             raise lost()
         for entry in entries:
             yield pa.ipc.open_stream(pa.py_buffer(entry[SIZE_BYTES:])).read_all()
+
+
+class Waiting(NewestRows):
+    """The newest rows of the stream of a LEFT JOIN, and whether each has met a row.
+
+    Each has a number, in the order in which they came. A row that meets one for the first time is
+    kept again under its number.
+    """
+
+    lead = 4  # also the number, and whether it met a row
+
+    def __init__(self, name: str, empty: Rows, time: str | None, most: int | None) -> None:
+        self._next = 0
+        self._until: int | None = None
+        super().__init__(name, empty, time, most)
+
+    def come(self, rows: Rows, meets: Int64[Array, " pairs"]) -> tuple[Rows, Int64[Array, " rows"]]:
+        """Keeps rows, and says which ones that met nothing they replace, and after which of them.
+
+        A row of no unit, or of a time that has passed, replaces itself.
+        """
+        entry, count = self._entry(rows), rows[0].num_rows
+        self._next += count
+        entry = entry.set_column(3, "3", pa.array(np.isin(np.arange(count), meets)))
+        both = pa.concat_tables([self._held, entry])
+        who = numbered([plain(both.column(0))])
+        both = both.filter(pa.array(np.isin(who, who[len(who) - count :])))  # of units that come
+        by = replaced(plain(both.column(0)), np.asarray(both.column(1)), self.most, self.since)
+        alone = (by >= 0) & ~np.asarray(both.column(3))
+        self._add(entry)
+        return self._rows(both.filter(pa.array(alone))), by[alone] - (both.num_rows - count)
+
+    def meet(self, rows: Int64[Array, " pairs"]) -> None:
+        """Rows of those that are kept, by their places, have met one."""
+        found = np.asarray(self._held.column(3))
+        new = np.setdiff1d(rows, np.flatnonzero(found))
+        if not len(new):
+            return
+        after = np.isin(np.arange(len(found)), new) | found
+        self._held = self._held.set_column(3, "3", pa.array(after))
+        self._keep(self._held.take(pa.array(new)))
+
+    def forget(self, before_us: int) -> None:
+        """Rows of earlier times are to come out: see `passed`."""
+        self._until = before_us
+
+    def passed(self) -> Rows:
+        """Leaves out rows of times that are long past; those of them that met nothing."""
+        held, self.since = self._held, self._until
+        self._held = self._newest(held)
+        gone = np.asarray(held.column(1)) < (-FAR_US if self.since is None else self.since)
+        return self._rows(held.filter(pa.array(gone & ~np.asarray(held.column(3)))))
+
+    def _more(self, count: int) -> list[Any]:
+        return [pa.array(self._next + np.arange(count)), pa.array(np.zeros(count, np.bool_))]
+
+    def _latest(self, entries: pa.Table) -> pa.Table:
+        numbers = np.asarray(entries.column(2))
+        self._next = int(numbers.max(initial=-1)) + 1
+        _, last = np.unique(numbers[::-1], return_index=True)
+        return entries.take(pa.array(len(numbers) - 1 - last))
+
+
+def replaced(
+    units: Any, times: Int64[Array, " rows"], most: int, since: int | None
+) -> Int64[Array, " rows"]:
+    """The place of the row at which each is no longer among the newest of its unit; or -1.
+
+    >>> replaced(pa.array([1, 2, 1, 1, None]), np.array([5, 5, 9, 7, 8]), 2, None).tolist()
+    [3, -1, -1, -1, 4]
+    """
+    found = np.full(len(times), -1)
+    heaps = defaultdict[int, list[tuple[int, int]]](list)
+    who, known = numbered([units]).tolist(), np.asarray(units.is_valid()).tolist()
+    for place, (unit, time) in enumerate(zip(who, times.tolist(), strict=True)):
+        if not known[place] or (since is not None and time < since):
+            found[place] = place
+            continue
+        heappush(heaps[unit], (time, place))
+        if len(heaps[unit]) > most:
+            found[heappop(heaps[unit])[1]] = place
+    return found
 
 
 def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:

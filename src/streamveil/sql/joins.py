@@ -67,7 +67,7 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
         at = unit_pair(pairs, left, known)
         found = relation(join.this, replace(known, unit=pairs[at][1]))
         if how == "left":  # what asks of one row alone leaves room for rows that may match
-            theirs = [part for part in rest if side_of(part, left, name) == 1]
+            theirs = [part for part in rest if of_tables(part, {name})]
             rest = [part for part in rest if part not in theirs]
             found.where += [row_text(without_side(part), found) for part in theirs]
         other = as_relation(found, pairs[at][1])
