@@ -48,12 +48,11 @@ from streamveil.dataflow.release_tables import (
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, names_of
 from streamveil.dataflow.state import (
     State,
-    is_constant,
     parts,
     to_bytes,
 )
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
-from streamveil.dataflow.windows import Schedule, period_closes, periods_apart, protected
+from streamveil.dataflow.windows import Schedule, is_over, periods_apart, protected
 from streamveil.errors import PlanError
 from streamveil.types import Array, Bool, Int64, UInt64
 
@@ -348,11 +347,9 @@ class GroupBy:
 
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""
-        for period in list(state.units):
-            closes = self._closes(period)
-            if closes is not None and closes <= step:
-                del state.units[period]
-                state.cut.pop(period, None)
+        for period in [p for p in state.units if is_over(self.schedule, p, self.periods, step)]:
+            del state.units[period]
+            state.cut.pop(period, None)
 
     def save(self, state: State) -> dict[str, Array]:
         """See `Operator.save`."""
@@ -422,23 +419,6 @@ class GroupBy:
     def bound(self, state: State, period: int, rows: UnitRows) -> Passed:
         """The unit stage of one scope; an engine may keep its units elsewhere."""
         return unit_stage(self._units(state, period), rows, self.bounds)
-
-    def _closes(self, period: int) -> int | None:
-        if self.periods is None:
-            return None
-        return period_closes(self.schedule, period, self.periods)
-
-    def in_open_period(self, periods: Int64[Array, " pairs"], step: int) -> Bool[Array, " pairs"]:
-        """Which pairs are of unit-periods that still take rows at a step."""
-        if self.periods is None:
-            return np.ones(len(periods), np.bool_)
-        if is_constant(periods):
-            last = self._closes(int(periods[0]))
-            return np.full(len(periods), last is None or step <= last)
-        numbers, places = np.unique(periods, return_inverse=True)
-        closes = [self._closes(int(number)) for number in numbers]
-        still = np.array([last is None or step <= last for last in closes], np.bool_)
-        return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
 
     def _public_columns(self, types: Types) -> list[pa.Array]:
         columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)

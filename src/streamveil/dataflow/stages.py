@@ -64,7 +64,7 @@ from streamveil.dataflow.state import (
     types_to_bytes,
 )
 from streamveil.dataflow.unit_kernels import COUNTED, NEW, REPEATED
-from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead
+from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead, still_taken
 from streamveil.dataflow.witness import (
     check_after,
     check_apart,
@@ -133,8 +133,8 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
         if operator.schedule.whole:
             ahead = far_ahead(operator.schedule, pairs.periods, operator.periods, batch.step)
             pairs = drop(pairs, ~ahead, EARLY, prepared)
-        still_open = operator.in_open_period(pairs.periods, batch.step)
-        pairs = drop(pairs, still_open, LATE, prepared)
+        taken = still_taken(operator.schedule, pairs.periods, operator.periods, batch.step)
+        pairs = drop(pairs, taken, LATE, prepared)
         if operator.separate:
             check_apart(operator.schedule, operator.periods, pairs[1:], batch.step)
     if operator.public is not None and operator.key_names:

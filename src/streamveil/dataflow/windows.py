@@ -402,6 +402,25 @@ def period_closes(schedule: Schedule, period: int, periods: Cells) -> int | None
     return schedule.step_reaching(end + schedule.lateness_us)
 
 
+def is_over(schedule: Schedule, period: int, periods: Cells | None, step: int) -> bool:
+    """Whether a unit-period takes no more rows after a step."""
+    closes = None if periods is None else period_closes(schedule, period, periods)
+    return closes is not None and closes <= step
+
+
+def still_taken(
+    schedule: Schedule, numbers: Int64[Array, " rows"], periods: Cells | None, step: int
+) -> Bool[Array, " rows"]:
+    """Which rows are of unit-periods that take rows at a step."""
+    if periods is None or not len(numbers):
+        return np.ones(len(numbers), np.bool_)
+    if (numbers == numbers[0]).all():
+        return np.full(len(numbers), not is_over(schedule, int(numbers[0]), periods, step - 1))
+    known, places = np.unique(numbers, return_inverse=True)
+    over = np.array([is_over(schedule, one, periods, step - 1) for one in known.tolist()], np.bool_)
+    return np.asarray(~over[places])
+
+
 def far_ahead(
     schedule: Schedule, numbers: Int64[Array, " rows"], periods: Cells, step: int
 ) -> Bool[Array, " rows"]:

@@ -34,8 +34,9 @@ from streamveil.dataflow.windows import (
     Schedule,
     assign,
     far_ahead,
-    period_closes,
+    is_over,
     periods_apart,
+    still_taken,
 )
 from streamveil.dataflow.witness import check_apart
 from streamveil.errors import PlanError, StoreError
@@ -198,7 +199,7 @@ class SketchQuery:
             ahead = keep & far_ahead(self.schedule, periods, self.periods, batch.step)
             leave_out(prepared, EARLY, rows[ahead])
             keep &= ~ahead
-        still = self._still_open(periods, batch.step)
+        still = still_taken(self.schedule, periods, self.periods, batch.step)
         leave_out(prepared, LATE, rows[keep & ~still])
         keep &= still
         if self.periods is not None and periods_apart(self.schedule, self.periods):
@@ -248,10 +249,8 @@ class SketchQuery:
 
     def expire(self, state: SketchState, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""
-        for period in list(state.units):
-            closes = self._closes(period)
-            if closes is not None and closes <= step:
-                del state.units[period]
+        for period in [p for p in state.units if is_over(self.schedule, p, self.periods, step)]:
+            del state.units[period]
 
     def cells(self, items: Items) -> tuple[Int64[Array, " hit"], Int64[Array, " hit"]]:
         """The cells that some keys fall into, over all levels of a window, and how many do.
@@ -420,17 +419,6 @@ class SketchQuery:
         if self.periods is None:
             return np.zeros(len(event_us), np.int64)
         return self.periods.numbers(event_us)
-
-    def _closes(self, period: int) -> int | None:
-        if self.periods is None:
-            return None
-        return period_closes(self.schedule, period, self.periods)
-
-    def _still_open(self, periods: Int64[Array, " rows"], step: int) -> Array:
-        numbers, places = np.unique(periods, return_inverse=True)
-        closes = [self._closes(int(number)) for number in numbers]
-        still = np.array([last is None or step <= last for last in closes], np.bool_)
-        return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
 
 
 def _inside(arrays: Mapping[str, Array], prefix: str) -> Arrays:

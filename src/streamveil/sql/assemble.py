@@ -11,14 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
-
-from streamveil.calendars import require_zone
+from streamveil.calendars import DAY, require_zone
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
@@ -36,8 +31,9 @@ from streamveil.plan.plan import (
     Window,
 )
 from streamveil.plan.post import Post
+from streamveil.sql.joins import public_file
 from streamveil.sql.options import require_kinds
-from streamveil.sql.parts import DAY_US, Length, Ticks, finish, origin_us
+from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
 WHOLE, ONE_SHOT = Window(), Ticks()
 
@@ -113,7 +109,7 @@ def _periods(window: Window, length: Length | int | None) -> dict[str, Any]:
         return {}
     if isinstance(length, int):
         length = Length(length)
-    within = window.origin_us % DAY_US
+    within = window.origin_us % DAY
     if length.months:
         origin = window.origin_us if window.size_months else within
         return {"period_months": length.months, "period_origin_us": origin}
@@ -285,16 +281,9 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
     return KeySet(min_units=1 if least is None else least, public=public)
 
 
-def read_groups(path: str, names: list[str]) -> tuple[tuple[Any, ...], ...]:
+def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:
     """Public groups from a public file: Parquet or CSV, with the key columns by name or place."""
-    readers = {".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv}
-    reader = readers.get(Path(path).suffix.lower())
-    if reader is None:
-        raise PlanError("a file of public groups is a .parquet or .csv file")
-    try:
-        table = reader(path)
-    except (OSError, pa.ArrowInvalid):
-        raise PlanError(f"the file of public groups '{shown(path)}' cannot be read") from None
+    table = public_file(path, f"the file of public groups '{shown(str(path))}'")
     if names and set(names) <= set(table.column_names):
         table = table.select(names)
     elif table.num_columns != max(1, len(names)):  # a sketch has no names, and one column

@@ -261,13 +261,18 @@ def rows_of(spec: SourceSpec) -> pa.Table:
     held, path = spec.options.get("table"), spec.options.get("path")
     if isinstance(held, pa.Table):
         return held
+    return public_file(path, f"the public table '{shown(name)}'")
+
+
+def public_file(path: object, what: str) -> pa.Table:
+    """All rows of a public file; `what` it is, for messages."""
     read = READERS.get(Path(path).suffix.lower()) if isinstance(path, str) else None
     if read is None:
-        raise PlanError(f"the public table '{shown(name)}' must be one .parquet or .csv file")
+        raise PlanError(f"{what} must be one .parquet or .csv file")
     try:
         return read(str(path))
     except (OSError, pa.ArrowInvalid):
-        raise PlanError(f"the public table '{shown(name)}' cannot be read") from None
+        raise PlanError(f"{what} cannot be read") from None
 
 
 def with_members(

@@ -12,27 +12,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, get_args
 
-from streamveil.calendars import LAST_DAY, clock_of, day_of_month, instant_of
+from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import times
 from streamveil.expressions.expr import conjunction, normalize_expression
 from streamveil.plan import options
 from streamveil.plan.check import check_plan
 from streamveil.plan.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource, Window
 
-UNIT_MONTHS = {"month": 1, "quarter": 3, "year": 12}
-WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-DAY_US = 86_400_000_000
+UNIT_MONTHS = {unit.lower(): months for unit, months in times.UNIT_MONTHS.items()}
+WEEKDAYS = (*map(str.lower, times.WEEKDAYS[1:]), "sunday")
 MONDAY = 4  # days from 1970-01-01, a Thursday, to the first Monday
 MOST_MONTHS = 12 * 100
-UNIT_US = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-    "week": 604_800_000_000,
-}
+UNIT_US = {unit.lower(): us for unit, us in times.UNIT_US.items()}
 SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "sec": "second", "m": "minute",
          "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week",
          "mo": "month", "q": "quarter", "y": "year"}  # fmt: skip
@@ -90,11 +82,11 @@ def origin_us(
         raise PlanError(
             "week_start goes with a size in weeks (1 week, not 7 days), and without an origin"
         )
-    first = MONDAY * DAY_US if length.weeks else 0
+    first = MONDAY * DAY if length.weeks else 0
     if week_start is not None:
         if str(week_start).lower() not in WEEKDAYS:
             raise PlanError(f"unknown week_start{nearest(str(week_start)[:20], WEEKDAYS)}")
-        first = (MONDAY + WEEKDAYS.index(week_start.lower())) * DAY_US
+        first = (MONDAY + WEEKDAYS.index(week_start.lower())) * DAY
     if origin is not None:
         moment = moment_of(origin, "origin")
         if moment.tzinfo is not None:
