@@ -122,8 +122,9 @@ from tests.connectors.test_kafka_sink import opened
 from tests.connectors.test_databases import send
 from types import SimpleNamespace
 sink = opened(SimpleNamespace(servers=sys.argv[1]), sys.argv[2])
-plain = sink._send
-def cut_off(producer, *others):
+plain = sink.put
+def cut_off(place, *others):
+    producer, known = place
     class Cut:
         def __getattr__(self, name):
             return getattr(producer, name)
@@ -133,8 +134,8 @@ def cut_off(producer, *others):
             else:
                 producer.flush(30)
             os._exit(9)
-    plain(Cut(), *others)
-sink._send = cut_off
+    plain((Cut(), known), *others)
+sink.put = cut_off
 send(sink)
 """
 
@@ -157,20 +158,22 @@ def test_a_process_that_dies_at_the_commit_is_made_good_by_the_next(broker, topi
 def test_a_broker_that_dies_at_the_commit_loses_and_doubles_nothing(broker, topic):
     sink = opened(broker, topic)
     send(sink, [(0, 1)])
-    plain = sink._send
+    plain = sink.put
 
-    def cut_off(producer, *others):
+    def cut_off(place, *others):
+        producer, known = place
+
         class Cut(Dying):
             def commit_transaction(self, *_):
                 broker.stop()
                 producer.commit_transaction(0.5)
 
-        plain(Cut(producer, lambda _: None), *others)
+        plain((Cut(producer, lambda _: None), known), *others)
 
-    sink._send = cut_off
+    sink.put = cut_off
     with pytest.raises(SourceError, match=f"write to the topic '{topic}'.*\n.*start again"):
         send(sink, TWICE)
-    del sink._send
+    del sink.put
     broker.start()
     send(sink, TWICE)
     send(opened(broker, topic))

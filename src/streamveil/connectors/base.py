@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Release
 from streamveil.calendars import Cells
-from streamveil.errors import SourceError, nearest
+from streamveil.errors import SourceError, StreamveilError, nearest
 from streamveil.types import Array, Bool, Int64
 
 
@@ -82,7 +83,31 @@ class Sink(Protocol):
         """
 
     def close(self) -> None:
-        """Flushes what is pending."""
+        """Flushes what is pending, if anything is."""
+
+
+@contextmanager
+def in_words(
+    errors: type[Exception] | tuple[type[Exception], ...],
+    what: str,
+    fix: str,
+    why: Callable[[Any], str] = lambda error: type(error).__name__,
+) -> Iterator[None]:
+    """Tells a client's error in words of ours: its own may hold a row or a password.
+
+    >>> with in_words(OSError, "the source cannot be read", "start again"):
+    ...     raise ConnectionResetError("row 7: Ann")
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.SourceError: the source cannot be read: ConnectionResetError.
+      to fix  start again
+    """
+    try:
+        yield
+    except StreamveilError:
+        raise
+    except errors as error:
+        raise SourceError(f"{what}: {why(error)}.\n  to fix  {fix}") from None
 
 
 def write_all(sink: Sink, job: str, releases: Sequence[Release]) -> None:
@@ -142,6 +167,13 @@ def declared_beside(columns: dict[str, str], own: Collection[str]) -> pa.Schema:
                 "  to fix  leave it out of the declared columns"
             )
     return declared_schema(columns)
+
+
+def as_declared(known: pa.Schema, declared: pa.Schema, where: str) -> pa.Schema:
+    """Known columns, of the types that are declared of them; SourceError where one is not there."""
+    select(known, declared.names, where)
+    names = {*declared.names}
+    return pa.schema([declared.field(one.name) if one.name in names else one for one in known])
 
 
 def settings_in(config: str | None, kind: str, what: str = "settings") -> dict[str, Any]:

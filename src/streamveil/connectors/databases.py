@@ -1,15 +1,12 @@
 """SQLite, DuckDB and PostgreSQL as sinks: a release and its mark in one transaction.
 
-Exactly once. Proof: the rows of a release and its mark in `streamveil_releases` are written by one
-transaction, so a database has both or neither, wherever a process or a server dies. A job sends a
-release again until its own state says that it was sent. If the database has the mark, nothing is
-written; if not, it has no row either, and all is written. Where an answer to COMMIT is lost, the
-sink raises, and the next life of the job asks the mark. Writers are one after the other (the lock
-of the file; an advisory lock of PostgreSQL), so no two of them see the same mark missing.
+Exactly once, as `MarkedSink` proves: one transaction writes the rows of a release and its mark in
+`streamveil_releases`. Where an answer to COMMIT is lost, the sink raises, and the next life of the
+job asks for the mark. Writers are one after the other (the lock of the file; an advisory lock of
+PostgreSQL), so no two of them see the same mark missing.
 
-A mark tells its release apart: what is there stays where the same release comes again, and another
-release under its name is refused, as in `connectors.sinks`. Beside the mark stands what a release
-says beside its numbers: its metadata, and sentences on rows that no number and no interval holds.
+Beside the mark stands what a release says beside its numbers: its metadata, and sentences on rows
+that no number and no interval holds.
 
 A connection lasts for one release: a server may restart between two, and a file is free for readers
 in other processes. Messages hold no data: of a driver's error they tell its kind alone.
@@ -26,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.batch import Release, require_release
-from streamveil.connectors.base import signed
-from streamveil.connectors.marks import ContentMark
+from streamveil.batch import Release
+from streamveil.connectors.base import in_words, signed
+from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.postgres_server import WAIT, PostgresServer
 from streamveil.display import rows_of
 from streamveil.errors import SourceError, require_one_of, requires_extra
@@ -64,17 +61,15 @@ class Database:
     @contextmanager
     def connection(self, cannot: str, check: str) -> Iterator[Any]:
         """A connection that ends with the block, and what was not committed; errors in words."""
-        try:
-            with closing(self.connect()) as connection:
-                yield connection
-        except self.error as error:
-            reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
-            raise SourceError(
-                f"{cannot}: {reason}{self.detail(error)}.\n  to fix  {check}"
-            ) from None
+        with in_words(self.error, cannot, check, self._why), closing(self.connect()) as connection:
+            yield connection
+
+    def _why(self, error: Exception) -> str:
+        reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
+        return f"{reason}{self.detail(error)}"
 
 
-class DatabaseSink(Database):
+class DatabaseSink(Database, MarkedSink):
     """Writes releases into the table `table`, made at the first one, and marks beside it.
 
     `mode`: 'append' keeps every release; 'upsert' keeps of each window the newest, so one row of
@@ -91,42 +86,50 @@ class DatabaseSink(Database):
     def __init__(self, where: str, table: str, mode: str) -> None:
         require_one_of("mode", mode, MODES)
         self.where, self.table, self.mode = where, table, mode
+        self.what = f"the table '{table}'"
 
     def insert(self, connection: Any, table: pa.Table) -> None:
         """Adds rows to the table."""
         raise NotImplementedError
 
-    def write(self, job: str, release: Release) -> None:
-        """See `Sink.write`."""
-        window, trigger, table = require_release(release).identity
-        name, mark = (self.table, job, window, trigger), ContentMark.of(table)
-        rows = self._rows(job, release)
+    @contextmanager
+    def opened(self, job: str, release: Release) -> Iterator[Any]:
+        """A connection with an open transaction."""
         with self.connection(
-            f"the sink cannot write to the table '{self.table}' of {self.where}",
+            f"the sink cannot write to {self.what} of {self.where}",
             "check that the database is there, has room and lets this user make and write tables,"
             " then start again: what is committed is sent then",
         ) as connection:
             self._ask(connection, self.begin)
             self._prepare(connection)
-            found = self._ask(
-                connection,
-                f"SELECT digest, norm FROM {MARKS} WHERE target = $1 AND job = $2"  # noqa: S608
-                " AND window_number = $3 AND trigger_number = $4",
-                *name,
-            )
-            if found:
-                return mark.require(ContentMark(*found[0]), f"the table '{self.table}'")
-            self._require_columns(connection, rows.schema)
-            if self.mode == "append" or self._replaces(connection, *name):
-                self.insert(connection, rows)
-            said = (to_json(table.schema) or b"{}").decode(), "\n".join(sentences(table))
-            self._ask(
-                connection,
-                f"INSERT INTO {MARKS} VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",  # noqa: S608
-                *name, mark.digest, mark.norm, *said,
-            )  # fmt: skip
-            self._ask(connection, "COMMIT")
-        return None
+            yield connection
+
+    def kept(self, place: Any, job: str, release: Release) -> ContentMark | None:
+        """See `MarkedSink`."""
+        found = self._ask(
+            place,
+            f"SELECT digest, norm FROM {MARKS} WHERE target = $1 AND job = $2"  # noqa: S608
+            " AND window_number = $3 AND trigger_number = $4",
+            *self._name(job, release),
+        )
+        return ContentMark(*found[0]) if found else None
+
+    def put(self, place: Any, job: str, release: Release, mark: ContentMark) -> None:
+        """See `MarkedSink`."""
+        name, rows = self._name(job, release), self._rows(job, release)
+        beside = (to_json(release.table.schema) or b"{}").decode()
+        self._require_columns(place, rows.schema)
+        if self.mode == "append" or self._replaces(place, *name):
+            self.insert(place, rows)
+        self._ask(
+            place,
+            f"INSERT INTO {MARKS} VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",  # noqa: S608
+            *name, mark.digest, mark.norm, beside, "\n".join(sentences(release.table)),
+        )  # fmt: skip
+        self._ask(place, "COMMIT")
+
+    def _name(self, job: str, release: Release) -> tuple[str, str, int, int]:
+        return self.table, job, release.window, release.trigger
 
     def _replaces(self, connection: Any, *name: Any) -> bool:
         """Takes away what is there of a window; not where that is newer, as when it is sent again.
@@ -150,9 +153,6 @@ class DatabaseSink(Database):
         )
         return True
 
-    def close(self) -> None:
-        """Nothing is pending."""
-
     def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """What a statement with numbered parameters gives."""
         cursor = connection.cursor()
@@ -172,8 +172,7 @@ class DatabaseSink(Database):
 
     def _rows(self, job: str, release: Release) -> pa.Table:
         """A release as rows that say which release they are of, of types that databases have."""
-        window, trigger, table = release.identity
-        table = signed(plain(table))
+        table = signed(plain(release.table))
         names = [name.casefold() for name in (*PLACE, *table.column_names)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -182,7 +181,7 @@ class DatabaseSink(Database):
                 "names without case.\n  to fix  give one of them another name, with AS"
             )
         for place, ((name, kind), value) in enumerate(
-            zip(PLACE.items(), (job, window, trigger), strict=True)
+            zip(PLACE.items(), self._name(job, release)[1:], strict=True)
         ):
             column = pa.repeat(pa.scalar(value, kind), table.num_rows)
             table = table.add_column(place, name, column)
@@ -211,19 +210,21 @@ class DatabaseSink(Database):
 def plain(table: pa.Table) -> pa.Table:
     """A table with few types: integers and reals of 64 bits, microseconds, no dictionaries."""
     for place, one in enumerate(table.schema):
-        kind = one.type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-            kind = pa.int64()
-        elif pa.types.is_floating(kind):
-            kind = pa.float64()
-        elif pa.types.is_timestamp(kind):
-            kind = pa.timestamp("us", kind.tz)
-        if kind != one.type:
+        if (kind := plain_kind(one.type)) != one.type:
             column = pc.cast(table.column(place), kind, safe=False)
             table = table.set_column(place, one.name, column)
     return table
+
+
+def plain_kind(kind: pa.DataType) -> pa.DataType:
+    """The one of a few types that stands for a type."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
 
 
 KINDS: tuple[Callable[[pa.DataType], bool], ...] = (

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
-from streamveil.batch import Release, require_release
-from streamveil.connectors.base import signed
-from streamveil.connectors.marks import ContentMark
+from streamveil.batch import Release
+from streamveil.connectors.base import in_words, signed
+from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.names import shown
-from streamveil.errors import SourceError, require_file_name, requires_extra
+from streamveil.errors import require_file_name, requires_extra
 
 
-class DeltaSink:
+class DeltaSink(MarkedSink):
     """Appends every release to one Delta table, each once.
 
     The table's log keeps, for (job, window), the last trigger that was written, and with each
@@ -26,52 +27,35 @@ class DeltaSink:
         with requires_extra("the sink 'delta'", "delta"):
             import deltalake
         self.path, self.delta = str(path), deltalake
+        self.what = f"the Delta table '{shown(self.path)}'"
 
-    def write(self, job: str, release: Release) -> None:
-        """See `Sink.write`."""
-        try:
-            self._write(job, release)
-        except (self.delta.exceptions.DeltaError, pa.ArrowException, OSError) as error:
-            raise SourceError(
-                f"the sink cannot write the Delta table '{shown(self.path)}':"
-                f" {type(error).__name__}.\n"
-                "  to fix  check that there is room, that this user may write there and that the"
-                " table has the columns of this query, then start again: it is sent then"
-            ) from None
+    @contextmanager
+    def opened(self, job: str, release: Release) -> Iterator[str]:
+        """The name under which the table keeps the last trigger of the release's window."""
+        with in_words(
+            (self.delta.exceptions.DeltaError, pa.ArrowException, OSError),
+            f"the sink cannot write {self.what}",
+            "check that there is room, that this user may write there and that the table has the"
+            " columns of this query, then start again: it is sent then",
+        ):
+            yield f"streamveil/{require_file_name('job', job)}/{release.window}"
 
-    def _write(self, job: str, release: Release) -> None:
-        window, trigger, table = require_release(release).identity
-        app = f"streamveil/{require_file_name('job', job)}/{window}"
-        mark = ContentMark.of(table)
-        if self._last(app) >= trigger:
-            self._require_same(f"{app}/{trigger}", mark)
-            return
+    def kept(self, place: str, job: str, release: Release) -> ContentMark | None:
+        """See `MarkedSink`. Old entries may be gone from the log; the first were other digests."""
+        is_there = self.delta.DeltaTable.is_deltatable(self.path)
+        table = self.delta.DeltaTable(self.path) if is_there else None
+        if table is None or (table.transaction_version(place) or 0) < release.trigger:
+            return None
+        known = (commit.get(f"{place}/{release.trigger}", "") for commit in table.history())
+        marks = (ContentMark(**json.loads(one)) for one in known if one.startswith("{"))
+        return next(marks, ContentMark.of(release.table))
+
+    def put(self, place: str, job: str, release: Release, mark: ContentMark) -> None:
+        """See `MarkedSink`."""
         properties = self.delta.CommitProperties(
-            custom_metadata={f"{app}/{trigger}": json.dumps(vars(mark))},
-            app_transactions=[self.delta.Transaction(app, trigger)],
+            custom_metadata={f"{place}/{release.trigger}": json.dumps(vars(mark))},
+            app_transactions=[self.delta.Transaction(place, release.trigger)],
         )
         self.delta.write_deltalake(
-            self.path, signed(table), mode="append", commit_properties=properties
+            self.path, signed(release.table), mode="append", commit_properties=properties
         )
-
-    def close(self) -> None:
-        """Nothing is pending."""
-
-    def _last(self, app: str) -> int:
-        """The last trigger of a job's window in the table; 0 before the first."""
-        if not self.delta.DeltaTable.is_deltatable(self.path):
-            return 0
-        return int(self._table().transaction_version(app) or 0)
-
-    def _require_same(self, identity: str, mark: ContentMark) -> None:
-        """Refuses another release where one is known.
-
-        Old entries may be gone from the log; the first ones were digests of another kind.
-        """
-        for commit in self._table().history():
-            if commit.get(identity, "").startswith("{"):
-                kept = ContentMark(**json.loads(commit[identity]))
-                mark.require(kept, f"the Delta table '{shown(self.path)}'")
-
-    def _table(self) -> Any:
-        return self.delta.DeltaTable(self.path)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from streamveil.batch import Release, require_release
-from streamveil.connectors.base import signed
+from streamveil.batch import Release
+from streamveil.connectors.base import in_words, signed
 from streamveil.connectors.databases import plain
-from streamveil.connectors.marks import ContentMark
-from streamveil.errors import SourceError, StreamveilError, require_file_name, requires_extra
+from streamveil.connectors.marks import ContentMark, MarkedSink
+from streamveil.errors import SourceError, require_file_name, requires_extra
 from streamveil.release_metadata import sentences
 
 RETRIES = "commit.retry.num-retries"
@@ -30,7 +30,7 @@ OWN = {
 ATTEMPTS = 20
 
 
-class IcebergSink:
+class IcebergSink(MarkedSink):
     """Appends every release to one table, each once. The table is made at the first release.
 
     `catalog` names one of PyIceberg's configuration (`~/.pyiceberg.yaml`, or variables of the
@@ -40,50 +40,58 @@ class IcebergSink:
     def __init__(self, table: str, catalog: str = "default") -> None:
         require_package()
         self.name, self.catalog = table_name(table), catalog
+        self.what = f"the Iceberg table '{self.name}'"
 
     def write(self, job: str, release: Release) -> None:
-        """See `Sink.write`."""
+        """See `Sink.write`. Looks again where another commit came first."""
         from pyiceberg.exceptions import CommitFailedException
 
-        window, trigger, table = require_release(release).identity
-        mark, name = ContentMark.of(table), f"streamveil.{require_file_name('job', job)}/{window}"
-        notes = {"streamveil.notes": json.dumps(sentences(table))}
-        rows = for_iceberg(table)
         with words(self.name):
             for attempt in range(ATTEMPTS):
-                target = self._table(rows.schema)
-                known = json.loads(target.properties.get(name, '{"trigger": 0}'))
-                if known["trigger"] == trigger:
-                    kept = ContentMark(known["digest"], known["norm"])
-                    return mark.require(kept, f"the Iceberg table '{self.name}'")
-                if known["trigger"] > trigger:
-                    return None
-                said = {"trigger": trigger, "digest": mark.digest, "norm": mark.norm}
-                target.metadata.properties.update(OWN)  # of this copy alone
-                change = target.transaction()
-                change.append(rows, snapshot_properties=notes)
-                change.set_properties({name: json.dumps(said)})
                 try:
-                    change.commit_transaction()
+                    return super().write(job, release)
                 except CommitFailedException:
                     if attempt + 1 == ATTEMPTS:
                         raise
-                else:
-                    return None
         return None
 
-    def close(self) -> None:
-        """Nothing is pending."""
-
-    def _table(self, schema: pa.Schema) -> Any:
+    @contextmanager
+    def opened(self, job: str, release: Release) -> Iterator[Any]:
+        """The table as it is now; made where it is missing."""
         from pyiceberg.exceptions import NoSuchTableError
 
         catalog = opened(self.catalog)
         try:
-            return catalog.load_table(self.name)
+            table = catalog.load_table(self.name)
         except NoSuchTableError:
             catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
-            return catalog.create_table_if_not_exists(self.name, schema)
+            schema = for_iceberg(release.table).schema
+            table = catalog.create_table_if_not_exists(self.name, schema)
+        yield table
+
+    def kept(self, place: Any, job: str, release: Release) -> ContentMark | None:
+        """See `MarkedSink`. A table keeps the mark of the last release of each window."""
+        known = json.loads(place.properties.get(property_of(job, release), '{"trigger": 0}'))
+        if known["trigger"] == release.trigger:
+            return ContentMark(known["digest"], known["norm"])
+        return ContentMark.of(release.table) if known["trigger"] > release.trigger else None
+
+    def put(self, place: Any, job: str, release: Release, mark: ContentMark) -> None:
+        """See `MarkedSink`."""
+        place.metadata.properties.update(OWN)  # of this copy alone
+        said = {"trigger": release.trigger, **vars(mark)}
+        change = place.transaction()
+        change.append(
+            for_iceberg(release.table),
+            snapshot_properties={"streamveil.notes": json.dumps(sentences(release.table))},
+        )
+        change.set_properties({property_of(job, release): json.dumps(said)})
+        change.commit_transaction()
+
+
+def property_of(job: str, release: Release) -> str:
+    """The property of a table that holds the mark of a window's last release."""
+    return f"streamveil.{require_file_name('job', job)}/{release.window}"
 
 
 def for_iceberg(table: pa.Table) -> pa.Table:
@@ -118,17 +126,12 @@ def opened(catalog: str) -> Any:
     return load_catalog(catalog)
 
 
-@contextmanager
-def words(name: str) -> Iterator[None]:
+def words(name: str) -> AbstractContextManager[None]:
     """Errors in words, without what a library says: that may hold values, or a password."""
-    try:
-        yield
-    except StreamveilError:
-        raise
-    except Exception as error:
-        raise SourceError(
-            f"the Iceberg table '{name}' cannot be loaded: {type(error).__name__}.\n"
-            "  to fix  check that PyIceberg's configuration names its catalogue and its storage,"
-            " that the table has the same columns, and that this user may use it; snapshots and"
-            " files must be kept until they are read"
-        ) from None
+    return in_words(
+        Exception,
+        f"the Iceberg table '{name}' cannot be loaded",
+        "check that PyIceberg's configuration names its catalogue and its storage, that the table"
+        " has the same columns, and that this user may use it; snapshots and files must be kept"
+        " until they are read",
+    )

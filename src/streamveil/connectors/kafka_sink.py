@@ -18,13 +18,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import pyarrow as pa
-
-from streamveil.batch import Release, require_release
+from streamveil.batch import Release
+from streamveil.connectors.base import in_words
 from streamveil.connectors.kafka_topic import QUIET, WAIT, Range, Topic, messages
-from streamveil.connectors.marks import ContentMark
+from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.sinks import to_json as to_json_lines
 from streamveil.display import rows_of
 from streamveil.errors import SourceError
@@ -35,7 +36,7 @@ OPEN_MS = 20_000  # a transaction that is open for longer is aborted: less than 
 Marks = dict[str, ContentMark]  # of a job's releases
 
 
-class KafkaSink:
+class KafkaSink(MarkedSink):
     """Sends releases to a topic, each in one transaction.
 
     A message is one row as JSON. Its key is a JSON list of job, window and group; the same key in
@@ -48,36 +49,37 @@ class KafkaSink:
         self.marks = Topic(servers=servers, topic=f"{topic}.releases", config=config)
         self.topic.client()
         self._jobs: dict[str, tuple[Any, Marks]] = {}
+        self.what = f"the topic '{topic}'"
 
-    def write(self, job: str, release: Release) -> None:
-        """See `Sink.write`."""
+    @contextmanager
+    def opened(self, job: str, release: Release) -> Iterator[tuple[Any, Marks]]:
+        """A producer of the job, and the marks of its releases; forgotten where brokers fail."""
         from confluent_kafka import KafkaException
 
-        window, trigger, table = require_release(release).identity
-        mark, name = ContentMark.of(table), name_of(job, window, trigger)
-        try:
-            if job not in self._jobs:
-                self._jobs[job] = self._opened(job)
-            producer, known = self._jobs[job]
-            if name in known:
-                return mark.require(known[name], f"the topic '{self.topic.topic}'")
-            self._send(producer, job, release, mark)
-            known[name] = mark
-        except KafkaException as error:
-            self._jobs.pop(job, None)
-            raise SourceError(
-                f"the sink cannot write to the topic '{self.topic.topic}': "
-                f"{error.args[0].name()}.\n"
-                "  to fix  check that the brokers answer, know the topic and let this user write "
-                f"to it and to '{self.marks.topic}', then start again: it is sent then"
-            ) from None
-        return None
+        with in_words(
+            KafkaException,
+            f"the sink cannot write to {self.what}",
+            "check that the brokers answer, know the topic and let this user write to it and to"
+            f" '{self.marks.topic}', then start again: it is sent then",
+            lambda error: str(error.args[0].name()),
+        ):
+            try:
+                if job not in self._jobs:
+                    self._jobs[job] = self._begun(job)
+                yield self._jobs[job]
+            except KafkaException:
+                self._jobs.pop(job, None)
+                raise
+
+    def kept(self, place: tuple[Any, Marks], job: str, release: Release) -> ContentMark | None:
+        """See `MarkedSink`."""
+        return place[1].get(name_of(job, release))
 
     def close(self) -> None:
         """Forgets the producers; nothing is pending."""
         self._jobs.clear()
 
-    def _opened(self, job: str) -> tuple[Any, Marks]:
+    def _begun(self, job: str) -> tuple[Any, Marks]:
         """A producer that no earlier life can interfere with, and which releases are there."""
         ends_of(self.topic)  # it is there
         make_compacted(self.marks)
@@ -89,35 +91,36 @@ class KafkaSink:
         producer.init_transactions(WAIT)  # in this order: see the proof
         return producer, read_marks(self.marks, job)
 
-    def _send(self, producer: Any, job: str, release: Release, mark: ContentMark) -> None:
-        window, trigger, table = release.identity
+    def put(self, place: tuple[Any, Marks], job: str, release: Release, mark: ContentMark) -> None:
+        """See `MarkedSink`."""
+        (producer, known), (window, trigger, table) = place, release.identity
         headers = {"job": job, "window": str(window), "trigger": str(trigger)}
         said = {
-            "digest": mark.digest, "norm": mark.norm, "rows": table.num_rows,
-            "notes": sentences(table),
+            **vars(mark), "rows": table.num_rows, "notes": sentences(table),
             "metadata": json.loads(to_json(table.schema) or b"{}"),
         }  # fmt: skip
-        lines = bytes(to_json_lines(table)).splitlines()
+        lines, name = bytes(to_json_lines(table)).splitlines(), name_of(job, release)
         producer.begin_transaction()
-        for key, line in zip(keys_of(job, window, table), lines, strict=True):
+        for key, line in zip(keys_of(job, release), lines, strict=True):
             produce(producer, self.topic.topic, key, line, headers)
-        name = name_of(job, window, trigger)
         produce(producer, self.marks.topic, name, json.dumps(said).encode(), headers)
         producer.commit_transaction(WAIT)
+        known[name] = mark
 
 
-def name_of(job: str, window: int, trigger: int) -> str:
+def name_of(job: str, release: Release) -> str:
     """The key of a release's mark."""
-    return json.dumps([job, window, trigger])
+    return json.dumps([job, release.window, release.trigger])
 
 
-def keys_of(job: str, window: int, table: pa.Table) -> list[str | None]:
+def keys_of(job: str, release: Release) -> list[str | None]:
     """The keys of messages; None where a release does not tell its groups."""
+    table = release.table
     names = (read_facts(table.schema) or {}).get("keys")
     if names is None or not set(names) <= set(table.column_names):
         return [None] * table.num_rows
     rows = rows_of(table.select(names)) if names else [{}] * table.num_rows
-    return [json.dumps([job, window, *row.values()], default=str) for row in rows]
+    return [json.dumps([job, release.window, *row.values()], default=str) for row in rows]
 
 
 def produce(

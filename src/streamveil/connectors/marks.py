@@ -1,20 +1,25 @@
-"""Which release a sink has: a digest of what is exact, and the norm of what may round otherwise."""
+"""Sinks that keep, with each release, a mark that tells it from any other."""
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from streamveil.batch import Release, require_release
+from streamveil.connectors.base import Sink
 from streamveil.connectors.content import computed, exact_columns, is_near, norm
 from streamveil.errors import StoreError
 
 
 @dataclass(frozen=True)
 class ContentMark:
-    """Tells one release from another without its rows; see `connectors.content`.
+    """Tells one release from another without its rows.
+
+    A digest of what is exact, and the norm of what may round otherwise (`connectors.content`).
 
     >>> first = ContentMark.of(pa.table({"key": ["a", None], "n": [1.5, 2.5]}))
     >>> first == ContentMark.of(pa.table({"key": ["a", "b"], "n": [1.5, 2.5]}))
@@ -46,3 +51,41 @@ class ContentMark:
                 "another name to its query; never go on from a copy of a state that has published "
                 "since"
             )
+
+
+class MarkedSink(Sink):
+    """A sink that keeps, with each release, a mark that tells it from any other.
+
+    Exactly once. Proof: `put` writes a release and its mark, both or neither, and nobody puts a
+        release of the same job between `kept` and `put`; each sink says why. A job sends a release
+        again until its own state says that it was sent. So wherever a process or a server dies, the
+        release is there once: with the mark nothing is written, without it there is no row either.
+        Another release under the same name is refused.
+    """
+
+    what: str  # that it writes to, for messages: "the table 'answers'"
+
+    def opened(self, job: str, release: Release) -> AbstractContextManager[Any]:
+        """A place for `kept` and `put`; errors of its client become a `SourceError`."""
+        raise NotImplementedError
+
+    def kept(self, place: Any, job: str, release: Release) -> ContentMark | None:
+        """The mark of what is there under a release's name; None where nothing is.
+
+        Where a later release took the place of its mark, it is the mark of `release` itself.
+        """
+        raise NotImplementedError
+
+    def put(self, place: Any, job: str, release: Release, mark: ContentMark) -> None:
+        """Writes a release and its mark at once."""
+        raise NotImplementedError
+
+    def write(self, job: str, release: Release) -> None:
+        """See `Sink.write`."""
+        mark = ContentMark.of(require_release(release).table)
+        with self.opened(job, release) as place:
+            kept = self.kept(place, job, release)
+            if kept is None:
+                self.put(place, job, release, mark)
+            else:
+                mark.require(kept, self.what)

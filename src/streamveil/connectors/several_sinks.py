@@ -15,7 +15,7 @@ from streamveil.batch import Release
 from streamveil.connectors.base import Sink, write_all
 
 
-class SeveralSinks:
+class SeveralSinks(Sink):
     """Writes to one sink after the other."""
 
     def __init__(self, sinks: list[Sink]) -> None:

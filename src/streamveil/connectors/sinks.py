@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from streamveil.batch import Release, require_release
+from streamveil.connectors.base import Sink, in_words
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
@@ -50,7 +51,7 @@ MOST_FOLDERS = 64  # whose files are remembered
 MOST = 2  # bytes of a file per byte of a table, nearly always
 
 
-class FilesSink:
+class FilesSink(Sink):
     """Writes `<path>/<job>/window=2026-01-01/trigger=T.<format>`: a window by its time.
 
     Releases that come together are `trigger=T-U.parquet`; other formats keep one file for each.
@@ -96,15 +97,14 @@ class FilesSink:
 
     def _published(self, job: str, window: int, tables: dict[int, pa.Table]) -> None:
         """Publishes some releases in a row of a window."""
-        try:
+        with in_words(
+            OSError,
+            f"the sink cannot write to '{self.path}'",
+            "make room or repair its permissions, then start again: what is committed is sent then",
+            lambda error: str(error.strerror),
+        ):
             folder = folder_of(window, next(iter(tables.values())))
             self._write(self.path / require_file_name("job", job) / folder, tables)
-        except OSError as error:
-            raise SourceError(
-                f"the sink cannot write to '{self.path}': {error.strerror}.\n"
-                "  to fix  make room or repair its permissions, then start again: what is "
-                "committed is sent then"
-            ) from None
 
     def _write(self, folder: Path, tables: dict[int, pa.Table]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,9 +161,6 @@ class FilesSink:
         except (pa.ArrowException, OSError):  # no whole Parquet file; its bytes were read before
             pass
         raise another(final)
-
-    def close(self) -> None:
-        """Nothing is pending."""
 
 
 def another(file: Path) -> StoreError:
@@ -263,7 +260,7 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Keeps every release in a dict, for tests and notebooks."""
 
     def __init__(self) -> None:
@@ -274,11 +271,8 @@ class MemorySink:
         window, trigger, table = require_release(release).identity
         self.releases[job, window, trigger] = table
 
-    def close(self) -> None:
-        """Nothing is pending."""
 
-
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Prints the first rows of each release."""
 
     def __init__(self, rows: int = 10, console: Terminal | None = None) -> None:
@@ -300,9 +294,6 @@ class ConsoleSink:
         self.console.print(shown)
         for sentence in sentences(table):
             self.console.print(label(sentence))
-
-    def close(self) -> None:
-        """Nothing is pending."""
 
 
 def is_number(table: pa.Table, name: str) -> bool:
