@@ -243,7 +243,7 @@ def test_known_releases(name):
     counter = examples(HORIZON)[name]
     released = run(counter, streams(5), SeededNoise(20261120), some_ids(5))
     digest = hashlib.sha256(np.ascontiguousarray(released, "<f8").tobytes()).hexdigest()
-    assert digest[:16] == RELEASES[name]
+    assert digest[:16] == RELEASES.get(name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ extract, a synthetic stream): nothing of the private data is used, nothing is sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import pi, sqrt
 from typing import Any, NamedTuple
@@ -295,18 +295,28 @@ def solve_epsilon(
     def good(made: Forecast) -> bool:
         return made.keys >= target if metric == "keys" else made.cost(metric) <= target
 
-    low, high = EPSILONS
-    best = at(high)
-    if not good(best):
+    found = least(lambda epsilon: good(at(epsilon)))
+    if found is None:
         raise PlanError(
-            f"no epsilon up to {high:g} reaches the target: dropped rows alone err by more.\n"
-            "  to fix  loosen the bounds (`streamveil tune` shows how), or the target"
+            f"no epsilon up to {EPSILONS[1]:g} reaches the target: dropped rows alone err"
+            " by more.\n  to fix  loosen the bounds (`streamveil tune` shows how), or the target"
         )
+    return found, at(found)
+
+
+def least(good: Callable[[float], bool]) -> float | None:
+    """The least epsilon (within 2 %) that is good enough; None: none is.
+
+    >>> round(least(lambda epsilon: epsilon >= 0.5), 2)
+    0.51
+    """
+    low, high = EPSILONS
+    if not good(high):
+        return None
     while high / low > 1.02:
         middle = sqrt(low * high)
-        made = at(middle)
-        low, high, best = (low, middle, made) if good(made) else (middle, high, best)
-    return high, best
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high
 
 
 def epsilon_for(plan: Plan, units: int, target: float) -> float:
@@ -330,10 +340,7 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
         rule = operator.aggregation.rule
         return sd / units * (1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3))
 
-    low, high = EPSILONS
-    if at(high) > target:
-        raise PlanError(f"no epsilon up to {high:g} reaches the target: tighten the bounds")
-    while high / low > 1.02:
-        middle = sqrt(low * high)
-        low, high = (low, middle) if at(middle) <= target else (middle, high)
-    return high
+    found = least(lambda epsilon: at(epsilon) <= target)
+    if found is None:
+        raise PlanError(f"no epsilon up to {EPSILONS[1]:g} reaches the target: tighten the bounds")
+    return found

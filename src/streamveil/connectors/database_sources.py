@@ -28,11 +28,11 @@ import pyarrow.csv
 import sqlglot
 from sqlglot import exp
 
-from streamveil.connectors.base import Chunk, declared_schema, select, slices
-from streamveil.connectors.databases import Database, require_file
+from streamveil.connectors.base import Chunk, as_declared, declared_schema, select, slices
+from streamveil.connectors.databases import Database, plain_kind, require_file
 from streamveil.connectors.fit import TIME, cast_or_null, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
-from streamveil.connectors.rejected_rows import MISFIT, with_last_places
+from streamveil.connectors.rejected_rows import MISFIT, TracedSource
 from streamveil.connectors.sinks import as_text
 from streamveil.errors import SourceError, requires_extra
 
@@ -40,11 +40,10 @@ Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what di
 AT_ONCE = 50_000  # rows
 
 
-class DatabaseSource(Database):
+class DatabaseSource(Database, TracedSource):
     """Rows of the table `table`, or of what the SELECT `query` gives."""
 
     bounded = True
-    traced = False  # see `connectors.rejected_rows`
     shown: ClassVar[str] = "{}"  # how a column is asked for
     text: ClassVar[str] = "{}"  # and one that is wanted as text
     sorted_by: ClassVar[str]  # a column as a text that two values share if they are equal
@@ -80,9 +79,7 @@ class DatabaseSource(Database):
     def _schema(self) -> pa.Schema:
         with self._connection() as connection:
             known = self.known(connection)
-        select(known, self.declared.names, self.where)
-        declared = {one.name: one for one in self.declared}
-        return pa.schema([declared.get(one.name, one) for one in known])
+        return as_declared(known, self.declared, self.where)
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
@@ -103,13 +100,10 @@ class DatabaseSource(Database):
                     add(digest, part)
                     row += part.num_rows
                     place = json.dumps({"rows": row, "digest": digest.hexdigest()})
-                    yield Chunk(self._placed(part, row), place, {} if known else rejected)
+                    yield Chunk(self.placed(part, row), place, {} if known else rejected)
                     rejected = {}
         if row < at["rows"]:
             raise changed(self.where)
-
-    def _placed(self, rows: pa.Table, end: int) -> pa.Table:
-        return with_last_places(rows, 0, end) if self.traced else rows
 
     def _ordered(self, wanted: pa.Schema) -> str:
         """The query in its order, of some columns."""
@@ -324,12 +318,13 @@ class DuckdbSource(DatabaseSource):
 
     def known(self, connection: Any) -> pa.Schema:
         """See `DatabaseSource`."""
-        found = stream(connection.sql(f"SELECT * FROM {self._rows()} LIMIT 0"))  # noqa: S608
+        query = f"SELECT * FROM {self._rows()} LIMIT 0"  # noqa: S608
+        found = pa.RecordBatchReader.from_stream(connection.sql(query))
         return pa.schema([(one.name, kind_of(one.type)) for one in found.schema])
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """See `DatabaseSource`."""
-        for batch in stream(connection.sql(query)):
+        for batch in pa.RecordBatchReader.from_stream(connection.sql(query)):
             table = pa.Table.from_batches([batch]).rename_columns(wanted.names)
             yield fit(table, wanted)
 
@@ -342,23 +337,17 @@ class DuckdbSource(DatabaseSource):
         return f" ({str(error).splitlines()[0]})" if isinstance(error, told) else ""
 
 
-def stream(relation: Any) -> pa.RecordBatchReader:
-    """The rows of a relation of DuckDB, as they are made."""
-    return pa.RecordBatchReader.from_stream(relation)
+SAME = {pa.int64(), pa.float64(), pa.bool_(), pa.binary(), pa.date32()}
 
 
 def kind_of(kind: pa.DataType) -> pa.DataType:
     """The type of a column of DuckDB; what is none of ours is text."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        return pa.int64()
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return pa.float64()
+    kind = plain_kind(kind)
     if pa.types.is_timestamp(kind):
         return TIME
-    same = pa.types.is_boolean(kind) or pa.types.is_binary(kind) or pa.types.is_date32(kind)
-    return kind if same else pa.string()
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    return kind if kind in SAME else pa.string()
 
 
 OF_POSTGRES = {  # type -> ours; what is missing is text

@@ -23,7 +23,7 @@ import pyarrow.fs
 
 from streamveil.connectors.base import Chunk, select
 from streamveil.connectors.fit import fitted, groups_behind
-from streamveil.connectors.lakes import AT_ONCE, LakeSource
+from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.names import shown
 from streamveil.errors import SourceError, requires_extra
 from streamveil.frames import plain_schema
@@ -101,19 +101,18 @@ class DeltaSource(LakeSource):
         )  # fmt: skip
         if added is not None and len(files) < len(added):
             raise gone(self.path, f"a file of version {place.version} is not in it")
-        for number, file in list(enumerate(files))[place.file :]:
-            here = place if number == place.file else replace(place, file=number, row=0)
-            behind = replace(place, file=number + 1, row=0)
-            if number + 1 == len(files):
-                behind = replace(place, version=place.version + 1, file=0, row=0)
+
+        def read(file: Any, start: int) -> FileRows:
             sizes = [group.num_rows for group in file.row_groups]
-            groups, row = groups_behind(sizes, here.row)
+            groups, row = groups_behind(sizes, start)
             scanned = file.subset(row_group_ids=groups).to_batches(
                 schema=own, columns=wanted.names, batch_size=max_rows
             ) if groups else ()  # fmt: skip
             tables = (pa.Table.from_batches([batch]) for batch in scanned)
-            parts = fitted(tables, row, here.row, wanted, max_rows)
-            yield from self.chunks(file.path, parts, sum(sizes), here, behind)
+            return FileRows(file.path, sum(sizes), fitted(tables, row, start, wanted, max_rows))
+
+        last = replace(place, version=place.version + 1, file=0, row=0)
+        yield from self.chunks(files, place, last, read)
 
     def _added(self, version: int) -> set[str]:
         """Paths of the files that a version adds; SourceError if it takes rows away."""

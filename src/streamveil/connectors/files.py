@@ -50,7 +50,7 @@ from streamveil.connectors.names import (
     require_formats,
     shown,
 )
-from streamveil.connectors.rejected_rows import rejected_lines, with_places
+from streamveil.connectors.rejected_rows import TracedSource, rejected_lines, with_places
 from streamveil.errors import SourceError, require_one_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("streamveil.files")
 
 
-class FilesSource:
+class FilesSource(TracedSource):
     """Rows of many files. `path` may be a file, a glob or a directory, or a list of those.
 
     An address of an object store stands for a path: s3://bucket/folder/*.csv (`remote`).
@@ -91,10 +91,9 @@ class FilesSource:
         self.max_line_bytes = max_line_bytes
         self.fill_missing = fill_missing  # a declared column that a file lacks is null in its rows
         self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
-        self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
         self._store = store_of(self.patterns)
-        self.names: list[str] = []  # of the files, as they were begun; where it is traced
+        self.names: list[str] = []
         self._folder: Path | None = None  # of the job's state
         self._manifest = Manifest()
         self._reached: str | None = None  # the position that it belongs to
@@ -362,7 +361,7 @@ class FilesSource:
         if form is None:
             raise SourceError(
                 f"the format of '{shown(path.name)}' is not known from its name.\n"
-                "  to fix  give format = 'parquet', 'csv' or 'json'"
+                f"  to fix  give format = {' or '.join(map(repr, sorted({*FORMATS.values()})))}"
             )
         return reader_of(form)(self.declared, self.traced, self.max_line_bytes)
 
@@ -383,9 +382,9 @@ def reader_of(form: str) -> type[Reader]:
     """What reads a format."""
     if form == "parquet":
         return ParquetReader
-    from streamveil.connectors.text_files import CsvReader, JsonReader  # where files are of text
+    from streamveil.connectors.text_files import READERS  # where files are of text
 
-    return {"csv": CsvReader, "json": JsonReader}[form]
+    return READERS[form]
 
 
 def position_text(place: ReadPosition, manifest: Manifest) -> str:

@@ -16,7 +16,7 @@ import netrc
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from email.utils import parsedate_to_datetime
 from html.parser import HTMLParser
 from http.client import HTTPException, HTTPResponse
@@ -52,11 +52,11 @@ class HttpFiles:
             for name in self._below(asked.base_dir, recursive=asked.recursive)
         ]
 
-    @contextmanager
-    def open_input_stream(self, name: str, compression: None = None) -> Iterator[Body]:
-        """The bytes of a file."""
-        with self._answer("GET", name) as answer:
-            yield Body(answer)
+    def open_input_stream(
+        self, name: str, compression: None = None
+    ) -> AbstractContextManager[HTTPResponse]:
+        """The bytes of a file, for `readinto`."""
+        return self._answer("GET", name)
 
     def _info(self, name: str) -> fs.FileInfo:
         try:
@@ -142,17 +142,6 @@ OPENER = build_opener(Redirects)
 
 class MissingFileError(OSError):
     """Nothing has that name."""
-
-
-class Body:
-    """The bytes of an answer."""
-
-    def __init__(self, answer: HTTPResponse) -> None:
-        self._answer = answer
-
-    def readinto(self, own: memoryview) -> int:
-        """Reads some; 0 at the end, or where the connection ends."""
-        return self._answer.readinto(own)
 
 
 class Links(HTMLParser):

@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from streamveil.connectors.base import Chunk, select
 from streamveil.connectors.fit import FittedRows, fitted, groups_behind
 from streamveil.connectors.iceberg import opened, require_package, table_name, words
-from streamveil.connectors.lakes import AT_ONCE, LakeSource
-from streamveil.connectors.rejected_rows import with_last_places
+from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.errors import SourceError
 from streamveil.frames import plain_schema
 
@@ -119,18 +118,15 @@ class IcebergSource(LakeSource):
     ) -> Iterator[Chunk]:
         """The rows of one snapshot from a place on."""
         files = self._files(table, place)
-        for number, file in list(enumerate(files))[place.file :]:
-            here = place if number == place.file else replace(place, file=number, row=0)
-            done = number + 1 == len(files)
-            behind = replace(place, file=number + 1, row=0, done=done)
-            parts = self._rows(table, file, here.row, wanted, max_rows)
-            yield from self.chunks(file.file_path, parts, file.record_count, here, behind)
+        last = replace(place, file=len(files), row=0, done=True)
+
+        def read(file: Any, start: int) -> FileRows:
+            parts = self._rows(table, file, start, wanted, max_rows)
+            return FileRows(file.file_path, file.record_count, parts)
+
+        yield from self.chunks(files, place, last, read)
         if place.file >= len(files):  # none is left: the next read may begin behind it
-            end = replace(place, file=len(files), row=0, done=True)
-            empty = wanted.empty_table()
-            if self.traced:
-                empty = with_last_places(empty, 0, 0)
-            yield Chunk(empty, json.dumps(asdict(end)))
+            yield Chunk(self.placed(wanted.empty_table(), 0), json.dumps(asdict(last)))
 
     def _files(self, table: Any, place: IcebergPosition) -> list[Any]:
         """The files that a snapshot adds, or all where it is the first; in order."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from streamveil.connectors.fit import parse
-from streamveil.connectors.text import Lines
+from streamveil.connectors.text import Lines, is_text
 from streamveil.types import Array, Int64
 
 MOST_DEPTH = 500  # of values in values; below what Python's own stack ends at
@@ -203,7 +203,7 @@ def plain_lines(block: bytes) -> int:
     longest = int(np.diff(ends, prepend=-1).max())
     if longest > MOST_VALUES or (longest > 2 * MOST_DEPTH and most_opened(data, ends) > MOST_DEPTH):
         return 0
-    if not block.isascii() and not is_unicode(block):
+    if not block.isascii() and not is_text(block):
         return 0
     if (b"I" in block or b"N" in block) and LONELY.search(block):
         return 0
@@ -214,15 +214,6 @@ def most_opened(data: Array, ends: Array) -> int:
     """The most brackets that a line opens, also in its texts: at least its depth."""
     opened = np.flatnonzero((data | 32) == OPEN)  # [ and { differ in that bit
     return int(np.diff(np.searchsorted(opened, ends), prepend=0).max())
-
-
-def is_unicode(block: bytes) -> bool:
-    """Whether bytes are UTF-8."""
-    try:
-        block.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def has_negative_zero(column: pa.ChunkedArray) -> bool:

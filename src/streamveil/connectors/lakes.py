@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from streamveil.connectors.base import Chunk
 from streamveil.connectors.fit import FittedRows
 from streamveil.connectors.names import shown
-from streamveil.connectors.rejected_rows import with_last_places
+from streamveil.connectors.rejected_rows import TracedSource
 from streamveil.errors import SourceError
 
 AT_ONCE = 50_000  # rows
+T = TypeVar("T")
 
 
-class LakeSource:
+class FileRows(NamedTuple):
+    """The rows of a file that are left."""
+
+    name: str
+    size: int  # rows in all
+    parts: Iterator[FittedRows]
+
+
+class LakeSource(TracedSource):
     """Rows of the files of a table's versions. `what`: which table it is, for messages."""
 
     def __init__(self, what: str, *, bounded: bool) -> None:
         self.what, self.bounded = what, bounded
-        self.traced = False  # see `connectors.rejected_rows`
-        self.names: list[str] = []  # of the files, as they were begun; where it is traced
+        self.names: list[str] = []
 
     def chunks(
-        self, file: str, parts: Iterator[FittedRows], size: int, here: Any, behind: Any
+        self, files: Sequence[T], place: Any, last: Any, read: Callable[[T, int], FileRows]
     ) -> Iterator[Chunk]:
-        """The rows of one file of `size` rows.
+        """The rows of the files of a version, from a place in one of them on.
 
-        Positions: `here` is the one from which it is read, `behind` the one after its last row.
+        `last`: the place behind them all. `read`: the rows of a file behind its first so many.
         """
-        if self.traced:
-            self.names.append(shown(file))
-        for part in parts:
-            rows = part.rows
+        for number, one in list(enumerate(files))[place.file :]:
+            here = place if number == place.file else replace(place, file=number, row=0)
+            behind = last if number + 1 == len(files) else replace(here, file=number + 1, row=0)
+            file = read(one, here.row)
             if self.traced:
-                rows = with_last_places(rows, len(self.names) - 1, part.end)
-            place = behind if part.end == size else replace(here, row=part.end)
-            yield Chunk(rows, json.dumps(asdict(place)), part.rejected)
+                self.names.append(shown(file.name))
+            for part in file.parts:
+                at = behind if part.end == file.size else replace(here, row=part.end)
+                rows = self.placed(part.rows, part.end)
+                yield Chunk(rows, json.dumps(asdict(at)), part.rejected)
 
     def another(self, more: str = "") -> SourceError:
         """What to say of a table that has the name of the first one."""

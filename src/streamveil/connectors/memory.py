@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, select, slices
+from streamveil.connectors.rejected_rows import TracedSource
 from streamveil.frames import as_table
 
 
-class MemorySource:
+class MemorySource(TracedSource):
     """Rows of one table, in table order. The position is a row number."""
 
     bounded = True
@@ -32,4 +33,4 @@ class MemorySource:
         table, start = self.table.select(names), json.loads(position or "0")
         for rows in slices(table.slice(start), max_rows):
             start += rows.num_rows
-            yield Chunk(rows, json.dumps(start))
+            yield Chunk(self.placed(rows, start), json.dumps(start))

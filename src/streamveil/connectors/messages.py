@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk
+from streamveil.connectors.base import Chunk, declared_beside
 from streamveil.connectors.fit import fit
 from streamveil.connectors.json_lines import json_messages
 from streamveil.connectors.rejected_rows import (
     MALFORMED,
     MISFIT,
+    TracedSource,
     misfits,
     rejected_lines,
     with_places,
@@ -22,6 +24,36 @@ from streamveil.types import Array, Int64
 
 Places = Int64[Array, " some"]
 T = TypeVar("T")
+
+
+class Messages(TracedSource):
+    """A source of JSON messages: each is a row of its declared fields, and of what is known of it.
+
+    `own` says the columns that every message has, and how each is made of one.
+    """
+
+    own: ClassVar[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]]
+
+    def __init__(self, columns: dict[str, str], name: str, *, follow: bool = True) -> None:
+        self.declared = declared_beside(columns, self.own)
+        self.names, self.bounded = [name], not follow
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return pa.schema([*self.declared, *((name, kind) for name, (kind, _) in self.own.items())])
+
+    def chunk(
+        self, found: list[Any], texts: list[bytes], numbers: Places, wanted: pa.Schema, at: Any
+    ) -> Chunk:
+        """Rows of messages with these texts and numbers in the source; `at`: behind the last."""
+        made = of_json(texts, pa.schema([one for one in wanted if one.name not in self.own]))
+        good = kept(found, made.malformed)
+        told = {
+            name: pa.array([take(one) for one in good], kind)
+            for name, (kind, take) in self.own.items()
+        }
+        part = Part(texts, numbers, 0, self.names[0])
+        return chunk_of(part, made, told, wanted, json.dumps(at), traced=self.traced)
 
 
 class Decoded(NamedTuple):

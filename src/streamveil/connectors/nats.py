@@ -12,33 +12,36 @@ import hashlib
 import json
 import ssl
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, declared_beside, select, settings_in
-from streamveil.connectors.messages import Part, chunk_of, kept, of_json
+from streamveil.connectors.base import Chunk, in_words, select, settings_in
+from streamveil.connectors.fit import TIME
+from streamveil.connectors.messages import Messages
 from streamveil.errors import SourceError, requires_extra
 
 WAIT = 10.0  # seconds without an answer before a read fails
 AT_ONCE = 5_000  # messages
 SETTINGS = ("user", "password", "token", "user_credentials", "nkeys_seed", "ca")
-OF_MESSAGES = pa.schema([  # columns that every stream has, besides those declared
-    ("nats_subject", pa.string()), ("nats_time", pa.timestamp("us", tz="UTC")),
-    ("nats_sequence", pa.int64()),
-])  # fmt: skip
 T = TypeVar("T")
 
 
-class NatsSource:
+class NatsSource(Messages):
     """Messages of a stream in the order of their numbers, as far as they are there now.
 
     Options: `servers` (`nats://host:4222`, several with commas), `stream`, declared columns,
     `config` (a JSON file of credentials); `follow = FALSE` reads what is there and ends.
     """
+
+    own: ClassVar = {
+        "nats_subject": (pa.string(), lambda message: message.subject),
+        "nats_time": (TIME, lambda message: message.metadata.timestamp),
+        "nats_sequence": (pa.int64(), lambda message: number_of(message)),
+    }
 
     def __init__(
         self,
@@ -55,19 +58,8 @@ class NatsSource:
                 "an address of NATS holds no user and no password: it is written into queries.\n"
                 "  to fix  put them into the JSON file that config names"
             )
+        super().__init__(columns, stream, follow=follow)
         self.servers, self.stream, self.config = servers, stream, config
-        self.declared = declared_beside(columns, OF_MESSAGES.names)
-        self.follow, self.traced = follow, False
-        self.names = [stream]  # for whoever looks at rejected rows
-
-    @property
-    def bounded(self) -> bool:
-        """See `Source`."""
-        return not self.follow
-
-    def schema(self) -> pa.Schema:
-        """See `Source.schema`."""
-        return pa.schema([*self.declared, *OF_MESSAGES])
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
@@ -83,26 +75,10 @@ class NatsSource:
             if at["digest"] is not None:
                 server.ask(self._require_same(server.context, place - 1, at["digest"]))
             for found in self._messages(server, place, stop, min(max_rows, AT_ONCE)):
-                last = found[-1]
-                yield self._chunk(found, wanted, json.dumps({
-                    "next": number_of(last) + 1, "digest": digest_of(last.subject, last.data),
-                }))  # fmt: skip
-
-    def _chunk(self, found: list[Any], wanted: pa.Schema, position: str) -> Chunk:
-        texts = [message.data for message in found]
-        fields = pa.schema([one for one in wanted if one.name in self.declared.names])
-        made = of_json(texts, fields)
-        good = kept(found, made.malformed)
-        told = {
-            "nats_subject": pa.array([message.subject for message in good], pa.string()),
-            "nats_time": pa.array(
-                [message.metadata.timestamp for message in good], pa.timestamp("us", tz="UTC")
-            ),
-            "nats_sequence": pa.array([number_of(message) for message in good], pa.int64()),
-        }
-        numbers = np.fromiter((number_of(one) for one in found), np.int64, len(found))
-        part = Part(texts, numbers, 0, self.stream)
-        return chunk_of(part, made, told, wanted, position, traced=self.traced)
+                last, texts = found[-1], [message.data for message in found]
+                at = {"next": number_of(last) + 1, "digest": digest_of(last.subject, last.data)}
+                numbers = np.fromiter(map(number_of, found), np.int64, len(found))
+                yield self.chunk(found, texts, numbers, wanted, at)
 
     def _messages(self, server: Server, place: int, stop: int, most: int) -> Iterator[list[Any]]:
         """The messages [place, stop), some at a time.
@@ -175,20 +151,15 @@ class NatsSource:
             " start a new state"
         )
 
-    @contextmanager
-    def _words(self) -> Iterator[None]:
-        """Errors in words, without what a server says."""
+    def _words(self) -> AbstractContextManager[None]:
         from nats.errors import Error
 
-        try:
-            yield
-        except (Error, OSError, TimeoutError) as error:
-            raise SourceError(
-                f"the stream '{self.stream}' cannot be read from '{self.servers}':"
-                f" {type(error).__name__}.\n"
-                "  to fix  check the address, the stream and config, then start again: the job goes"
-                " on where it was"
-            ) from None
+        return in_words(
+            (Error, OSError, TimeoutError),
+            f"the stream '{self.stream}' cannot be read from '{self.servers}'",
+            "check the address, the stream and config, then start again: the job goes on where it"
+            " was",
+        )
 
 
 class Server:

@@ -41,12 +41,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.connectors.base import Chunk, declared_schema, select, slices
+from streamveil.connectors.base import Chunk, as_declared, declared_schema, in_words, select, slices
 from streamveil.connectors.blocks import crash_only, scratch_folder, sync_directory
 from streamveil.connectors.database_sources import AT_ONCE, OF_POSTGRES, PLAIN_TEXT
 from streamveil.connectors.fit import TIME, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
-from streamveil.connectors.rejected_rows import with_last_places
+from streamveil.connectors.rejected_rows import TracedSource
 from streamveil.errors import SourceError
 
 OF_CHANGES = pa.schema([("pg_operation", pa.string()), ("pg_time", TIME)])
@@ -94,14 +94,12 @@ class LogPlace:
         return whole < int(low) or (whole < int(high) and str(whole) not in running.split(","))
 
 
-class PostgresChanges:
+class PostgresChanges(TracedSource):
     """Changes of the table `table`, which the publication `publication` publishes.
 
     `slot`: the replication slot of this job alone; made where it is missing. `follow = FALSE` reads
     to the present end of the log.
     """
-
-    traced = False  # see `connectors.rejected_rows`
 
     def __init__(
         self,
@@ -153,13 +151,11 @@ class PostgresChanges:
         with self._connection() as connection:
             found = connection.execute(f"SELECT * FROM {self._quoted} LIMIT 0")  # noqa: S608
             kinds = [(c.name, OF_POSTGRES.get(c.type_code, pa.string())) for c in found.description]
-        known = pa.schema(kinds)
-        select(known, self.declared.names, f"table '{self.table}'")
+        known = as_declared(pa.schema(kinds), self.declared, f"table '{self.table}'")
         for name in OF_CHANGES.names:
             if name in known.names:
                 raise SourceError(f"the source 'postgres_changes' has a column '{name}' of its own")
-        declared = {one.name: one for one in self.declared}
-        return pa.schema([*(declared.get(one.name, one) for one in known), *OF_CHANGES])
+        return pa.schema([*known, *OF_CHANGES])
 
     @property
     def _quoted(self) -> str:
@@ -182,7 +178,7 @@ class PostgresChanges:
                 done = place.rows + rows.num_rows
                 place = replace(place, rows=done)
                 table, rejected = read_as(rows, wanted)
-                yield Chunk(self._placed(table, done), place.text(), rejected)
+                yield Chunk(self.placed(table, done), place.text(), rejected)
             place = replace(place, snapshot=None)
         with self._stream(place) as (place, stream):
             changes: list[TableChange] = []
@@ -192,9 +188,6 @@ class PostgresChanges:
                     rows = [one for one in changes if one.cells is not None]
                     yield self._chunk(rows, change.place, wanted)
                     changes = []
-
-    def _placed(self, rows: pa.Table, end: int) -> pa.Table:
-        return with_last_places(rows, 0, end) if self.traced else rows
 
     def _chunk(self, changes: list[TableChange], place: LogPlace, wanted: pa.Schema) -> Chunk:
         """Rows of some changes."""
@@ -208,7 +201,7 @@ class PostgresChanges:
             for name in wanted.names
         ]  # fmt: skip
         rows, rejected = read_as(pa.table(columns, wanted.names), wanted)
-        return Chunk(self._placed(rows, place.rows), place.text(), rejected)
+        return Chunk(self.placed(rows, place.rows), place.text(), rejected)
 
     def _first(self, connection: Any) -> LogPlace:
         """Makes the slot where it is missing, then keeps a snapshot of the table."""
@@ -276,19 +269,24 @@ class PostgresChanges:
     @contextmanager
     def _connection(self) -> Iterator[Any]:
         """A connection that ends with the block, and errors in words."""
-        try:
-            with closing(self.server.connect_to_read()) as connection:
-                yield connection
-        except self.server.error as error:
-            state = str(getattr(error, "sqlstate", None) or "")
-            told = state[:2] in ("42", "55", "53", "28")  # of names, settings and rights, not data
-            why = f" ({str(error).splitlines()[0]})" if told else self.server.detail(error)
-            raise SourceError(
-                f"the changes of '{self.table}' cannot be read: {type(error).__name__}{why}.\n"
-                "  to fix  check that the server runs with wal_level = logical, and that this user "
-                "has the right REPLICATION and may read the table; then start again: the job goes "
-                "on where it was"
-            ) from None
+        with (
+            in_words(
+                self.server.error,
+                f"the changes of '{self.table}' cannot be read",
+                "check that the server runs with wal_level = logical, and that this user has the"
+                " right REPLICATION and may read the table; then start again: the job goes on where"
+                " it was",
+                self._why,
+            ),
+            closing(self.server.connect_to_read()) as connection,
+        ):
+            yield connection
+
+    def _why(self, error: Exception) -> str:
+        state = str(getattr(error, "sqlstate", None) or "")
+        told = state[:2] in ("42", "55", "53", "28")  # of names, settings and rights, not data
+        more = f" ({str(error).splitlines()[0]})" if told else self.server.detail(error)
+        return type(error).__name__ + more
 
     @contextmanager
     def _replication(self) -> Iterator[Any]:

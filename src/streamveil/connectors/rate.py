@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, select
+from streamveil.connectors.rejected_rows import TracedSource
 from streamveil.errors import SourceError
 from streamveil.types import Array, Int64
 
@@ -30,7 +31,7 @@ VALUES = 1000  # values are 0.0, 0.1, ... 99.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateSource:
+class RateSource(TracedSource):
     """Columns: ts, unit (0 .. units - 1), key (0 .. keys - 1), value (0 to 99.9, in tenths).
 
     With `follow`, a row is there once its time has come; else all are there at once.
@@ -107,7 +108,8 @@ class RateSource:
         stop = self.present(time.time())  # noqa: TID251  (a source's clock)
         for row in range(json.loads(position or "0"), stop, max_rows):
             end = min(row + max_rows, stop)
-            yield Chunk(self.table(row, end - row).select(names), json.dumps(end))
+            rows = self.table(row, end - row).select(names)
+            yield Chunk(self.placed(rows, end), json.dumps(end))
 
 
 def mix(index: Array) -> Array:

@@ -1,21 +1,22 @@
 """Rejected rows: those that cannot be used, as they came and with their place in the source.
 
-A source that is `traced` hands them over next to its rows, and its rows have one more column: where
-each comes from. Others set nothing aside and pay nothing.
+A `TracedSource` hands them over next to its rows when asked to, and its rows have one more column:
+where each comes from. Of other sources only the reasons are told, and the rows that were some.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from copy import copy
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import whole
-from streamveil.connectors.base import Chunk, Source
+from streamveil.connectors.base import Source
 from streamveil.display import rows_of
 from streamveil.errors import SourceError
 from streamveil.types import Array, Bool, Int64
@@ -30,6 +31,20 @@ MISFIT = "field of the wrong type (read as null)"
 Numbers = Int64[Array, " rows"]
 
 
+class TracedSource:
+    """A source that can tell from where each of its rows comes."""
+
+    traced: ClassVar[bool] = False  # whether it does: see `traced`
+    names: Sequence[str] = ()  # of its files, as they are begun; none where it has no files
+
+    def placed(self, rows: pa.Table, end: int) -> pa.Table:
+        """The last ones of the first `end` rows of the newest file, where wanted with places."""
+        if not self.traced:
+            return rows
+        file, numbers = max(len(self.names) - 1, 0), np.arange(end - rows.num_rows, end) + 1
+        return with_places(rows, file, numbers)
+
+
 def traced(source: Source) -> Source:
     """The same source with the places of its rows, and with what it cannot read."""
     if PLACE in source.schema().names:
@@ -37,45 +52,15 @@ def traced(source: Source) -> Source:
             f"the source has a column '{PLACE}', the name under which rejected rows are kept.\n"
             "  to fix  rename the column, or leave rejects out"
         )
-    if hasattr(source, "traced"):
+    if isinstance(source, TracedSource):
         source = copy(source)
-        source.traced = True
-        return source
-    return Numbered(source)
-
-
-class Numbered:
-    """A source whose position is the number of its rows so far: its places are these numbers."""
-
-    def __init__(self, inner: Source) -> None:
-        self.inner = inner
-
-    @property
-    def bounded(self) -> bool:
-        """See `Source`."""
-        return self.inner.bounded
-
-    def schema(self) -> pa.Schema:
-        """See `Source.schema`."""
-        return self.inner.schema()
-
-    def read(
-        self, position: str | None, max_rows: int, columns: list[str] | None = None
-    ) -> Iterator[Chunk]:
-        """See `Source.read`."""
-        for chunk in self.inner.read(position, max_rows, columns):
-            end = int(json.loads(chunk.position))
-            yield Chunk(with_last_places(chunk.rows, 0, end), chunk.position, chunk.rejected)
+        object.__setattr__(source, "traced", True)  # some are frozen
+    return source
 
 
 def with_places(rows: pa.Table, file: int, numbers: Numbers) -> pa.Table:
     """Rows with the column of their places."""
     return rows.append_column(PLACE, pa.array((file << NUMBER_BITS) + numbers, pa.int64()))
-
-
-def with_last_places(rows: pa.Table, file: int, end: int) -> pa.Table:
-    """The last ones of the first `end` rows of a file, with the column of their places."""
-    return with_places(rows, file, np.arange(end - rows.num_rows, end) + 1)
 
 
 def schema_of(columns: pa.Schema) -> pa.Schema:

@@ -22,16 +22,16 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from itertools import pairwise
 from queue import Empty, Full, Queue
 from threading import Thread
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, declared_beside, select, settings_in
+from streamveil.connectors.base import Chunk, in_words, select, settings_in
 from streamveil.connectors.file_reader import MOST_LINE
 from streamveil.connectors.http_files import WAIT, credentials
-from streamveil.connectors.messages import Part, chunk_of, kept, of_json
+from streamveil.connectors.messages import Messages
 from streamveil.errors import SourceError
 
 QUIET = 1.0  # seconds, in all, that a read waits for events: then it has what is there now
@@ -39,7 +39,6 @@ AT_ONCE = 5_000  # events
 PIECE = 1 << 16  # bytes read at once
 PIECES = 64  # that wait to be worked on
 PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # where a system has them
-OF_EVENTS = pa.schema([("sse_event", pa.string()), ("sse_id", pa.string())])
 END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -70,13 +69,16 @@ class EventPlace:
         return EventPlace(ids[-2], ids[-1], events[-1].digest(), self.count + len(events))
 
 
-class SseSource:
+class SseSource(Messages):
     """Events of a server in the order in which it sends them.
 
     Options: `url`, declared columns, `config` (a JSON file of headers, such as Authorization).
     """
 
-    bounded = False  # a stream of events has no end
+    own: ClassVar = {
+        "sse_event": (pa.string(), lambda event: event.kind),
+        "sse_id": (pa.string(), lambda event: event.id),
+    }
 
     def __init__(self, url: str, columns: dict[str, str], config: str | None = None) -> None:
         parts = urlsplit(url)
@@ -87,14 +89,9 @@ class SseSource:
                 " config names"
             )
         self.url, self.config = url, config
-        self.declared = declared_beside(columns, OF_EVENTS.names)
-        self.traced, self.names = False, [shown(url)]
+        super().__init__(columns, shown(url))
         self._stream: EventStream | None = None
         self._reached = EventPlace()
-
-    def schema(self) -> pa.Schema:
-        """See `Source.schema`."""
-        return pa.schema([*self.declared, *OF_EVENTS])
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
@@ -108,7 +105,9 @@ class SseSource:
             until = stream.waited + QUIET
             while events := stream.next(min(max_rows, AT_ONCE), until - stream.waited):
                 place = self._reached = place.after(self._with_ids(events))
-                yield self._chunk(events, wanted, place)
+                numbers = np.arange(place.count - len(events), place.count) + 1
+                texts = [event.data for event in events]
+                yield self.chunk(events, texts, numbers, wanted, asdict(place))
             if stream.ended:
                 self.close()
 
@@ -146,31 +145,22 @@ class SseSource:
             )
         return events
 
-    def _chunk(self, found: list[ServerEvent], wanted: pa.Schema, place: EventPlace) -> Chunk:
-        texts = [event.data for event in found]
-        made = of_json(texts, pa.schema([one for one in wanted if one.name in self.declared.names]))
-        good = kept(found, made.malformed)
-        told = {
-            "sse_event": pa.array([event.kind for event in good], pa.string()),
-            "sse_id": pa.array([event.id for event in good], pa.string()),
-        }
-        numbers = np.arange(place.count - len(found), place.count) + 1
-        part = Part(texts, numbers, 0, self.names[0])
-        return chunk_of(part, made, told, wanted, json.dumps(asdict(place)), traced=self.traced)
-
     @contextmanager
     def _words(self) -> Iterator[None]:
         """Errors in words, without what a server says."""
-        try:
-            yield
-        except (OSError, HTTPException) as error:
-            self.close()
-            raise SourceError(
-                f"no events can be read from '{shown(self.url)}':"
-                f" {type(error).__name__ if type(error) is not OSError else error}.\n"
-                "  to fix  check the address, the password in ~/.netrc and config, then start"
-                " again: the job goes on where it was"
-            ) from None
+        errors = OSError, HTTPException
+        with in_words(
+            errors,
+            f"no events can be read from '{shown(self.url)}'",
+            "check the address, the password in ~/.netrc and config, then start again: the job goes"
+            " on where it was",
+            lambda error: str(error) if type(error) is OSError else type(error).__name__,
+        ):
+            try:
+                yield
+            except errors:
+                self.close()
+                raise
 
 
 class EventStream:

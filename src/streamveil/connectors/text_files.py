@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,33 @@ from streamveil.errors import SourceError
 
 
 class TextReader(Reader):
-    """Files of lines."""
+    """A format whose rows are lines: `lines` says what makes rows of them."""
+
+    BYTES: ClassVar[int] = 1 << 20  # bytes
+    has_header: ClassVar[bool] = False
+
+    def lines(self, path: Path, wanted: pa.Schema) -> Callable[[bytes], Lines]:
+        """What makes rows of whole lines of a file. A line that is no row is counted."""
+        raise NotImplementedError
+
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
+        """See `Reader.read`."""
+        if guarded(path, path.stat).st_size == 0:
+            return
+        read = self.lines(path, wanted)
+        with opened(path) as file:
+            if self.has_header:
+                guarded(path, lambda: first_line(file, self.most_line))
+            first = 1 + self.has_header if self.traced else None
+            yield from Fitting(wanted, max_rows, first).parts(self._pieces(path, file, read), start)
 
     def _pieces(
-        self, path: Path, file: BinaryIO, size: int, read: Callable[[bytes], Lines]
+        self, path: Path, file: BinaryIO, read: Callable[[bytes], Lines]
     ) -> Iterator[Lines]:
         """Lines of a file of text, some at a time; those that are too long by themselves."""
-        found = blocks(file, size, self.most_line)
+        found = blocks(file, self.BYTES, self.most_line)
 
         def lines(block: bytes | Long) -> Lines:
             if isinstance(block, Long):
@@ -47,6 +67,7 @@ class CsvReader(TextReader):
     """
 
     BYTES = 1 << 22
+    has_header = True
 
     def schema(self, path: Path) -> pa.Schema:
         """The header's names; text unless declared."""
@@ -60,27 +81,16 @@ class CsvReader(TextReader):
             raise SourceError(f"'{shown(path.name)}' {error}") from None
         return pa.schema([(name, pa.string()) for name in names])
 
-    def read(
-        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
-    ) -> Iterator[FilePart]:
-        """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
-        if guarded(path, path.stat).st_size == 0:
-            return
+    def lines(self, path: Path, wanted: pa.Schema) -> Callable[[bytes], Lines]:
+        """See `TextReader`. A line with the wrong number of fields is no row."""
         own = self.schema(path)
         self._require(own, wanted, path)
         typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
-        read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
-        with opened(path) as file:
-            guarded(path, lambda: first_line(file, self.most_line))
-            pieces = self._pieces(path, file, self.BYTES, read)
-            fitting = Fitting(wanted, max_rows, first=2 if self.traced else None)
-            yield from fitting.parts(pieces, start)
+        return partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
 
 
 class JsonReader(TextReader):
     """JSON lines: one object a line. Columns must be declared."""
-
-    BYTES = 1 << 20
 
     def schema(self, path: Path) -> pa.Schema:
         """Always declared: reading it from values would let one row decide everybody's types."""
@@ -92,17 +102,14 @@ class JsonReader(TextReader):
             )
         return self.declared
 
-    def read(
-        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
-    ) -> Iterator[FilePart]:
-        """See `Reader.read`. A line that is no JSON object is counted, never raised."""
+    def lines(self, path: Path, wanted: pa.Schema) -> Callable[[bytes], Lines]:
+        """See `TextReader`. A line that is no JSON object is no row."""
         from streamveil.connectors.json_lines import json_block  # only for files of JSON
 
-        read = partial(json_block, wanted=wanted)
-        with opened(path) as file:
-            pieces = self._pieces(path, file, self.BYTES, read)
-            fitting = Fitting(wanted, max_rows, first=1 if self.traced else None)
-            yield from fitting.parts(pieces, start)
+        return partial(json_block, wanted=wanted)
+
+
+READERS: dict[str, type[Reader]] = {"csv": CsvReader, "json": JsonReader}
 
 
 class Origin(NamedTuple):
