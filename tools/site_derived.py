@@ -39,14 +39,13 @@ def sketch(epsilon: str, delta: str, rounds: int, **chosen: Any) -> LazySketch:
 def of_cells() -> Iterator[tuple[str, str]]:
     """The noise of sketches: what the textbook's costs, and what the rounding of buffers costs."""
     exact, textbook = (
-        sketch("0.3", "1e-3", 256, calibration=how).report()["kappa"]
-        for how in ("analytic", "textbook")
+        sketch("0.3", "1e-3", 256, calibration=how).noise.kappa for how in ("analytic", "textbook")
     )
     yield "textbook", f"{textbook / exact:.2f}"
     asked = {"little": ("0.01", 256), "more": ("0.01", 4_096), "much": ("0.1", 65_536)}
     for told, (epsilon, rounds) in asked.items():
-        report = sketch(epsilon, "1e-6", rounds).report()
-        rounding = report["l2"] / (sqrt(report["m"]) * report["column_norm"]) - 1
+        noise = sketch(epsilon, "1e-6", rounds).noise
+        rounding = noise.l2 / (sqrt(noise.change) * noise.counter.column_norm) - 1
         yield told, f"{100 * rounding:.1f}"
 
 

@@ -8,13 +8,13 @@ noise. Noise of several parts together is sized elsewhere: `linear.budget_shares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import TypeVar
 
-from streamveil.core.accounting.budget import Budget, Number, exact, exact_between
+from streamveil.core.accounting.budget import Budget, Number, exact_between
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.counters.correlated_noise import check_moved
 from streamveil.core.counters.protocol import Counter
@@ -121,16 +121,6 @@ def zcdp_rho(budget: Budget) -> float:
     if budget.is_pure:
         raise ValueError("zCDP needs a delta to convert to epsilon; give one")
     return _largest(Zcdp, budget)
-
-
-def split(total: Number, weights: Sequence[Number]) -> tuple[Fraction, ...]:
-    """Shares of an additive budget (mu^2, rho or epsilon) in proportion to weights; exact.
-
-    >>> split(1, [1, 3])
-    (Fraction(1, 4), Fraction(3, 4))
-    """
-    parts = [exact_between("weight", weight, 0, 10**30) for weight in weights]
-    return tuple(exact("total", total) * part / sum(parts) for part in parts)
 
 
 def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:

@@ -287,12 +287,10 @@ def test_time_runs_forward_only_and_by_the_right_clock():
         lazy().open(SilentNoise()).tick()
 
 
-def test_the_report_states_what_was_computed():
+def test_the_noise_is_what_the_budget_asks_for():
     config = lazy(kind="count-sketch", protects=Neighbours(relation="event-change"))
-    report = config.report()
-    assert report["m"] == 12
-    assert report["epsilon"] <= 1
-    assert report["sigma"] == pytest.approx(report["kappa"] * report["l2"])
+    assert config.noise.change == 12
+    assert config.sigma == pytest.approx(config.noise.kappa * config.noise.l2)
     assert config.guarantee.epsilon(1e-6) <= 1
     assert config.guarantee.epsilon(1e-6) > 0.999
 

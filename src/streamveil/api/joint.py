@@ -84,9 +84,9 @@ class JointQuery:
         """
         from streamveil.results.answers import Answers
         from streamveil.results.releases import of_releases
-        from streamveil.runtime.disk import unkept
+        from streamveil.runtime.disk import scratch_folder
 
         if state is not None:
             return Answers(of_releases(self.run(state, **options)))
-        with unkept() as folder:
+        with scratch_folder() as folder:
             return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))

@@ -197,13 +197,13 @@ class Query:
         from streamveil.results.answers import Answers
         from streamveil.results.post import after_post
         from streamveil.results.releases import of_releases
-        from streamveil.runtime.disk import unkept
+        from streamveil.runtime.disk import scratch_folder
         from streamveil.runtime.published import of_state
 
         if state is not None:
             collections.deque(self.run(state, **options), maxlen=0)
             return Answers(after_post(of_state(state), self.plan.post))
-        with unkept() as folder:
+        with scratch_folder() as folder:
             return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))
 
     @fitting('ask("COUNT(*) WHERE age < 30", state="people.veil")')

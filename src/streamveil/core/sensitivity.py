@@ -66,7 +66,7 @@ class Bounds:
     max_rows: int | None = None  # C
     per_group: int | None = None  # c
     quadratic: int | None = None  # B, in rows**2
-    groups: int | None = None  # in which it has rows: so far may a count of units move
+    groups: int | None = None  # most groups with rows of one unit, each moved by 1 in a unit count
     slots: int | None = None  # hidden groups in which the selection counts a unit
     scale: int = 1  # quanta of weight that make one row; weights are integers 1..scale
 

@@ -437,7 +437,8 @@ def far_ahead(
 def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
     """How many windows the rows of one unit, within its scope, can fall into, about.
 
-    Read by forecasts alone: bounds count rows over all windows of a scope.
+    For forecasts; `most_windows`, which bounds may be set by, takes it where no unit-periods are.
+    A bound that is too low cuts rows, and protects no less: it counts rows over all windows.
     """
     if schedule.whole:
         return 1

@@ -10,18 +10,13 @@ import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from streamveil.connectors.blocks import crash_only, scratch_folder, sync_directory, write_all
+from streamveil.connectors.blocks import crash_only, sync_directory, write_all
+from streamveil.connectors.blocks import scratch_folder as scratch_folder
 from streamveil.errors import StoreError
 
 PRIVATE = 0o600  # files of a state directory are for their owner only
 TEMPORARY = ".tmp"
-
-
-def unkept() -> TemporaryDirectory[str]:
-    """A folder for a state that goes with its answer."""
-    return scratch_folder()
 
 
 class Unnamed:

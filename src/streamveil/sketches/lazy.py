@@ -141,10 +141,6 @@ class LazySketch:
         """What everything ever published can reveal."""
         return Guarantee(self.protects, self.noise.loss, self.horizon)
 
-    def report(self) -> dict[str, Any]:
-        """The numbers behind the guarantee, and what is public."""
-        return describe(self.noise, self.table, self.guarantee)
-
     def open(self, noise: Noise | None = None, name: str = "sketch") -> LiveSketch:
         """An empty running sketch. Without `noise`, under a fresh key of the operating system."""
         place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
@@ -236,24 +232,3 @@ def warn_about_delta(budget: Budget, schedule: PushSchedule) -> None:
             " publishes a record outright would satisfy it; use a much smaller delta",
             stacklevel=4,
         )
-
-
-def describe(noise: NoisePlan, table: SketchTable, guarantee: Guarantee) -> dict[str, Any]:
-    """The numbers behind a guarantee, and what is public."""
-    delta = None if noise.budget.delta is None else float(noise.budget.delta)
-    return {
-        "protects": noise.protects.phrase,
-        "items_per_unit": noise.protects.bound,
-        "m": noise.change,
-        "column_norm": noise.counter.column_norm,
-        "pushes": noise.counter.pushes,
-        "l2": noise.l2,
-        "kappa": noise.kappa,
-        "sigma": noise.sigma,
-        "rho": guarantee.loss.rho(),
-        "delta": delta,
-        "epsilon": None if delta is None else guarantee.epsilon(delta),
-        "sampler_distance": float(noise.loss.distance),
-        "bytes": table.nbytes,
-        "public": ["shape", "hash seed", "schedule", "clock", "noise scale", "published table"],
-    }

@@ -18,7 +18,6 @@ from streamveil.core.noisy import values
 from streamveil.errors import require_between
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words, weight_words
-from streamveil.sketches.lazy import describe
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
@@ -112,10 +111,6 @@ class Levels(Protocol):
     def guarantee(self) -> Guarantee:
         """What everything ever published can reveal."""
         return Guarantee(self.protects, self.noise.loss, self.horizon)
-
-    def report(self) -> dict[str, Any]:
-        """The numbers behind the guarantee, and what is public."""
-        return describe(self.noise, self.tables[0], self.guarantee) | {"bytes": self.nbytes}
 
     def open(self, noise: Noise | None = None, name: str = "heavy-hitters") -> LiveHeavyHitters:
         """Empty and counting. Without `noise`, under a fresh key of the operating system."""
