@@ -150,7 +150,7 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
     """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
     aggregation = operator.aggregation
     counter = aggregation.counters[lane]
-    sd = deviation(counter, trigger)
+    sd = deviation(counter, trigger)  # type: ignore[arg-type]  # every counter is a frozen dataclass
     if lane == aggregation.shared:
         return sqrt(sd**2 / FINE**2 + 1 / 12)
     rule = aggregation.rule
