@@ -15,6 +15,7 @@ from streamveil.dataflow.windows import (
     assign,
     far_ahead,
     hopping,
+    most_windows,
     period_closes,
 )
 from tests.schedules import fixed_schedule
@@ -151,3 +152,15 @@ def test_rows_of_one_unit_in_many_periods_to_come_keep_no_units(tmp_path, select
         next(job)
         assert job.counters()["early"] == 198
         assert job.counters()["units"] <= 2
+
+
+@given(schedules())
+def test_no_unit_meets_more_windows_than_a_bound_that_cuts_nobody_says(schedule):
+    assume(schedule.parts == 1 and schedule.spans is None and schedule.steps is not None)
+    every = np.arange(-80, schedule.ticks.start(schedule.steps))
+    met = {
+        window
+        for step in range(1, schedule.steps + 1)
+        for window in assign(schedule, every, step)[1].tolist()
+    }
+    assert len(met) <= most_windows(schedule, None)

@@ -435,11 +435,7 @@ def far_ahead(
 
 
 def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
-    """How many windows the rows of one unit, within its scope, can fall into, about.
-
-    For forecasts; `most_windows`, which bounds may be set by, takes it where no unit-periods are.
-    A bound that is too low cuts rows, and protects no less: it counts rows over all windows.
-    """
+    """How many windows the rows of one unit, within its scope, can fall into, about."""
     if schedule.whole:
         return 1
     cells, ticks = schedule._cells, schedule._ticks
@@ -455,9 +451,16 @@ def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
 
 
 def most_windows(schedule: Schedule, periods: Cells | None) -> int | None:
-    """At least as many windows, side by side, as any unit-period meets; None: no end."""
+    """At least as many windows, side by side, as any unit meets in its scope; None: no end.
+
+    With lateness these begin before the job does. Rows dated after its end are not reckoned with.
+    """
     if periods is None or schedule.cells is None:
-        return periods_met(schedule, periods)
+        met = periods_met(schedule, periods)
+        if met is None or schedule.cells is None or schedule.ticks is None:
+            return met
+        begin, lateness = schedule.ticks.start(0), schedule.lateness_us
+        return met + schedule._first_after(begin) - schedule._first_after(begin - lateness)
     if periods.refines(schedule.cells):
         return 1
     longest = periods.length_us or periods.months * 31 * 86_400_000_000
