@@ -42,7 +42,7 @@ At = Annotated[
     typer.Option(help="TRIGGER or WINDOW/TRIGGER (2026-01-01/4). Default: the last release."),
 ]
 Level = Annotated[
-    float | None, typer.Option(help="Of the intervals; default: that of the releases.")
+    float | None, typer.Option(help="Confidence of the intervals; default: that of the releases.")
 ]
 
 

@@ -63,7 +63,7 @@ Out = Annotated[
 
 @contextmanager
 def typed(before: str = "") -> Iterator[None]:
-    """What was typed is refused in the words of whoever refuses it: no row was seen by then."""
+    """Makes a `PlanError` of the error for a value that was typed: no row has been read by then."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -146,7 +146,7 @@ def text_of(value: Any) -> str:
 
 
 def name_of(value: Any) -> str:
-    """What names a group: texts that differ where groups do.
+    """The text for a group; different groups have different texts.
 
     >>> name_of(2026), name_of(1e300), name_of(None)
     ('2026', '1e+300', 'none')

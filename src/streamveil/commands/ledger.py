@@ -150,14 +150,14 @@ def export(place: LedgerPlace) -> None:
 @app.command("register", epilog="Example: docs/ledger.md")
 def register(
     place: LedgerPlace,
-    name: Annotated[str, typer.Option(help="Of the data product.")],
+    name: Annotated[str, typer.Option(help="Name of the data product.")],
     about: Annotated[str, typer.Option(help="What is published, in a sentence or two.")],
     use: Annotated[str, typer.Option(help="What it is for.")],
     curator: Annotated[list[str], typer.Option(help="Who publishes it; may be given again.")],
     region: Annotated[str, typer.Option(help="Which region the data are about.")],
     published: Annotated[str, typer.Option(help="Day of the first publication, YYYY-MM-DD.")],
     author: Annotated[list[str], typer.Option(help="Who writes this entry; may be given again.")],
-    sector: Annotated[str, typer.Option(help="Of the data.")] = "Technology",
+    sector: Annotated[str, typer.Option(help="Sector of the data.")] = "Technology",
     sources: Annotated[str, typer.Option(help="Links: a paper, the data, the code.")] = "",
 ) -> None:
     """A draft of tier 3 for OpenDP's public registry of deployments, as JSON, which is YAML too.

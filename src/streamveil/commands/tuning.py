@@ -35,7 +35,9 @@ def what_if(
         list[float] | None, typer.Option(help="An epsilon to try; repeatable.")
     ] = None,
     max_rows: Annotated[list[int] | None, typer.Option(help="A bound to try; repeatable.")] = None,
-    releases: Annotated[list[int] | None, typer.Option(help="A number to try; repeatable.")] = None,
+    releases: Annotated[
+        list[int] | None, typer.Option(help="A number of releases to try; repeatable.")
+    ] = None,
     sample: Annotated[
         str | None, typer.Option(help="A PUBLIC sample: it is read without any noise.")
     ] = None,

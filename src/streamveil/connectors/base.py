@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 def changed() -> SourceError:
-    """The error for rows that are not there as they were when a part of them was taken."""
+    """The error for rows that changed after a part of them was read."""
     return SourceError(
         "the rows of a step that was taken in part are no longer the same: some would be lost or "
         "counted twice.\n  to fix  restore the source as it was when the job started"
@@ -57,7 +57,7 @@ def changed() -> SourceError:
 
 
 def decoded(table: pa.Table) -> pa.Table:
-    """The table without dictionaries: those of several chunks need not fit into one."""
+    """The table with dictionaries written out: those of several chunks may differ."""
     for place, one in enumerate(table.schema):
         if pa.types.is_dictionary(one.type):
             plain = table.column(place).cast(one.type.value_type)
@@ -66,7 +66,7 @@ def decoded(table: pa.Table) -> pa.Table:
 
 
 def hand_on(source: Source, what: str, said: Any) -> None:
-    """Tells a source something that some sources want to know."""
+    """Calls a method of a source, if it has one of that name."""
     hear = getattr(source, what, None)
     if hear is not None:
         hear(said)
@@ -206,7 +206,7 @@ def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schem
 
 
 def slices(table: pa.Table, max_rows: int) -> Iterator[pa.Table]:
-    """The rows in order, at most so many at a time, and no more of them than an array can hold.
+    """The rows in order, at most `max_rows` at a time and no more than an array can hold.
 
     >>> [part.num_rows for part in slices(pa.table({"n": [1, 2, 3]}), 2)]
     [2, 1]
@@ -258,7 +258,7 @@ def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def as_they_lie(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The 64-bit numbers that a column of times holds: a cast of few rows costs four times more."""
+    """The integers that a column of times holds. A cast of few rows would cost four times more."""
     return pa.chunked_array([part.view(pa.int64()) for part in column.chunks], pa.int64())
 
 
@@ -272,14 +272,14 @@ def times(values: pa.ChunkedArray, factor: int) -> pa.ChunkedArray:
 
 
 def floored(values: pa.ChunkedArray, each: int) -> pa.ChunkedArray:
-    """Numbers over `each`, rounded down."""
+    """Numbers divided by `each`, rounded down."""
     whole = pc.divide(values, each)  # towards 0
     below = pc.less(values, pc.multiply(whole, each))
     return pc.subtract(whole, below.cast(pa.int64()))
 
 
 def signed(table: pa.Table) -> pa.Table:
-    """The same for systems that know no unsigned integers of 64 bits: as decimals of 20 digits.
+    """The table for systems without unsigned 64-bit integers: these become decimals of 20 digits.
 
     >>> signed(pa.table({"id": pa.array([2**64 - 1], pa.uint64())})).schema.field("id").type
     Decimal128Type(decimal128(20, 0))

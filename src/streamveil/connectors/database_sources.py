@@ -1,9 +1,9 @@
 """A table or a query of SQLite, DuckDB or PostgreSQL as a source: what is there now, once.
 
-Rows come in the order of their own values as text, so it is the same order at every reading, and
-where two rows tie they are equal. A position is a number of rows and a digest of them. Who goes on
-from it reads them again: a database that changed before that place is an error, for rows would be
-lost or doubled in silence. What changed behind it is read as it is then.
+Rows are sorted by their values as text, so every reading gives the same order, and rows that tie
+are equal. A position is a number of rows and a digest of them. A restart reads these rows again: if
+they have changed, rows would be lost or counted twice, so it is an error. Later rows are read as
+they are then.
 
 A row that comes or goes moves others, so steps may be those of time, not of rows (`plan.check`).
 
@@ -152,7 +152,7 @@ def never_fails(part: Any) -> bool:
 
 
 def require_rows(query: str, dialect: str) -> str:
-    """A query that makes each row of one row of one table, so that people stay apart.
+    """The query, if it makes each row of one row of one table, so that no two people mix.
 
     >>> require_rows("SELECT u, LOWER(page) AS page FROM shop.visits WHERE amount > 0", "sqlite")
     'SELECT u, LOWER(page) AS page FROM shop.visits WHERE amount > 0'
@@ -275,7 +275,7 @@ NATIVE: dict[pa.DataType, tuple[type, ...]] = {
 
 
 def of_any(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, int]:
-    """Values of any type as one type, each by itself, and how many do not fit: they are null.
+    """Values of mixed types as one type. Those that do not fit are null; how many is counted.
 
     >>> of_any([1, "2", 2.5, None, b"3"], pa.int64())[0].to_pylist()
     [1, 2, None, None, None]

@@ -1,6 +1,6 @@
 """Parquet, CSV and JSON-lines files: a path, a glob, or a directory that grows.
 
-Whoever looks takes the files that were not read yet, in the order of their paths; within a file
+Each look takes the files that have not been read yet, in the order of their paths; within a file
 rows keep their order. What was read is kept with the position (`manifest`): new files may have any
 names, and a file that was read to its end may go. One that changed after it was read, or that went
 when it was half read, is an error: rows would be lost or doubled in silence.
@@ -350,7 +350,7 @@ class FilesSource(TracedSource):
         return Chunk(rows, position, part.rejected, rejected_rows)
 
     def _finish(self, name: str, own: str, file: FileIdentity) -> None:
-        """A file was read to its end. A copy of one cannot change; the next look asks the store."""
+        """Notes that a file was read to its end; one on disk must not have changed meanwhile."""
         if self.on_disk and self._store.facts(name) != (file.size, file.time):
             raise changed(name)
         self._manifest.add(own, file)

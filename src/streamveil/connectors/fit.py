@@ -42,7 +42,7 @@ class FittedRows(NamedTuple):
 def fitted(
     tables: Iterable[pa.Table], first: int, start: int, wanted: pa.Schema, max_rows: int
 ) -> Iterator[FittedRows]:
-    """The rows behind the first `start` of a file; its `tables` come behind the first `first`.
+    """The rows after the first `start` of a file; `tables` begin after its first `first` rows.
 
     >>> tables = [pa.table({"n": ["1", "2"]}), pa.table({"n": ["x"]})]
     >>> some = fitted(tables, 10, 11, pa.schema([("n", pa.int64())]), 50)

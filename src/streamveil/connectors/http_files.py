@@ -4,8 +4,8 @@ A folder is a page of links, as Apache, nginx and the like make it. A file whose
 is a list: one address in each line. A user and a password come from the file of `netrc`, as for
 curl. What a list holds behind a question mark (signatures) is sent, and is in no name or message.
 
-A file's time is when the server says that it was changed; where it says nothing, a hash of the
-file's tag stands for it. Both only tell whether to look.
+A file's time is when the server says that it was changed. If it says nothing, a hash of the file's
+tag stands for it. Both only tell whether to read the file again.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class HttpFiles:
 
 
 class Redirects(HTTPRedirectHandler):
-    """Whoever sends us elsewhere on the same server is told the same; another server is not."""
+    """Repeats credentials after a redirect within one server, and to no other server."""
 
     def redirect_request(self, req: Request, *where: Any) -> Request | None:
         """See `HTTPRedirectHandler`."""

@@ -59,7 +59,7 @@ def json_block(block: bytes, wanted: pa.Schema) -> Lines:
 
 
 def json_messages(messages: list[bytes], wanted: pa.Schema) -> Lines:
-    """The same of messages, each of which is a line of its own whatever it holds; none is blank."""
+    """As `json_block`, of messages: each is one line, whatever it holds; a blank one is no row."""
     messages = [message if message.strip() else b"null" for message in messages]
     block = b"\n".join(messages)
     if messages and block.count(b"\n") == len(messages) - 1:

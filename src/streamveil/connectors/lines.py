@@ -1,7 +1,7 @@
 """Whole lines of a file of text, compressed or not, in bounded memory.
 
 A line longer than a limit is passed over: its start and its size are told, not the line. What one
-person wrote can so neither fill the memory nor, under a limit, end the job each time it is read.
+person wrote can neither fill the memory nor end the job each time it is read.
 """
 
 from __future__ import annotations

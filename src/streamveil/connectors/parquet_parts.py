@@ -20,7 +20,7 @@ Spans = list[tuple[int, int]]
 
 
 def spans(file: pa.NativeFile, size: int, columns: Collection[str]) -> tuple[Spans, bytes]:
-    """What to copy: from where to where, in order, and the bytes after that, which were read.
+    """The spans to copy, in order, and the end of the file, which has been read.
 
     All of a file whose end is no footer.
     """

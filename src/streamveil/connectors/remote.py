@@ -1,11 +1,11 @@
 """Files of an object store, by Arrow's file systems (s3://, gs://, az://, abfs://), and of the web.
 
-One is copied before it is read, into a private folder that goes with it: what is read is one moment
-of the file, and all that holds for a file on disk holds for it. Of a Parquet file in a store
-those columns are copied that are read (`parquet_parts`). The next file is copied while one is read,
-so the disk has room for two; the one after it is written over the first, which costs less than
-new pages. Keys come from where the store's own programs take them, never from
-the address: that is written into queries, descriptions and logs.
+A file is copied before it is read, into a private folder that is removed afterwards. So one version
+of it is read, and all that holds for a file on disk holds for it. Of a Parquet file in a store only
+the columns that are read are copied (`parquet_parts`). The next file is copied while one is read,
+so the disk needs room for two. The one after that is written over the first copy, which costs less
+than new pages. Keys come from where the store's own programs take them, never from the address:
+that is written into queries, descriptions and logs.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class RemoteFiles:
         return CopiedFile(folder, path)
 
     def _is_copied(self, wanted: Wanted, told: ListedFile, path: Path) -> bool:
-        """Copies a file; whether it was what was told of it, from before on until after it."""
+        """Copies a file; whether it was the listed version before the copy and after it."""
         name = wanted.name
         try:
             asked(name, lambda: self._copy(wanted, told.size, path))

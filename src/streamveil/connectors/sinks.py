@@ -4,10 +4,10 @@ Releases of a window that are published together are one Parquet file (`release_
 by the first and the last of them.
 
 A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
-and writing the same release again replaces it by the same bytes. What another processor made of it,
-with other last digits, leaves the file as it is. Another release under its name is refused: it
-comes from another state, or from a copy of this one whose noise would come again over other rows,
-and the difference of the two would be exact.
+and writing the same release again replaces it by the same bytes. If another processor computed it
+again with other last digits, the file stays as it is. Another release under its name is refused: it
+comes from another state, or from a copy of this one. A copy draws the same noise over other rows,
+so that the difference of the two releases would be exact.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class FilesSink(Sink):
 
 
 def another(file: Path) -> StoreError:
-    """What to say of a file that holds another release than the one that comes."""
+    """The error for a file that already holds another release."""
     return StoreError(
         f"'{file}' holds another release of this job, window and trigger.\n"
         "  to fix  give a new state, or changed post-processing, a path of its own, or remove "

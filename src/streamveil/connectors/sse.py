@@ -1,10 +1,10 @@
 """Server-sent events over HTTP: every JSON event one row, with its type and its id.
 
-The place of a row is the id that the server gave it; whoever comes back says the last one that he
-saw (Last-Event-ID), and gets those behind it. A server that has forgotten an id may answer with
-whatever it still has, and say nothing. So a position holds two: the job asks for what is behind the
-last event but one, and the first that comes must be the last one that it read. What is missing is
-told, not passed over. (MQTT has no such places: a broker tells only who was acknowledged what.)
+The place of a row is the id that the server gave it. A client that connects again sends the last id
+that it saw (Last-Event-ID), and gets the events after it. A server that has forgotten an id may
+send whatever it still has, and say nothing. So a position holds two ids: the job asks for what
+comes after the last event but one, and the first event to come must be the last one that it read.
+A gap is an error. (MQTT has no such ids: a broker knows only who was acknowledged what.)
 """
 
 from __future__ import annotations

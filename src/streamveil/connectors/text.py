@@ -119,12 +119,12 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[
 
 @cache
 def nulls() -> pa.Array:
-    """What some programs write for nothing."""
+    """What some programs write for a missing value."""
     return pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
 
 
 def without_words(table: pa.Table, name: str) -> pa.Table:
-    """The same with null for what some programs write into numbers that are not there."""
+    """The table with null for the words that some programs write for a missing number."""
     column = table.column(name)
     said = pc.is_in(column, nulls())
     if not pc.any(said).as_py():

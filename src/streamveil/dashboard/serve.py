@@ -121,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def waiting() -> bytes:
-    """A page that comes again until there is something to show."""
+    """A page that reloads itself until there is something to show."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" '
         f'content="{SECONDS}"><title>streamveil</title></head><body><p>{NOTHING_YET}</p></body>'

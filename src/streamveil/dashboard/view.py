@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from fractions import Fraction
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,7 @@ def places_of(made: Chart) -> list[float]:
     """
     if made.times:
         return [time.replace(tzinfo=UTC).timestamp() * 1000 for time in made.times]
-    step = np.ones(len(made.ticks))
-    step[list(made.breaks)] = 2
-    return [float(place) for place in np.cumsum(step)]
+    return [float(place) for place in made.turns]
 
 
 def one_line(line: Line, made: Chart, x: list[float]) -> dict[str, Any]:
@@ -226,14 +225,7 @@ def spent(record: dict[str, Any]) -> dict[str, Any] | None:
     limit = record["limit"].get("epsilon")
     if len(points) < 2:
         return None
-    return {"points": points, "limit": None if limit is None else whole(limit)}
-
-
-def whole(text: str) -> float:
-    """A number as the ledger writes it."""
-    from fractions import Fraction
-
-    return float(Fraction(text))
+    return {"points": points, "limit": None if limit is None else float(Fraction(limit))}
 
 
 def moment_of(text: str | None) -> float | None:

@@ -15,12 +15,10 @@ from sqlglot import exp
 from streamveil.expressions.dialect import canonical
 from streamveil.expressions.expr import compile_expression
 from streamveil.release_metadata import SUFFIXES, Facts
-from streamveil.results.intervals import deviations
+from streamveil.results.intervals import COUNTED, LINEAR, deviations
 from streamveil.types import Array
 
-COUNTED = ("count", "count_units", "count_distinct")
 PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
-LINEAR = (*COUNTED, "sum")
 SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
 TOTAL = "total"  # among the facts of a total over rows: the columns that `TotalParts` names
 REPEATED = "repeated"  # among the facts of a number that may stand in several rows, as one draw
@@ -210,7 +208,7 @@ class Answered:
         return self.kinds[lanes[0]] if known and facts.get("function") in COUNTED else None
 
     def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
-        """The same of two sums."""
+        """Between which ends the covariance of the noise of two sums lies."""
         low = high = np.zeros(self.table.num_rows)
         for one, a in left.factors.items():
             for two, b in right.factors.items():

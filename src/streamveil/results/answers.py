@@ -17,8 +17,8 @@ from streamveil.errors import PlanError
 from streamveil.release_metadata import Facts, hidden_sentence, missing, read_note, sentences
 from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
-from streamveil.results.intervals import Interval, deviations, plain, ratio
-from streamveil.results.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
+from streamveil.results.intervals import COUNTED, LINEAR, Interval, deviations, plain, ratio
+from streamveil.results.joint import Cell, Ends, Joint, joint_at, output_of
 from streamveil.results.releases import Releases
 from streamveil.results.top import Ranked, moved, rank
 from streamveil.types import Array
@@ -434,8 +434,7 @@ class Answers(AnswerTable):
     ) -> Derived:  # fmt: skip
         """Key columns and the interval, in the order of the keys."""
         names, columns = list(self.releases.key_names), list(joint.labels.columns)
-        counts = joint.output(name).get("function") in ("count", "count_units", "count_distinct")
-        whole = whole and counts
+        whole = whole and joint.output(name).get("function") in COUNTED
         for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
             names.append(name + suffix)
             columns.append(np.rint(column).astype(np.int64) if whole and not suffix else column)

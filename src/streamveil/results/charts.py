@@ -45,6 +45,13 @@ class Chart:
     lines: tuple[Line, ...]
     bias: str
 
+    @property
+    def turns(self) -> Float64[Array, " moments"]:
+        """A place for each release on an axis without times, with room between windows."""
+        step = np.ones(len(self.ticks))
+        step[list(self.breaks)] = 2
+        return np.cumsum(step)
+
 
 def chosen(moments: list[Moment]) -> list[Moment]:
     """At most `POINTS` releases: evenly many of each window, or its last one alone of many windows.

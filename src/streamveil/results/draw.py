@@ -65,9 +65,7 @@ def positions(chart: Chart) -> Array:
         from matplotlib.dates import date2num
 
         return np.asarray(date2num(chart.times))  # type: ignore[no-untyped-call]
-    step = np.ones(len(chart.ticks))
-    step[list(chart.breaks)] = 2
-    return np.cumsum(step)
+    return chart.turns
 
 
 def arrange(axes: Any, chart: Chart, places: Array) -> None:

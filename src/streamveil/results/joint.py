@@ -16,7 +16,7 @@ from streamveil.core.counters.protocol import Counter
 from streamveil.dataflow.group_metadata import counter_from
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.release_metadata import Facts
-from streamveil.results.intervals import deviations
+from streamveil.results.intervals import LINEAR, deviations
 from streamveil.results.noise import (
     ROUNDING,
     covariance,
@@ -26,7 +26,6 @@ from streamveil.results.noise import (
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
-LINEAR = ("count", "count_units", "count_distinct", "sum")
 Keys = Any  # an Arrow array of encoded keys
 Slopes = dict[int, Array]  # lane -> how the number moves with that lane's total, per key
 

@@ -53,9 +53,7 @@ from streamveil.release_metadata import (
     sentences,
 )
 from streamveil.results.answer_sums import (
-    COUNTED,
     HALF,
-    LINEAR,
     REPEATED,
     ROW,
     SHIFT,
@@ -65,6 +63,7 @@ from streamveil.results.answer_sums import (
     names_in,
 )
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
+from streamveil.results.intervals import COUNTED, LINEAR
 from streamveil.results.post_joins import BOTH_NUMBERS, one_type, paired
 from streamveil.results.releases import Releases
 from streamveil.types import Array
@@ -263,7 +262,7 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
 
 
 def with_windows(table: pa.Table, *columns: OwnColumn) -> pa.Table:
-    """Rows of nobody, with functions over windows of them beside."""
+    """Rows that belong to no unit, with window functions beside them."""
     return windowed(OwnWindows(columns=columns), table, pa.repeat(0, table.num_rows))[0]
 
 
