@@ -66,6 +66,7 @@ def mechanisms_of(operator: Operator) -> dict[str, Any]:
             "max_rows": bounds.max_rows,
             MAX_PER_GROUP.name: bounds.per_group,
             MAX_SQUARED.name: bounds.quadratic,
+            "groups": bounds.groups,
             HIDDEN_GROUPS.name: bounds.slots,
             "l2_squared": bounds.l2_squared,
         },
