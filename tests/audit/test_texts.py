@@ -8,6 +8,7 @@ import os
 import time
 from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.unit_sample import LEVELS, UnitSample
 from streamveil.compiler.value_sizes import ValueSizes
 from streamveil.connectors.memory import MemorySource
 from streamveil.plan import combine, own_rows
@@ -44,6 +46,27 @@ def test_looks_lose_no_more_than_is_claimed():
             assert claim.fits(share)
             most = max(most, lost.tightness(claim))
     assert most > 0.6
+
+
+def in_every_sample(self, names, each):
+    return np.full(len(names) // each, LEVELS, np.uint8)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_looks_at_samples_lose_no_more_than_is_claimed(is_planted, monkeypatch):
+    """Every unit is counted in the smallest sample. Planted: with a 64th of the noise."""
+    honest = survey.sampled
+    monkeypatch.setattr(survey, "most_units", lambda sigma: 3)
+    monkeypatch.setattr(UnitSample, "levels", in_every_sample)
+    if is_planted:
+        monkeypatch.setattr(
+            survey, "sampled",
+            lambda asked, *given: honest(SimpleNamespace(sigma=asked.sigma / 64), *given),
+        )  # fmt: skip
+    stands = [
+        lost.stands(claim) for seed in range(6) for _, lost, claim, _ in looks.judged(seed, 3)
+    ]
+    assert all(stands) is not is_planted
 
 
 def test_what_a_look_chose_loses_with_it_no_more_than_is_claimed():

@@ -4,11 +4,12 @@ from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
-from streamveil.compiler.by_unit import shape_of
+from streamveil.compiler.by_unit import UnitFacts, middle_of_each, shape_of
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
     BUCKETS,
@@ -17,15 +18,18 @@ from streamveil.compiler.group_sizes import (
     groups_by_size,
     rows_by_bucket,
 )
-from streamveil.compiler.numbering import taken
+from streamveil.compiler.numbering import Numbering, taken
+from streamveil.compiler.unit_sample import LEVELS, UnitSample
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.look import HISTOGRAM, LAWS
 from streamveil.runtime.survey import (
     ROW_EDGES,
+    SAMPLE_WEIGHT,
     SHARE_QUANTA,
     VAGUE,
+    BinsOf,
     Survey,
     histograms,
     learn,
@@ -201,8 +205,9 @@ def rows_of_units(kind, units, rng):
     return np.where(rng.random(units) < 0.03, 900, 1) if kind == "heavy" else np.full(units, 27)
 
 
-def binned(rows, rng, sigma):
-    """The noisy histograms of units with so many rows, of which a third repeat."""
+def binned(rows, rng, sigma, times=1):
+    """The noisy histograms of one in so many units with so many rows, of which a third repeat."""
+    rows = rows[rng.random(len(rows)) * times < 1]
     exact = [np.bincount(np.searchsorted(ROW_EDGES, rows, side="right") - 1,
                          minlength=len(ROW_EDGES))]  # fmt: skip
     exact.append(0.35 * exact[0])
@@ -236,6 +241,105 @@ def test_the_truth_lies_in_the_intervals(kind, units, sigma):
         assert said == 60  # a quiet survey does answer
     if sigma == 1_000.0 and units == 2_000:
         assert said == 0  # and a loud one does not
+
+
+@pytest.mark.parametrize("kind", ["tail", "heavy", "alike"])
+@pytest.mark.parametrize(("units", "times", "sigma"), [(10**5, 16, 1.0), (10**5, 4, 30.0)])
+def test_the_truth_lies_in_the_intervals_of_a_sample(kind, units, times, sigma):
+    """60 surveys, as above. Intervals that knew of the noise alone missed the units in all 60."""
+    rng, missed, known = np.random.default_rng(11), 0, 0
+    for _ in range(60):
+        rows = rows_of_units(kind, units, rng)
+        bins = [times * some for some in binned(rows, rng, sigma, times)]
+        found = learn(bins, times * sigma, times)
+        capped = np.minimum(rows, found.cap).mean() if found.cap is not None else None
+        most = np.quantile(rows, 0.99, method="inverted_cdf")
+        said = [(found.units, units), (found.repeats, 0.35), (found.rows, capped),
+                (found.most, most)]  # fmt: skip
+        missed += any(one and not one.low <= truth <= one.high for one, truth in said)
+        known += found.rows is not None
+    assert missed < 20
+    assert known == 60
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A look keeps a sample where there are more units than this."""
+    monkeypatch.setattr("streamveil.runtime.survey.most_units", lambda sigma: 300)
+    return 300
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sample_of_units_is_all_of_their_rows(few, text, threads):
+    """Whatever was kept before it was small enough: as of the rows of these units alone."""
+    rng = np.random.default_rng(4)
+    table = pa.table({"user": rng.integers(0, 2_000, 9_000), "key": rng.integers(0, 40, 9_000),
+                      "ms": rng.exponential(50.0, 9_000)})  # fmt: skip
+    if text:
+        table = table.set_column(0, "user", table["user"].cast(pa.string()))
+    made, words = asked(table), np.arange(7, 13, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    parts = [table.slice(start, 500) for start in range(0, len(table), 500)]
+    sample = UnitSample(words, few)
+    groups, [values] = taken(made, made, ["ms"], parts, threads, sample)
+    units = table["user"].unique()
+    numbers = Numbering(sample.key)
+    names = numbers.words(units)
+    levels = sample.levels(names.names, names.each)
+    assert sample.level >= 2
+    assert few < (levels >= sample.level - 1).sum()
+    assert (levels >= sample.level).sum() <= few
+    assert groups.units.least[0] == (levels == LEVELS).sum()
+    for level in (sample.level, sample.level + 1):
+        inside = pc.is_in(table["user"], units.filter(pa.array(levels >= level)))
+        kept, own = groups.units.kept(level), values.units.kept(level)
+        shape = shape_of(groups.rows, np.zeros(groups.rows.units, np.uint64), threads)
+        found = histograms(UnitFacts(*(one[kept] for one in shape)), groups.first[kept])
+        alone = table.filter(inside)
+        for ours, theirs in zip(found, exact(made, alone), strict=True):
+            assert ours.tolist() == theirs.tolist()
+        _, [whole] = taken(made, made, ["ms"], [alone])
+        assert middle_of_each(values.rows)[own].tolist() == middle_of_each(whole.rows).tolist()
+
+
+def test_a_survey_of_a_sample_says_what_is_there(monkeypatch):
+    """Of 60,000 units one in 16 is counted; without noise, the draw of these is left."""
+    monkeypatch.setattr("streamveil.runtime.survey.most_units", lambda sigma: 6_000)
+    rng = np.random.default_rng(2)
+    rows = rng.permutation(np.repeat(np.arange(60_000), rng.integers(1, 6, 60_000)))
+    table = pa.table({"user": rows, "key": rng.integers(0, 40, len(rows))})
+    made, mu = plan(table, steps=1), sv.Budget(mu=50, delta=1e-9)
+    said, promise = survey(made, table, mu, SilentNoise())
+    sampled = Survey(mu, 2, Neighbours(unit="user"), sampled=True)
+    assert promise.loss == sampled.guarantee.loss
+    counted = 2 + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2)
+    assert promise.loss.gaussian >= (counted + Fraction(1, SAMPLE_WEIGHT**2)) / sampled.sigma**2
+    assert said.units.low < 60_000 < said.units.high < 1.2 * said.units.low
+    assert said.rows.value == pytest.approx(3.0, rel=0.05)
+    whole, _ = survey(made, iter([table]), mu, SilentNoise())
+    for name, value in whole.options.items():
+        assert said.options[name] == pytest.approx(value, rel=0.05, abs=0.02)
+        assert said.likely[name] == pytest.approx(whole.likely[name], rel=0.05, abs=0.02)
+
+
+def test_rows_are_read_again_where_a_larger_sample_is_asked_for(few, monkeypatch):
+    table, read = clicks(4_000), []
+
+    def again():
+        read.append(1)
+        return iter([table.slice(start, 500) for start in range(0, len(table), 500)])
+
+    made, mu = asked(table), sv.Budget(mu=5, delta=1e-9)
+    whole = survey(made, iter([table]), mu, SilentNoise())[0]
+    for level, times in ((0, 2), (6, 1)):
+        read.clear()
+        monkeypatch.setattr("streamveil.runtime.survey.level_for", LEVELS_FOR[level])
+        said, _ = survey(made, again, mu, SilentNoise())
+        assert len(read) == times
+        assert (said.likely == whole.likely) is (level == 0)
+
+
+LEVELS_FOR = {0: lambda noisy, most: 0, 6: lambda noisy, most: 6}
 
 
 def test_noise_that_hides_heavy_units_chooses_no_bound():
@@ -284,8 +388,8 @@ def test_the_histogram_is_told_where_a_twentieth_of_units_would_stand_out():
     bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
     bins[0][:3] = (6_000, 3_000, 1_000)
     sizes = np.zeros(len(SIZES), np.int64), np.zeros(BUCKETS, np.int64)
-    told = learned(124.0, ((), None), *bins, *sizes).likely[HISTOGRAM]
+    told = learned(124.0, BinsOf(), *bins, *sizes).likely[HISTOGRAM]
     assert [share for *_, share in told[:3]] == pytest.approx([0.6, 0.3, 0.1], rel=0.05)
     assert sum(share for *_, share in told[3:]) < 0.05  # what the noise may hide
-    assert HISTOGRAM not in learned(130.0, ((), None), *bins, *sizes).likely
-    assert LAWS in learned(130.0, ((), None), *bins, *sizes).likely
+    assert HISTOGRAM not in learned(130.0, BinsOf(), *bins, *sizes).likely
+    assert LAWS in learned(130.0, BinsOf(), *bins, *sizes).likely

@@ -120,7 +120,7 @@ def test_every_histogram_that_is_drawn_is_paid(monkeypatch):
     table = table_of(VALUES["ones"])
     price = Budget(epsilon=Fraction(1, 2), delta=Fraction(1, 10**9))
     _, promise = survey(asked(table, columns), table, price, SeededNoise(1))
-    assert len(drawn) == 6  # rows, repeats, x, x * 2, groups by size, rows in buckets
+    assert len(drawn) == 7  # units, rows, repeats, x, x * 2, groups by size, rows in buckets
     assert promise.loss.gaussian >= sum(1 / Fraction(sigma) ** 2 for sigma in drawn)
     assert promise.loss.fits(price)
     assert not Survey(price, 4, Neighbours("user")).sigma <= Survey(price, 3, Neighbours(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,7 +171,8 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
         live = first_alone(plan)  # made-up rows are those of the first release
 
         def look(made: Plan, noise: Noise) -> Any:
-            rows = rows_of(replace(made, clock=Clock(kind="once")) if live else made)
+            once = replace(made, clock=Clock(kind="once"))
+            rows = rows_of(once) if live else partial(rows_of, made)
             return survey(made, rows, divided(made).looking, noise)
 
         looked = look_accounts(plan, look, seed)

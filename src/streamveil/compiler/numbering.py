@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +17,34 @@ import pyarrow.compute as pc
 from streamveil.compiled import AHEAD, at_once, njit, prefetch
 from streamveil.compiler.by_unit import ByUnit
 from streamveil.compiler.numbered_rows import Columns, UsableRows, first_counted, firsts
+from streamveil.compiler.unit_sample import LEVELS, UnitSample
 from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_index import mixed
 from streamveil.dataflow.raw_memory import LARGE, lengthen, reserved
 from streamveil.dataflow.unit_kernels import HIGH, home
 from streamveil.plan.combine import plain
 from streamveil.plan.plan import Aggregate, Plan
-from streamveil.types import Array, Bool, Float64, UInt32, UInt64
+from streamveil.types import Array, Bool, Float64, Int64, UInt32, UInt64
 
 SMALLEST = 1 << 12  # slots
 LOAD = 0.65  # share of slots in use at which there are twice as many
 VALUES, ABSENT = 0, 1  # places of `counts`: values with a number; one more than that of null
+
+
+NOWHERE = np.zeros(0, np.bool_)
+
+
+class ValueWords(NamedTuple):
+    """What tells the values of a column apart."""
+
+    names: UInt64[Array, " words"]
+    each: int  # words of a value
+    absent: Bool[Array, " rows"] = NOWHERE  # where there is null; empty: nowhere
+
+    @property
+    def rows(self) -> int:
+        """How many values there are."""
+        return len(self.names) // self.each
 
 
 class Numbering:
@@ -48,8 +65,8 @@ class Numbering:
     [1, 3, 0]
     """
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key or secrets.token_bytes(32)
         self._values: list[_Words] = []
         self._pairs: list[_Words] = []
 
@@ -64,23 +81,22 @@ class Numbering:
             if place == len(self._values):
                 self._values.append(_Words())
                 self._pairs += [_Words()] * (place > 0)
-            new = self._values[place].numbers(*self._words(column))
+            new = self._values[place].numbers(*self.words(column))
             if place:
                 pair = (found.astype(np.uint64) << HIGH) | new
                 new = self._pairs[place - 1].numbers(pair)
             found = new
         return found
 
-    def _words(self, column: Any) -> tuple[UInt64[Array, " words"], int, Bool[Array, " rows"]]:
-        """Words that are equal where values are, how many of each, and where there is null."""
+    def words(self, column: Any) -> ValueWords:
+        """Words that are equal where values are; of words, the same."""
+        if isinstance(column, ValueWords):
+            return column
         one = plain(column)
         if is_text(one.type):
-            return name_column(one, self._key).reshape(-1), 2, NOWHERE
+            return ValueWords(name_column(one, self._key).reshape(-1), 2)
         absent = np.asarray(pc.is_null(one)) if one.null_count else NOWHERE
-        return np.ascontiguousarray(as_integers(one)).view(np.uint64), 1, absent
-
-
-NOWHERE = np.zeros(0, np.bool_)
+        return ValueWords(np.ascontiguousarray(as_integers(one)).view(np.uint64), 1, absent)
 
 
 class _Words:
@@ -212,24 +228,91 @@ def spread_slots(slots: UInt64[Array, " words"], before: int) -> None:
 # ---- what a look keeps of each row
 
 
+class NumberedUnits:
+    """Units by number, in the order of their first row that was taken, and the level of each."""
+
+    def __init__(self, sample: UnitSample | None) -> None:
+        self._sample = sample
+        self._numbers = Numbering() if sample is None else Numbering(sample.key)
+        self._levels = np.zeros(0, np.uint8)
+        self._known = 0
+        self._held = np.zeros(LEVELS + 1, np.int64)  # units that have at least each level
+
+    def __len__(self) -> int:
+        """How many units have a number."""
+        return len(self._numbers)
+
+    def of(self, found: Columns) -> Columns:
+        """Rows of units that are kept."""
+        if self._sample is None or not self._sample.level:
+            return found
+        words = self._numbers.words(found.unit[0])
+        rows = np.flatnonzero(self._sample.levels(words.names, words.each) >= self._sample.level)
+        names = np.ascontiguousarray(words.names.reshape(-1, words.each)[rows]).reshape(-1)
+        names.flags.writeable = words.names.flags.writeable  # one type for compiled functions
+        places = pa.array(rows)
+        cell = [plain(one).take(places) for one in found.cell]
+        value = None if found.value is None else found.value[rows]
+        return Columns([words._replace(names=names)], cell, value)
+
+    def numbers(self, unit: Sequence[Any]) -> UInt32[Array, " rows"]:
+        """The number of the unit of every row."""
+        if self._sample is None:
+            return self._numbers.numbers(unit)
+        words = self._numbers.words(unit[0])
+        numbers = self._numbers.numbers([words])
+        new = len(self) - self._known
+        if self._known + new > len(self._levels):
+            room = np.zeros(2 * (self._known + new), np.uint8)
+            room[: self._known] = self._levels[: self._known]
+            self._levels = room
+        if new:
+            self._levels[numbers] = self._sample.levels(words.names, words.each)
+            own = np.bincount(self._levels[self._known : len(self)], minlength=LEVELS + 1)
+            self._held += np.cumsum(own[::-1])[::-1]
+            self._known = len(self)
+        return numbers
+
+    def sampled(self) -> None:
+        """Lets the level that is kept rise as far as the number of units asks for."""
+        sample = self._sample
+        if sample is not None:
+            while sample.level < sample.highest and self._held[sample.level] > sample.most:
+                sample.level += 1
+
+    @property
+    def least(self) -> Int64[Array, " 1"]:
+        """How many units are in the smallest sample."""
+        return self._held[LEVELS:]
+
+    def kept(self, level: int) -> Bool[Array, " units"] | slice:
+        """Which units have at least a level, by number."""
+        return np.asarray(self._levels[: len(self)] >= level) if level else slice(None)
+
+
 class GroupRows:
     """The group of every row that may count, by unit (in each period)."""
 
-    def __init__(self, plan: Plan, schema: pa.Schema, threads: int) -> None:
+    def __init__(
+        self, plan: Plan, schema: pa.Schema, threads: int, sample: UnitSample | None = None
+    ) -> None:
         self._by_unit = ByUnit(np.uint32)
         self._numbered: tuple[Array, Array] | None = None  # unit and group of rows to put away
         self._threads = threads
-        self._usable, self._units, self._groups = UsableRows(plan, schema), Numbering(), Numbering()
+        self._usable, self._groups = UsableRows(plan, schema), Numbering()
+        self.units = NumberedUnits(sample)
         self._valued = first_counted(plan).function == "sum"
         self._first = [np.zeros(0)]
 
     def add(self, table: pa.Table) -> None:
         """Takes some more rows: while their units are numbered, those before are put away."""
-        found, known = self._usable.of(table), len(self._units)
-        if found is None:
+        usable, known = self._usable.of(table), len(self.units)
+        if usable is None:
             return
-        calls = partial(self._units.numbers, found.unit), partial(self._number_groups, found)
+        found = self.units.of(usable)
+        calls = partial(self.units.numbers, found.unit), partial(self._number_groups, found)
         unit, cell = at_once(calls) if self._threads > 1 else [call() for call in calls]
+        self.units.sampled()
         self._numbered = unit, cell
         if self._valued:
             self._first.append(first_of_new(found, unit, known))
@@ -237,7 +320,8 @@ class GroupRows:
     def _number_groups(self, found: Columns) -> UInt32[Array, " rows"]:
         self._put_away()
         if not found.cell:
-            return np.zeros(len(found.unit[0]), np.uint32)
+            first = found.unit[0]
+            return np.zeros(first.rows if isinstance(first, ValueWords) else len(first), np.uint32)
         return self._groups.numbers(found.cell)
 
     def _put_away(self) -> None:
@@ -274,28 +358,34 @@ def first_of_new(
 class ValueRows:
     """The value of every row that has one, by unit (in each period)."""
 
-    def __init__(self, plan: Plan, schema: pa.Schema, expression: str) -> None:
+    def __init__(
+        self, plan: Plan, schema: pa.Schema, expression: str, sample: UnitSample | None
+    ) -> None:
         every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
         self.rows = ByUnit(np.float64)
         self._usable = UsableRows(replace(plan, aggregates=(every,)), schema)
-        self._units = Numbering()
+        self.units = NumberedUnits(sample)
 
     def add(self, table: pa.Table) -> None:
         """Takes some more rows."""
-        found = self._usable.of(table)
+        usable = self._usable.of(table)
+        found = None if usable is None else self.units.of(usable)
         if found is not None and found.value is not None:
-            self.rows.add(self._units.numbers(found.unit), found.value)
+            self.rows.add(self.units.numbers(found.unit), found.value)
 
 
 def taken(
     plan: Plan, counted: Plan, expressions: Iterable[str], parts: Iterable[pa.Table],
-    threads: int = 1,
+    threads: int = 1, sample: UnitSample | None = None,
 ) -> tuple[GroupRows, list[ValueRows]]:  # fmt: skip
-    """Of rows read once: their groups in `counted`, and the values of each expression in `plan`."""
+    """Of rows read once: their groups in `counted`, and the values of each expression in `plan`.
+
+    Of a sample, how large it is follows from the units in `counted`.
+    """
     some = iter(parts)
     part = next(some)
-    groups = GroupRows(counted, part.schema, threads)
-    values = [ValueRows(plan, part.schema, text) for text in expressions]
+    groups = GroupRows(counted, part.schema, threads, sample)
+    values = [ValueRows(plan, part.schema, text, sample) for text in expressions]
     takers: list[GroupRows | ValueRows] = [groups, *values]
     for rows in chain([part], some):
         for one in takers:

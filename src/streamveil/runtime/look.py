@@ -175,14 +175,23 @@ def look(
     """Reads all rows, or `rows`, in another thread if there are several; asks for their shape."""
     from streamveil.runtime.survey import survey  # loaded when a job looks
 
-    some = rows_of(plan) if rows is None else rows
+    def all_rows() -> Iterator[pa.Table]:
+        return ahead(rows_of(plan), threads)
+
+    some = all_rows if rows is None else ahead(rows, threads)
+    return survey(plan, some, divided(plan).looking, noise, threads=threads)[0]
+
+
+def ahead(rows: Iterator[pa.Table], threads: int) -> Iterator[pa.Table]:
+    """Rows in parts, the next of which is read meanwhile where there are several threads."""
     if threads == 1:
-        return survey(plan, some, divided(plan).looking, noise)[0]
-    ahead = Prefetch(some)
+        yield from rows
+        return
+    coming = Prefetch(rows)
     try:
-        return survey(plan, ahead, divided(plan).looking, noise, threads=threads)[0]
+        yield from coming
     finally:
-        ahead.close()
+        coming.close()
 
 
 def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,8 @@ from streamveil.compiler.group_sizes import (
     rows_by_bucket,
 )
 from streamveil.compiler.numbered_rows import first_counted
-from streamveil.compiler.numbering import taken
+from streamveil.compiler.numbering import GroupRows, ValueRows, taken
+from streamveil.compiler.unit_sample import WORDS, UnitSample, level_for, most_units
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
 from streamveil.core.accounting.budget import Budget
@@ -52,6 +53,7 @@ from streamveil.plan.value_bounds import is_open, open_values
 from streamveil.special import ndtri
 from streamveil.types import Array, Bool, Float64, Int64
 
+SAMPLE_WEIGHT = 16  # the noise of the number that says how large a sample is, in times of a bin's
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
@@ -81,15 +83,24 @@ class Survey:
         the numbers of groups with at least so many of those rows (`groups_by_size`), and the rows
         of groups that fall into buckets by chance (`rows_by_bucket`). Bins are fixed, counts get
         Gaussian noise. What is said of them comes with an interval, but for bounds and groups.
+        Where rows can be read again and units have no periods (`sampled`), of many units a sample
+        is counted (`UnitSample`): how many units are in the smallest sample, with noise, says which
+        one. Bins then stand for as many times more units.
     Protects: all rows of one unit within one scope.
-    Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) / sigma^2.
+    Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) / sigma^2,
+        and 1 / SAMPLE_WEIGHT^2 more before the division where a sample may be counted.
     Proof: a unit more adds at most 1 to one bin of each histogram and touches nothing else, as bins
         depend on that unit's rows alone; and 1 to one of the numbers of groups and to one bucket of
         rows, whichever rows were chosen and whichever buckets groups fall into, whose noise is
         WEIGHT and BUCKET_WEIGHT times as large: together, in units of sigma, the square root of
         (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) in L2. Rows and buckets are chosen by
-        words that no other noise uses. Means, quantiles and what a forecast makes of them are
-        post-processing, and so is what is not said when the noise is too large.
+        words that no other noise uses. A unit more adds at most 1 to the units of the smallest
+        sample, whose noise is SAMPLE_WEIGHT times as large. Fix what that number said: a unit
+        outside the sample that it chose then changes nothing, one inside what it changes among all.
+        A second part that the first one's answer chose adds up in squares like any other, and rows
+        are read again where a smaller sample than the chosen one was kept. Means, quantiles and
+        what a forecast makes of them are post-processing, and so is what is not said when the
+        noise is too large.
     Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
         rounded noise.
     """
@@ -97,6 +108,7 @@ class Survey:
     budget: Budget
     histograms: int
     protects: Neighbours
+    sampled: bool = False
 
     @property
     def sigma(self) -> Fraction:
@@ -105,7 +117,8 @@ class Survey:
 
     @property
     def _moved(self) -> Fraction:
-        return root_up(self.histograms + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2))
+        moved = self.histograms + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2)
+        return root_up(moved + self.sampled * Fraction(1, SAMPLE_WEIGHT**2))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -162,9 +175,20 @@ class Learned:
         return known if self.sure else {}
 
 
+class BinsOf(NamedTuple):
+    """What noisy bins are of; settings."""
+
+    expressions: tuple[str, ...] = ()  # without bounds
+    summed: str | None = None  # the one that is summed with bounds
+    times: int = 1  # so many units stand for each that was counted
+
+
+Rows: TypeAlias = pa.Table | Iterable[pa.Table] | Callable[[], Iterable[pa.Table]]
+
+
 def survey(
     plan: Plan,
-    rows: pa.Table | Iterable[pa.Table],
+    rows: Rows,
     budget: Budget,
     noise: Noise,
     ledger: Ledger | None = None,
@@ -172,23 +196,31 @@ def survey(
 ) -> tuple[Learned, Guarantee]:
     """Charges, counts, draws, and says what rows look like. No row leaves this function.
 
-    `rows`: a table, or its parts in turn, the first of which may be empty. Nothing that is said
-    depends on the number of threads.
+    `rows`: a table, or its parts in turn, the first of which may be empty; or what gives them, and
+    again if asked. Nothing that is said depends on the number of threads.
     """
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
     expressions, counted = open_values(plan), counted_plan(plan)
     valued = first_counted(counted).function == "sum"
-    asked = Survey(budget, 2 + valued + len(expressions), protected(plan.unit, plan.periods))
+    again = reader(rows)
+    asked = Survey(
+        budget, 2 + valued + len(expressions), protected(plan.unit, plan.periods),
+        sampled=again is not None and plan.periods is None,
+    )  # fmt: skip
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
-    groups, opened = taken(
-        plan, counted, expressions, [rows] if isinstance(rows, pa.Table) else rows, threads
-    )
+
+    def read(sample: UnitSample | None = None) -> tuple[GroupRows, list[ValueRows]]:
+        parts: Any = rows if again is None else again()
+        return taken(plan, counted, expressions, parts, threads, sample)
+
+    (groups, opened), level = sampled(asked, read, noise) if asked.sampled else (read(), 0)
     words = noise.at("rows to survey").words(groups.rows.units)
-    shape = shape_of(groups.rows, words, threads)
-    counts = histograms(shape, groups.first if valued else None)
-    counts += [signed_bins(middle_of_each(one.rows)) for one in opened]
+    kept = groups.units.kept(level)
+    shape = UnitFacts(*(some[kept] for some in shape_of(groups.rows, words, threads)))
+    counts = histograms(shape, groups.first[kept] if valued else None)
+    counts += [signed_bins(middle_of_each(one.rows)[one.units.kept(level)]) for one in opened]
     scales = [asked.sigma * quanta_at(place) for place in range(len(counts))]
     counts.append(groups_by_size(shape.cell))
     words = noise.at("buckets to survey").words(groups.groups)
@@ -198,9 +230,37 @@ def survey(
         about(exact.astype(np.float64), scale, noise.at("survey", place))
         for place, (exact, scale) in enumerate(zip(counts, scales, strict=True))
     ]
-    sigma = float(asked.sigma)
     summed = first_counted(counted).expression if valued else None
-    return values(post_process(learned, sigma, (expressions, summed), *noisy)), asked.guarantee
+    what = BinsOf(expressions, summed, 2**level)
+    return values(post_process(learned, float(asked.sigma), what, *noisy)), asked.guarantee
+
+
+def reader(rows: Rows) -> Callable[[], Iterable[pa.Table]] | None:
+    """What gives all rows, as often as it is asked; None where they come once."""
+    if isinstance(rows, pa.Table):
+        return lambda: [rows]
+    return rows if callable(rows) else None
+
+
+def sampled(
+    asked: Survey, read: Callable[[UnitSample], tuple[GroupRows, list[ValueRows]]], noise: Noise
+) -> tuple[tuple[GroupRows, list[ValueRows]], int]:
+    """Rows of a sample at least, and the level of the units to count.
+
+    The level rests on a noisy number; what was kept meanwhile, on the true one. They are so far
+    apart (`MARGIN`) that rows are hardly ever read again.
+    """
+    words, sigma = noise.at("sample to survey").words(WORDS), float(asked.sigma)
+    sample = UnitSample(words, most_units(sigma))
+    found = read(sample)
+    number = about(
+        found[0].units.least.astype(np.float64), asked.sigma * SAMPLE_WEIGHT,
+        noise.at("units to survey"),
+    )  # fmt: skip
+    level = values(post_process(level_for, number, most_units(sigma)))
+    if level < sample.level:
+        found = read(UnitSample(words, most_units(sigma), highest=level))
+    return found, level
 
 
 def quanta_at(place: int) -> int:
@@ -215,15 +275,15 @@ def counted_plan(plan: Plan) -> Plan:
     return replace(plan, aggregates=kept or (rows,)) if open_values(plan) else plan
 
 
-def learned(
-    sigma: float, asked: tuple[tuple[str, ...], str | None], *noisy: Int64[Array, " bins"]
-) -> Learned:
+def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learned:
     """Post-processing: all that is said of noisy bins.
 
     Those of values without bounds come after the shapes, then the numbers of groups by size, and
-    the rows in buckets. `asked`: the expressions without bounds, and the one that is summed with.
+    the rows in buckets. Bins of a sample become those of all units, with more noise; its groups
+    stay those of its rows, of which laws are made as of all.
     """
-    (expressions, summed), (*bins, sizes, buckets) = asked, noisy
+    (expressions, summed, times), (*counted, sizes, buckets) = asked, noisy
+    bins, of_groups, sigma = [times * some for some in counted], sigma, times * sigma
     shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
     bounds = {
         text: found
@@ -237,12 +297,14 @@ def learned(
     if known and tells(known[EXPECTED_UNITS.name], sigma):
         known[HISTOGRAM] = histogram_of(shapes[0], sigma)
     if known:
-        known[LAWS] = likely_laws(sizes, buckets, units_of(known, shapes[0], sigma), sigma)
+        units = units_of(known, shapes[0], sigma)
+        units = units._replace(number=units.number / times)
+        known[LAWS] = likely_laws(sizes, buckets, units, of_groups)
         every = {text: float(f"{one.mean:.3g}") for text, one in valued.items()}
         if summed is not None:
             every[summed] = mean_size(shapes[2], VALUE_EDGES, sigma)
         known[VALUES] = {text: size for text, size in every.items() if size}
-    return replace(learn(shapes, sigma), likely=known, bounds=bounds, sizes=valued)
+    return replace(learn(shapes, sigma, times), likely=known, bounds=bounds, sizes=valued)
 
 
 def units_of(known: dict[str, Any], noisy: Int64[Array, " bins"], sigma: float) -> Units:
@@ -321,8 +383,8 @@ def by_edges(counts: Int64[Array, " sizes"]) -> Int64[Array, " bins"]:
     return np.asarray(found.astype(np.int64))
 
 
-def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
-    """Numbers with intervals from noisy bins.
+def learn(noisy: list[Int64[Array, " bins"]], sigma: float, times: int = 1) -> Learned:
+    """Numbers with intervals from noisy bins, of a sample `times` as small as all units.
 
     Proof: what is said is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
         (bins up to which rows are told apart, tails of which the share is looked at): each misses
@@ -331,26 +393,39 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
         w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
         sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more, and
         so does the share of rows that repeat a group: what few units have beyond that drowns in the
-        noise of bins that are empty.
+        noise of bins that are empty. A sample adds the variance of its draw to each bin
+        (`variances`), and noise and draw together are about Gaussian. Of shares that of the units:
+        for 0 <= s <= 1 the square of s w - r n is at most w^2 + (r n)^2.
     """
     total = float(noisy[0].sum())
     if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
         return Learned()
-    most = _quantile(noisy[0], ROW_ENDS, ROW_EDGES, sigma)
-    off = DEVIATIONS * sigma * len(noisy[0]) ** 0.5
+    spread = variances(noisy[0], sigma, times)
+    most = _quantile(noisy[0], ROW_ENDS, ROW_EDGES, spread)
+    off = DEVIATIONS * float(spread.sum()) ** 0.5
     units = Measured(float(f"{total:.3g}"), total - off, total + off)
     high = None
     if len(noisy) > 2:
         above = np.append(VALUE_EDGES, 2 * VALUE_EDGES[-1])
-        high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), sigma)
+        by_value = variances(noisy[2], sigma, times)
+        high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), by_value)
     if most is None:
         return Learned(units=units, high=high)
     low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ROW_ENDS, most.high)
-    repeats = _share(noisy[0], noisy[SHARES] / SHARE_QUANTA, (low, top), sigma)
-    rows = _mean(noisy[0], low, top, sigma)
+    repeats = _share(noisy[0], noisy[SHARES] / SHARE_QUANTA, (low, top), spread)
+    rows = _mean(noisy[0], low, top, spread)
     if rows is not None:
         rows = Measured(round(max(rows.value, 1.0), 2), max(rows.low, 1.0), max(rows.high, 1.0))
     return Learned(units, rows, most, repeats, high, most.high)
+
+
+def variances(noisy: Int64[Array, " bins"], sigma: float, times: int) -> Float64[Array, " bins"]:
+    """Of bins: of their noise, and of the draw of a sample, rather too large.
+
+    A bin of n units, of which one in `times` was drawn, has the variance n (times - 1); n is at
+    most two deviations of the noise more than it seems.
+    """
+    return np.asarray(sigma**2 + (times - 1) * (np.maximum(noisy, 0) + 2 * sigma))
 
 
 def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
@@ -432,7 +507,7 @@ def _share(
     units: Int64[Array, " bins"],
     shares: Float64[Array, " bins"],
     ends: tuple[Array, Array],
-    sigma: float,
+    spread: Float64[Array, " bins"],
 ) -> Measured | None:
     """The share of rows that repeat, of units whose rows lie between the ends of their bin.
 
@@ -441,9 +516,9 @@ def _share(
     """
     found, (low, top) = [], ends
     for over, under in ((low, top), (top, low)):
-        off = (DEVIATIONS * sigma) ** 2
+        off = DEVIATIONS**2 * spread
         above, below = float((shares * over).sum()), float((units * under).sum())
-        moved = off * float((over**2).sum()), off * float((under**2).sum())
+        moved = float((off * over**2).sum()), float((off * under**2).sum())
         a, b, c = below**2 - moved[1], above * below, above**2 - moved[0]
         if a <= 0 or below <= 0:
             return None
@@ -454,10 +529,12 @@ def _share(
     return Measured(round(min(max(middle, least), largest, MOST_REPEATS), 2), least, largest)
 
 
-def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -> Measured | None:
+def _mean(
+    noisy: Int64[Array, " bins"], low: Array, high: Array, spread: Float64[Array, " bins"]
+) -> Measured | None:
     """The mean over units whose sizes lie between the ends of their bins; None: noise alone."""
     total = float(noisy.sum())
-    found = [_ratio(noisy, size, sigma) for size in (low, high)]
+    found = [_ratio(noisy, size, spread) for size in (low, high)]
     if total <= 0 or found[0] is None or found[1] is None:
         return None
     middle = float((noisy * (low + high)).sum()) / 2 / total
@@ -465,13 +542,15 @@ def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -
     return Measured(min(max(middle, ends[0]), ends[1]), *ends)
 
 
-def _ratio(noisy: Int64[Array, " bins"], size: Array, sigma: float) -> tuple[float, float] | None:
+def _ratio(
+    noisy: Int64[Array, " bins"], size: Array, spread: Float64[Array, " bins"]
+) -> tuple[float, float] | None:
     """The r for which sum(size * bins) - r * sum(bins) may be noise (Fieller 1954)."""
-    off = (DEVIATIONS * sigma) ** 2
+    off = DEVIATIONS**2 * spread
     weighted, total = float((noisy * size).sum()), float(noisy.sum())
-    a = total**2 - off * len(size)
-    b = weighted * total - off * float(size.sum())
-    c = weighted**2 - off * float((size**2).sum())
+    a = total**2 - float(off.sum())
+    b = weighted * total - float((off * size).sum())
+    c = weighted**2 - float((off * size**2).sum())
     if a <= 0:
         return None
     root = max(b * b - a * c, 0.0) ** 0.5
@@ -479,14 +558,13 @@ def _ratio(noisy: Int64[Array, " bins"], size: Array, sigma: float) -> tuple[flo
 
 
 def _quantile(
-    noisy: Int64[Array, " bins"], ends: Array, starts: Array, sigma: float
+    noisy: Int64[Array, " bins"], ends: Array, starts: Array, spread: Float64[Array, " bins"]
 ) -> Measured | None:
     """What 99 of 100 units do not exceed; None where the noise does not tell."""
     tails = np.append(np.cumsum(noisy[::-1])[::-1][1:], 0)  # units beyond each bin
     excess = tails - BEYOND * noisy.sum()  # above 0: more than 1 of 100
-    places = np.arange(len(noisy))
-    moved = places + 1, len(noisy) - 1 - places  # bins that count with -BEYOND, with 1 - BEYOND
-    off = DEVIATIONS * sigma * np.sqrt(moved[0] * BEYOND**2 + moved[1] * (1 - BEYOND) ** 2)
+    upto = np.cumsum(spread)  # of bins that count with -BEYOND; the others count with 1 - BEYOND
+    off = DEVIATIONS * np.sqrt(upto * BEYOND**2 + (upto[-1] - upto) * (1 - BEYOND) ** 2)
     if not (excess[-1] < -off[-1]):
         return None
     value, high = (int(np.argmax(excess + more < 0)) for more in (0.0, off))
