@@ -12,7 +12,7 @@ from benchmarks.papers.qiu_yi import published
 from streamveil.batch import Batch
 from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.dynamic import FullyDynamic, InsertionOnly
 from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.dynamic.continual_mwem import ContinualMwem

@@ -12,8 +12,8 @@ from streamveil.batch import Batch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.selection.coins import CoinSelection
+from streamveil.dataflow import Operator
 from streamveil.dataflow.hashing import name_column
-from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import groups_of
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.plan import Aggregate, Bounding, KeyColumn, KeySet, Window

@@ -13,7 +13,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.sensitivity import Bounds
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.dataflow.rows import RowProgram
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError

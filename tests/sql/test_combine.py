@@ -16,7 +16,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors import rejected_rows
 from streamveil.connectors.memory import MemorySource
 from streamveil.core.noise.keyed import SilentNoise
-from streamveil.dataflow.protocol import NOT_FINITE
+from streamveil.dataflow import NOT_FINITE
 from streamveil.errors import SourceError
 from streamveil.plan.combine import combine_rows
 from streamveil.plan.plan import combined_plan

@@ -21,8 +21,7 @@ from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value
 from streamveil.plan import own_rows as module
 from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
-from streamveil.plan.plan import KeyColumn, combined_plan
-from streamveil.plan.post import SortKey
+from streamveil.plan.plan import KeyColumn, SortKey, combined_plan
 from streamveil.runtime.combined import MappedSource
 
 PRIVATE = (

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.core.noise.keyed import Noise
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.errors import require_positive
 from streamveil.types import Array, Float64
 

@@ -45,8 +45,8 @@ from streamveil.audit.neighbours import (
 from streamveil.batch import Batch
 from streamveil.core.counters.weights import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import names_of
 from streamveil.errors import PlanError
 from streamveil.sketches.operator import SketchQuery

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.plan.check import SKETCHES
 from streamveil.plan.plan import Plan, TableSource
 

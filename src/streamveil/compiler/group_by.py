@@ -19,9 +19,9 @@ from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import Bounds, Lane
+from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import Default, GroupBy
 from streamveil.dataflow.outputs import LaneBook, Output
-from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.release import driver
 from streamveil.dataflow.release_tables import COVERED
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number

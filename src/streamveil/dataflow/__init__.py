@@ -1,1 +1,95 @@
-"""The stages of a group-by: arrive, bound, total, open, release."""
+"""The stages of a group-by: arrive, bound, total, open, release. Here: what a job runs.
+
+Any private continual mechanism is one streaming operator. It never decides when it is called, where
+its state lies or who reads what it gives: the runtime does. The group-by, the sketches and the
+changing tables are operators of this one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from streamveil.batch import Batch, Release
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.noise.keyed import Noise
+from streamveil.types import Array
+
+State = Any  # each operator's own; mutable, never shown, saved only as arrays
+Arrays = dict[str, Array]
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """A private streaming operator.
+
+    The runtime's promise: `fold` is called once per micro-batch in order; `release` once when a
+    step closes, after the fold of its last micro-batch; the delta is durable before anything
+    released is visible outside. The operator's promise: `fold` and `release` are deterministic
+    functions of (state, arguments, noise), so recovery (load, then apply/release again) gives the
+    same bytes; the guarantee covers everything `release` ever returns.
+
+    An operator may also have `portions(state)`: what `save` gives, as the arrays that must be saved
+    at once and functions that give one more portion each. A portion may be taken after later
+    micro-batches, as it is then; `load` takes all of them together, and `apply` then repeats the
+    micro-batches since the first, also those which some portions hold already.
+
+    And it may have `draw` and `releases_of`, which one after the other are `release`: what a step
+    draws, with all that it changes, and the tables of what was drawn at some steps in a row.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Names the saved format, e.g. 'group-by'."""
+
+    @property
+    def version(self) -> int:
+        """Of the saved format."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Charged once, when the job is created."""
+
+    def init(self) -> State:
+        """The state before any row."""
+
+    def fold(self, state: State, batch: Batch, noise: Noise) -> Arrays:
+        """Adds one micro-batch to the state, in place. Returns the logical delta to log.
+
+        Draws no noise; `noise` only derives keys for fingerprints. Bad rows are counted, never
+        raised.
+        """
+
+    def apply(self, state: State, delta: Arrays) -> None:
+        """Repeats, from a logged delta, what `fold` did to the state."""
+
+    def release(self, state: State, step: int, noise: Noise) -> list[Release]:
+        """Closes a step: everything that becomes public at it, possibly nothing. In place."""
+
+    def save(self, state: State) -> Arrays:
+        """The whole state as plain arrays (views are fine; the runtime writes them out)."""
+
+    def load(self, arrays: Arrays) -> State:
+        """The state back from `save`; raises StoreError when the arrays do not fit the config."""
+
+    def counters(self, state: State) -> dict[str, int]:
+        """Operator-only health numbers (rows dropped by reason, sizes). Never published."""
+
+
+# ---- rejected rows
+
+NOT_FINITE = "not a finite number"
+BOUNDED = "over the contribution bound"  # as it should be: no fault of the row
+
+
+def count(into: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds counts by reason, of which there are any.
+
+    >>> reject_counts = {"late": 1}
+    >>> count(reject_counts, {"late": 2, "null unit": 0})
+    >>> reject_counts
+    {'late': 3}
+    """
+    for reason, rows in more.items():
+        if rows:
+            into[reason] = into.get(reason, 0) + rows

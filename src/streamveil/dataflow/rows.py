@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Batch, RejectNotes
 from streamveil.core.sensitivity import Lane, whole
+from streamveil.dataflow import NOT_FINITE, count
 from streamveil.dataflow.hashing import (
     as_integers,
     first_words,
@@ -26,7 +27,6 @@ from streamveil.dataflow.hashing import (
     name_columns,
 )
 from streamveil.dataflow.kernels import MIX
-from streamveil.dataflow.protocol import NOT_FINITE, count
 from streamveil.errors import PlanError, SourceError, WitnessError
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 

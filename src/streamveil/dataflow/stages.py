@@ -19,6 +19,7 @@ from streamveil.batch import Batch
 from streamveil.core.mechanism import BANDS
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.sensitivity import Lane, within_reach
+from streamveil.dataflow import BOUNDED, count
 from streamveil.dataflow.aggregate import (
     KINDS,
     KeyRows,
@@ -31,7 +32,6 @@ from streamveil.dataflow.aggregate import (
 )
 from streamveil.dataflow.bounding import Passed, UnitRows
 from streamveil.dataflow.cut_rows import CutUnits, HiddenRows, bands_in, cut_in
-from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_metadata import (
     Grouping,
     asked_keys,
@@ -41,7 +41,6 @@ from streamveil.dataflow.group_metadata import (
 from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
-from streamveil.dataflow.protocol import BOUNDED, count
 from streamveil.dataflow.rows import (
     Prepared,
     groups_of,
@@ -432,11 +431,14 @@ def brought(
         return KeyRows(nothing, nothing.astype(np.int32)), {}
     (accepted, first), rows = found
     kept = np.flatnonzero(accepted)
-    source, columns = rows[kept], {}
+    source, columns, seen, cells = rows[kept], {}, {}, {}
     for place in operator.distinct_lanes:
         value = operator.plain_lanes[place].value
         columns[place] = prepared.values[value][1][source], prepared.cells[value][source]
-    seen, cells = see(state.seen, columns, windows)
+    if columns:
+        from streamveil.dataflow.distinct import see  # loaded where different values are counted
+
+        seen, cells = see(state.seen, columns, windows)
     firsts = {at: seen[place] for at, place in enumerate(places) if place in seen}
     own = tuple(operator.plain_lanes[place] for place in places)
     lanes = within_reach(own, lane_quanta(own, prepared, source, (first[kept] & NEW) != 0, firsts))
@@ -504,7 +506,10 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
     public = from_cells(delta["public_bytes"], delta["public_ends"])
     for window in delta["made"].tolist():
         state.windows[window] = operator.blank_window(delta["public_names"], public)
-    recall(state.seen, delta)
+    if "seen" in delta:
+        from streamveil.dataflow.distinct import recall
+
+        recall(state.seen, delta)
     keys = from_cells(delta["new_bytes"], delta["new_ends"])
     add_new_keys(state, delta["new_window"], delta["new_names"], keys)
     found = delta["row"]

@@ -20,8 +20,7 @@ from streamveil.expressions.dialect import key_name, shown
 from streamveil.plan import options
 from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
-from streamveil.plan.plan import Aggregate, Clock, Plan, Window, combined_plan
-from streamveil.plan.post import RESERVED
+from streamveil.plan.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan
 from streamveil.plan.value_bounds import (
     VALUED,
     is_open,

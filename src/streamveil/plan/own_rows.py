@@ -67,8 +67,7 @@ from streamveil.plan.joins import (
     looked_up,
     selected,
 )
-from streamveil.plan.plan import KeyColumn, SourceSpec
-from streamveil.plan.post import SortKey
+from streamveil.plan.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.types import Array, Bool, Int64
 
 TOTALS = {  # of the rows of a unit, or of a group or partition of them

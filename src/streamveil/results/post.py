@@ -29,10 +29,10 @@ from streamveil.expressions.expr import compile_expression, compile_key, compile
 from streamveil.plan.combine import numbered
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
-from streamveil.plan.plan import Plan, TableSource
-from streamveil.plan.post import (
+from streamveil.plan.plan import (
     KEPT,
     RESERVED,
+    Plan,
     Post,
     PostColumn,
     PostJoin,
@@ -40,6 +40,7 @@ from streamveil.plan.post import (
     PostShift,
     PostTotal,
     SortKey,
+    TableSource,
 )
 from streamveil.release_metadata import (
     FACTS,

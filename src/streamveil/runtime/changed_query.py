@@ -38,14 +38,13 @@ from sqlglot import exp
 
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.core.accounting.guarantee import NOTHING
+from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.look import with_look
 from streamveil.plan.options import MAX_ROWS
-from streamveil.plan.plan import Clock, Plan
-from streamveil.plan.post import Post, PostColumn
+from streamveil.plan.plan import Clock, Plan, Post, PostColumn
 from streamveil.runtime import notes
 from streamveil.runtime.store import LEDGER, LOOK, Header, read_header, require_header
 

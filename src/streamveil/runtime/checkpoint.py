@@ -24,7 +24,7 @@ import pyarrow as pa
 from streamveil.batch import Release
 from streamveil.connectors.blocks import ROOM_BYTES, crash_only, room
 from streamveil.core.noisy import restored
-from streamveil.dataflow.protocol import Arrays, Operator
+from streamveil.dataflow import Arrays, Operator
 from streamveil.runtime import disk, formats, frame, wal
 from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.tables import from_bytes, to_bytes

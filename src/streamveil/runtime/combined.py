@@ -14,7 +14,7 @@ from streamveil.connectors import open_source
 from streamveil.connectors.base import Chunk, Source, changed, hand_on, select
 from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
-from streamveil.dataflow.protocol import NOT_FINITE, count
+from streamveil.dataflow import NOT_FINITE, count
 from streamveil.expressions.expr import compile_unit
 from streamveil.plan.combine import Combined
 from streamveil.plan.own_rows import Load, OwnRows, own_rows

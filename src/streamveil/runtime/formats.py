@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.errors import StoreError
 from streamveil.types import Array
 

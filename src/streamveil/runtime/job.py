@@ -36,9 +36,9 @@ from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink, write_all
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Noise
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.errors import PlanError, StoreError
-from streamveil.plan.post import Post
+from streamveil.plan.plan import Post
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamveil.dataflow.protocol import BOUNDED
+from streamveil.dataflow import BOUNDED
 
 STATM = Path("/proc/self/statm")
 SIZES = {"units", "keys", "shown keys", "bytes", "records", "bases"}  # of the state

@@ -21,8 +21,8 @@ from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
 from streamveil.plan.look import first_alone

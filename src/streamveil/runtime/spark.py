@@ -32,7 +32,7 @@ from streamveil.connectors.base import signed
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.dataflow.state import types_to_bytes
 from streamveil.engines.spark import stages, state_cache, tasks
 from streamveil.engines.spark.kafka import KafkaReading

@@ -24,8 +24,8 @@ from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process, public
 from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow import BOUNDED, count
 from streamveil.dataflow.bounding import UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.protocol import BOUNDED, count
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
 from streamveil.dataflow.state import constant, parts, spread_out, to_bytes
 from streamveil.dataflow.windows import (

@@ -25,12 +25,12 @@ from streamveil.plan.plan import (
     KeyColumn,
     KeySet,
     Plan,
+    Post,
     SinkSpec,
     SourceSpec,
     TableSource,
     Window,
 )
-from streamveil.plan.post import Post
 from streamveil.sql.joins import public_file
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import Length, Ticks, finish, origin_us

@@ -33,8 +33,7 @@ from streamveil.plan.own_rows import (
     with_person,
     with_step,
 )
-from streamveil.plan.plan import KeyColumn, SourceSpec
-from streamveil.plan.post import SortKey
+from streamveil.plan.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.options import text, whole
 

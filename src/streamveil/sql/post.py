@@ -23,10 +23,10 @@ from streamveil.expressions.dialect import (
 )
 from streamveil.expressions.expr import columns_of, normalize_expression
 from streamveil.plan.check import SKETCHES
-from streamveil.plan.plan import Plan
-from streamveil.plan.post import (
+from streamveil.plan.plan import (
     KEPT,
     RESERVED,
+    Plan,
     Post,
     PostColumn,
     PostPlace,

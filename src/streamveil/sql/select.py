@@ -17,8 +17,16 @@ from streamveil.expressions.functions import FUNCTIONS
 from streamveil.plan import options
 from streamveil.plan.check import HABITS
 from streamveil.plan.own_rows import SET, OwnRows, with_person
-from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
-from streamveil.plan.post import RESERVED, Post, PostColumn
+from streamveil.plan.plan import (
+    RESERVED,
+    Aggregate,
+    KeyColumn,
+    Post,
+    PostColumn,
+    SinkSpec,
+    SourceSpec,
+    TableSource,
+)
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft

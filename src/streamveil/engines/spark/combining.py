@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow import NOT_FINITE, count
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.protocol import NOT_FINITE, count
 from streamveil.dataflow.rows import fingerprints
 from streamveil.engines.spark import stages, tasks
 from streamveil.engines.spark.shuffle import Piece, Rows

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.core.noise.keyed import Noise
-from streamveil.dataflow.protocol import BOUNDED
+from streamveil.dataflow import BOUNDED
 from streamveil.dataflow.state import parts
 from streamveil.engines.spark import tasks
 from streamveil.engines.spark.columns import pack, tag_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamveil.changing_tables.operator import ChangingTable
-from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow import Operator
 from streamveil.engines.spark import combining, sketches, tables, tasks
 from streamveil.plan.plan import Plan
 from streamveil.sketches.operator import SketchQuery

@@ -19,6 +19,7 @@ from streamveil.batch import Batch, Release
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process
 from streamveil.core.sensitivity import within_reach
+from streamveil.dataflow import BOUNDED
 from streamveil.dataflow.aggregate import (
     KeyRows,
     KeyTable,
@@ -31,7 +32,6 @@ from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.keys import encode_keys
-from streamveil.dataflow.protocol import BOUNDED
 from streamveil.dataflow.rows import Prepared, lane_hits, lane_quanta
 from streamveil.dataflow.stages import (
     add_new_keys,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streamveil.dataflow.protocol import State
+from streamveil.dataflow import State
 from streamveil.engines.spark.shards import BASE, DELTA, Shards, share_of
 from streamveil.engines.spark.state_cache import Replica, Stamp
 from streamveil.errors import StoreError
