@@ -6,7 +6,7 @@ extract, a synthetic stream): nothing of the private data is used, nothing is sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import pi, sqrt
 from typing import Any, NamedTuple
@@ -79,22 +79,15 @@ class Tuning:
         )
 
 
-def tune(
-    plan: Plan,
-    table: pa.Table,
-    *,
-    fraction: float = 1.0,
-    metric: str = "l1",
-    choices: Iterable[Bounding] | None = None,
-) -> Tuning:
+def tune(plan: Plan, table: pa.Table, *, fraction: float = 1.0, metric: str = "l1") -> Tuning:
     """Forecasts every choice of bounds; `fraction` is the share of units that the sample holds."""
     require_one_of("metric", metric, METRICS)
     if not 0 < fraction <= 1:
         raise PlanError("fraction must be above 0 and at most 1")
     require_whole(plan, fraction)
     sample = read_sample(plan, table, 1 / fraction)
-    tried = list(choices) if choices is not None else default_choices(sample)
-    if choices is None and EXPECTED_ROWS.given_in(plan.options):
+    tried = default_choices(sample)
+    if EXPECTED_ROWS.given_in(plan.options):
         tried.append(Bounding())  # by the forecast of what is expected
     found = [forecast(plan, sample, bounding) for bounding in tried]
     return Tuning(metric, tuple(sorted(found, key=lambda one: one.cost(metric))))

@@ -61,6 +61,21 @@ class MarkedSink(Sink):
         again until its own state says that it was sent. So wherever a process or a server dies, the
         release is there once: with the mark nothing is written, without it there is no row either.
         Another release under the same name is refused.
+
+    >>> from contextlib import nullcontext
+    >>> from streamveil.core.noisy import restored
+    >>> class Shelf(MarkedSink):
+    ...     def __init__(self):
+    ...         self.what, self.marks, self.rows = "the shelf", {}, []
+    ...     def opened(self, job, release):
+    ...         return nullcontext((job, release.window, release.trigger))
+    ...     def kept(self, place, job, release):
+    ...         return self.marks.get(place)
+    ...     def put(self, place, job, release, mark):
+    ...         self.rows, self.marks[place] = self.rows + release.table.to_pylist(), mark
+    >>> shelf, release = Shelf(), Release(restored(pa.table({"n": [7]})), 0, 1, 1)
+    >>> shelf.write("job", release), shelf.write("job", release), shelf.rows
+    (None, None, [{'n': 7}])
     """
 
     what: str  # that it writes to, for messages: "the table 'answers'"

@@ -33,13 +33,13 @@ def styled() -> AbstractContextManager[None]:
     return context
 
 
-def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
-    """The matplotlib figure. `wide`: panels side by side."""
+def figure_of(chart: Chart, notes: Sequence[str] = ()) -> Any:
+    """The matplotlib figure."""
     with styled():
         from matplotlib.figure import Figure
 
         count = max(len(chart.lines), 1)
-        columns = min(wide, count)
+        columns = min(WIDE, count)
         rows = -(-count // columns)
         width = max(3.4 * columns, ROOM if notes else 0)
         figure = Figure(figsize=(width, 1.9 * rows + 0.3), layout="constrained")
