@@ -31,7 +31,6 @@ from streamveil.plan.plan import (
     TableSource,
     Window,
 )
-from streamveil.sql.joins import public_file
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
@@ -283,6 +282,8 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
 
 def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:
     """Public groups from a public file: Parquet or CSV, with the key columns by name or place."""
+    from streamveil.sql.joins import public_file  # loaded where groups are in a file
+
     table = public_file(path, f"the file of public groups '{shown(str(path))}'")
     if names and set(names) <= set(table.column_names):
         table = table.select(names)
