@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -103,6 +104,21 @@ def test_the_meter_refuses_a_schedule_that_overspends():
 
     with pytest.raises(BudgetError):
         watch(Greedy(start=1, budget=PURE, gamma=1.0), [1, 1])
+
+
+def test_runs_that_go_on_after_a_restart_know_what_was_charged():
+    class Halves(BBScheduler):
+        def run(self, index):
+            return replace(super().run(index), share=self.whole.scale(Fraction(1, 2)))
+
+    plan = Halves(start=10, budget=Budget(epsilon=1))
+    given = (lambda data, share, place: len(data), lambda a, b: range(a, b))
+    runs = Reruns(plan, *given, Place(SilentNoise(), "doc"), size=plan.run(1).size, next_index=2)
+    with pytest.raises(BudgetError):
+        runs.arrive(plan.run(2).size)
+    honest = BBImprover(start=10, budget=Budget(epsilon=1))
+    runs = Reruns(honest, *given, Place(SilentNoise(), "doc"), size=109, next_index=100)
+    assert runs.arrive()
 
 
 def test_bad_settings_name_the_argument():

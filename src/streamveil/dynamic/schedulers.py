@@ -309,6 +309,8 @@ class Reruns(Generic[Data]):
         require_with("slice_of", self.slice_of, "__call__", "a function of two positions")
         require_place(self.place)
         self.meter = Meter(Share.of(self.schedule.budget))
+        for index in range(0 if self.disjoint else self.next_index):  # made before a restart
+            self.meter.charge(self.schedule.run(index).share)
 
     @property
     def disjoint(self) -> bool:
