@@ -7,11 +7,16 @@ decided by `compiler.group_by`, with its reason (`GroupBy.defaults`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 
 from streamveil.calendars import DAY, require_zone
 from streamveil.core.accounting.budget import Budget
@@ -34,6 +39,9 @@ from streamveil.plan.plan import (
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
+READERS: dict[str, Callable[[str], pa.Table]] = {
+    ".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv,
+}  # fmt: skip
 WHOLE, ONE_SHOT = Window(), Ticks()
 
 
@@ -278,6 +286,17 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
         )
     least = options.MIN_UNITS.of(values)
     return KeySet(min_units=1 if least is None else least, public=public)
+
+
+def public_file(path: object, what: str) -> pa.Table:
+    """All rows of a public file; `what` it is, for messages."""
+    read = READERS.get(Path(path).suffix.lower()) if isinstance(path, str) else None
+    if read is None:
+        raise PlanError(f"{what} must be one .parquet or .csv file")
+    try:
+        return read(str(path))
+    except (OSError, pa.ArrowInvalid):
+        raise PlanError(f"{what} cannot be read") from None
 
 
 def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 from sqlglot import exp
 
 from streamveil.errors import PlanError
@@ -23,14 +21,12 @@ from streamveil.plan.check import HABITS
 from streamveil.plan.joins import How, Joined, OwnJoin, OwnLookup, OwnSelect, OwnUnion, digest_of
 from streamveil.plan.own_rows import OwnRows, with_step
 from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.sql.assemble import public_file
 from streamveil.sql.names import From, InReach, resolved, row_text
 from streamveil.sql.own_rows import texts_of
 
 Relation = Callable[[exp.Expr, InReach], From]
 Pair = tuple[exp.Expr, exp.Expr]  # equal in a join: of the rows so far, and of the table it adds
-READERS: dict[str, Callable[[str], pa.Table]] = {
-    ".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv,
-}  # fmt: skip
 AMONG_OTHERS = (
     "EXISTS and IN (SELECT ...) stand alone in WHERE, or after AND and NOT.\n"
     "  to fix  LEFT JOIN (SELECT DISTINCT user_id FROM ...) AS s USING (user_id), and s.user_id IS"
@@ -262,17 +258,6 @@ def rows_of(spec: SourceSpec) -> pa.Table:
     if isinstance(held, pa.Table):
         return held
     return public_file(path, f"the public table '{shown(name)}'")
-
-
-def public_file(path: object, what: str) -> pa.Table:
-    """All rows of a public file; `what` it is, for messages."""
-    read = READERS.get(Path(path).suffix.lower()) if isinstance(path, str) else None
-    if read is None:
-        raise PlanError(f"{what} must be one .parquet or .csv file")
-    try:
-        return read(str(path))
-    except (OSError, pa.ArrowInvalid):
-        raise PlanError(f"{what} cannot be read") from None
 
 
 def with_members(
