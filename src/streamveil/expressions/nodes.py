@@ -53,6 +53,11 @@ def no_row_expression(tree: exp.Expr) -> PlanError:
             "AT TIME ZONE is part of EXTRACT(part FROM time AT TIME ZONE 'zone') alone.\n"
             "  to fix  DATE(time, 'zone'), TIMESTAMP_TRUNC(time, DAY, 'zone')"
         )
+    if isinstance(tree, exp.Dot | exp.NetFunc):
+        return PlanError(
+            f"'{shown(canonical(tree))}': fields and functions with a dot are not read.\n"
+            "  to fix  of an address REGEXP_EXTRACT(url, r'://([^/:?#]+)')"
+        )
     reason = REFUSED.get(type(tree), "is not part of per-row expressions")
     return PlanError(f"'{shown(canonical(tree))}' {reason}")
 
@@ -388,8 +393,35 @@ def require_function(tree: exp.Expr) -> str:
         )
     if name in OF_TIME:
         raise PlanError(NO_TIME.format(name))
+    if name in ELSEWHERE:
+        raise PlanError(f"{name} is not GoogleSQL.\n  to fix  {ELSEWHERE[name]}")
     raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
 
+
+ELSEWHERE = {  # functions of other dialects, and what to write
+    name: text for names, text in (
+        ("YEAR QUARTER MONTH DAY HOUR MINUTE DAYOFWEEK DATE_PART", "EXTRACT(HOUR FROM t)"),
+        ("STRFTIME DATE_FORMAT TO_CHAR DAYNAME MONTHNAME", "FORMAT_TIMESTAMP('%Y-%m', t)"),
+        ("TIME_BUCKET TIMESTAMP_BUCKET DATE_BUCKET DATETIME_BUCKET TIME_SLICE",
+         "TIMESTAMP_TRUNC(t, DAY); of 6 hours"
+         " TIMESTAMP_SECONDS(DIV(UNIX_SECONDS(t), 21600) * 21600)"),
+        ("DATEDIFF", "TIMESTAMP_DIFF(later, earlier, DAY)"),
+        ("DATEADD", "TIMESTAMP_ADD(t, INTERVAL 1 DAY)"),
+        ("EPOCH", "UNIX_SECONDS(t)"),
+        ("TO_DATE", "PARSE_DATE('%Y-%m-%d', s)"),
+        ("WIDTH_BUCKET", "RANGE_BUCKET(x, [10, 20]), or FLOOR(x / 10) * 10"),
+        ("NVL ZEROIFNULL", "IFNULL(x, 0)"),
+        ("IFF", "IF(x > 1, 'more', 'less')"),
+        ("DECODE", "CASE x WHEN 1 THEN 'one' END"),
+        ("LEN", "LENGTH(s)"),
+        ("TRY_CAST", "SAFE_CAST(s AS INT64)"),
+        ("POSITION CONTAINS", "STRPOS(s, 'x') > 0"),
+        ("REGEXP_MATCHES", "REGEXP_CONTAINS(s, 'x')"),
+        ("CONCAT_WS", "CONCAT(s, '-', s)"),
+        ("ISNULL", "x IS NULL"),
+        ("EQUAL_NULL", "x IS NOT DISTINCT FROM 1"),
+    ) for name in names.split()
+}  # fmt: skip
 
 _OF_TIME = "TIME TIME_TRUNC TIME_ADD TIME_SUB TIME_DIFF FORMAT_TIME PARSE_TIME"
 OF_TIME = frozenset(_OF_TIME.split())

@@ -61,6 +61,7 @@ INNER = {
     "windows": HABITS["other-rows"],
     "laterals": HABITS["join"],
     "sample": HABITS["sample"],
+    "pivots": "PIVOT.\n  to fix  COUNTIF(event = 'view') AS views, a column for each value",
 }
 
 

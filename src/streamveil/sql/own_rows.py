@@ -209,7 +209,8 @@ def group_rows(scope: OwnScope) -> None:
             raise PlanError(
                 f"{function} cannot combine one person's rows.\n"
                 f"  to fix  {', '.join(sorted(CALLS))}; for the n-th row of each person"
-                " ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY"
+                " ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY, beside LEAD for"
+                " those that follow"
             )
         for column in tree.find_all(exp.Column):
             if column.name not in made:

@@ -310,7 +310,7 @@ def _frame(node: exp.Expr) -> list[int]:
     if spec is None or spec.args.get("kind") != "ROWS" or not fits:
         raise PlanError(
             f"'{shown(canonical(node))}' needs a frame of at most {MOST_FRAME} rows.\n"
-            "  to fix  ROWS BETWEEN 6 PRECEDING AND CURRENT ROW"
+            f"  to fix  ROWS BETWEEN {MOST_FRAME - 1} PRECEDING AND CURRENT ROW"
         )
     return list(range(ends[0], ends[1] - 1, -1))
 
