@@ -431,7 +431,8 @@ def brought(
         return KeyRows(nothing, nothing.astype(np.int32)), {}
     (accepted, first), rows = found
     kept = np.flatnonzero(accepted)
-    source, columns, seen, cells = rows[kept], {}, {}, {}
+    source, columns = rows[kept], {}
+    seen, cells = dict[int, Array](), dict[str, Array]()
     for place in operator.distinct_lanes:
         value = operator.plain_lanes[place].value
         columns[place] = prepared.values[value][1][source], prepared.cells[value][source]
