@@ -35,7 +35,7 @@ def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
     sinks = [open_sink(kind, options) for kind, options in asked]
     if len(sinks) < 2:
         return next(iter(sinks), None)
-    from streamveil.connectors.several_sinks import SeveralSinks  # loaded where there are some
+    from streamveil.connectors.sinks import SeveralSinks  # loaded where there are some
 
     return SeveralSinks(sinks)
 
