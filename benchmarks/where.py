@@ -33,7 +33,7 @@ import as_run
 from clicks import Clicks
 from streamveil.compiler import by_unit, numbering
 from streamveil.compiler.by_unit import ByUnit
-from streamveil.dataflow import group_metadata, stages
+from streamveil.dataflow import grouping, stages
 from streamveil.engines import embedded
 from streamveil.engines.embedded import EmbeddedGroupBy
 from streamveil.plan.plan import Bounding
@@ -57,7 +57,7 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("choose a design", changed_query, ("fits",)),
     ("choose a design", run, ("work_of",)),
     ("cut into batches", MicroBatches, ("batches",)),
-    ("name units", group_metadata, ("prepare_batch",)),
+    ("name units", grouping, ("prepare_batch",)),
     ("look up keys", stages, ("recognised",)),
     ("unit stage", EmbeddedGroupBy, ("bound",)),
     ("unit stage", embedded, ("share_of", "decide", "make_room")),  # in other threads, too

@@ -40,7 +40,7 @@ from streamveil import terminal
 from streamveil.audit.laid_open import replaced
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dashboard import write
-from streamveil.dataflow import group_metadata
+from streamveil.dataflow import grouping
 from streamveil.engines import embedded
 from streamveil.plan.plan import SinkSpec
 from streamveil.release_metadata import numbers_of
@@ -51,7 +51,7 @@ from tests.audit import same_releases
 SECRET = 7
 FORMATS = ("parquet", "csv", "json")
 SMALL = (  # sizes from which on rows and units are treated otherwise
-    (schedule, "SPILL_BYTES", 500), (schedule, "MOST_WAITING", 5), (group_metadata, "LARGE", 2),
+    (schedule, "SPILL_BYTES", 500), (schedule, "MOST_WAITING", 5), (grouping, "LARGE", 2),
     (embedded, "LARGE", 4), (embedded, "WORTH_THREADS", 2),
 )  # fmt: skip
 

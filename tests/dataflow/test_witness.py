@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.sensitivity import Bounds
-from streamveil.dataflow import aggregate, bounding, group_by, stages, witness
+from streamveil.dataflow import aggregate, bounding, grouping, stages, witness
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import Passed, UnitTable, unit_stage
 from streamveil.engines import embedded as embedded_group_by
@@ -450,7 +450,7 @@ def test_stops_a_window_that_meets_two_periods_claimed_apart(changes, monkeypatc
     honest = compile_plan(plan_of(**(DAYS | changes)))
     run(honest, batches(rows), SeededNoise(1))
     assert honest.guarantee.separate == (not changes)
-    monkeypatch.setattr(group_by, "periods_apart", lambda schedule, periods: True)
+    monkeypatch.setattr(grouping, "periods_apart", lambda schedule, periods: True)
     planted = compile_plan(plan_of(**(DAYS | changes)))
     assert planted.guarantee.separate
     if not changes:

@@ -8,7 +8,7 @@ from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.core.noisy import values
 from streamveil.core.release import count_weighted
 from streamveil.counters import BltCounter
-from streamveil.dataflow.group_metadata import counter_facts, counter_from
+from streamveil.dataflow.grouping import counter_facts, counter_from
 from streamveil.dataflow.published_keys import Spread
 from streamveil.results.noise import covariance, weighted_covariance
 from tests.counters.examples import NAMES, SIGMA, examples

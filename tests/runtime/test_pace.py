@@ -17,7 +17,7 @@ from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.dataflow import group_metadata
+from streamveil.dataflow import grouping
 from streamveil.errors import PlanError
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.job import Job
@@ -70,14 +70,14 @@ def test_no_number_of_threads_changes_a_release(
     kind: pa.DataType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of which some have no unit or no key, in micro-batches of several sizes."""
-    ahead, real = [], group_metadata.prepare_batch
+    ahead, real = [], grouping.prepare_batch
 
     def spy(*given: Any) -> Any:
         ahead.append(threading.current_thread() is not threading.main_thread())
         return real(*given)
 
-    monkeypatch.setattr(group_metadata, "prepare_batch", spy)
-    monkeypatch.setattr(group_metadata, "LARGE", 600)
+    monkeypatch.setattr(grouping, "prepare_batch", spy)
+    monkeypatch.setattr(grouping, "LARGE", 600)
     asked = plan(20_000, 5_000)
     table = asked.source.options["table"]
     user = pa.array(table["user"].to_numpy(), mask=np.arange(20_000) % 11 == 0)

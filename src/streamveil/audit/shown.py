@@ -27,7 +27,7 @@ from streamveil.core.noise.keyed import KeyedNoise, Noise, SilentNoise
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.group_metadata import rule_entry
+from streamveil.dataflow.grouping import rule_entry
 from streamveil.plan.options import SELECTION, TOTAL_TESTS
 from streamveil.plan.plan import Plan
 from streamveil.types import Array, Bool, Float64, Int64

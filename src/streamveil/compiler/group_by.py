@@ -20,7 +20,8 @@ from streamveil.core.noise.keyed import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow import Operator
-from streamveil.dataflow.group_by import Default, GroupBy
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.grouping import Default
 from streamveil.dataflow.outputs import LaneBook, Output
 from streamveil.dataflow.release import driver
 from streamveil.dataflow.release_tables import COVERED

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release, ReleaseRun
-from streamveil.calendars import Cells
-from streamveil.core.accounting.guarantee import Guarantee, Loss
-from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
-from streamveil.core.selection.coins import CoinSelection
-from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow import group_metadata, stages
-from streamveil.dataflow.aggregate import KeyTable, find_keys
-from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations
-from streamveil.dataflow.group_metadata import constant_facts, heading
-from streamveil.dataflow.keys import Types, encode_keys
-from streamveil.dataflow.outputs import Output
+from streamveil.dataflow.grouping import Grouping, ahead, constant_facts, heading
+from streamveil.dataflow.keys import Types
 from streamveil.dataflow.release import (
-    AggregationPlan,
     Released,
     WindowState,
     driver,
-    new_window,
-    publish_keys,
     published_keys,
 )
 from streamveil.dataflow.release_tables import (
@@ -45,38 +32,18 @@ from streamveil.dataflow.release_tables import (
     floors_after,
     to_columns,
 )
-from streamveil.dataflow.rows import Bind, Prepared, RowProgram, names_of
+from streamveil.dataflow.rows import Prepared
 from streamveil.dataflow.state import (
     State,
-    parts,
-    to_bytes,
 )
-from streamveil.dataflow.unit_kernels import COUNTED, NEW
-from streamveil.dataflow.windows import Schedule, is_over, periods_apart, protected
-from streamveil.errors import PlanError
-from streamveil.types import Array, Bool, Int64, UInt64
+from streamveil.dataflow.windows import is_over
+from streamveil.types import Array
 
 INSTANT = pa.timestamp("us", "UTC")
 
 
-class Default(NamedTuple):
-    """A setting that the query left open: what was taken and why."""
-
-    name: str
-    value: Any
-    reason: str
-
-
-NONE_MADE: dict[str, Array] = {
-    "made": np.zeros(0, np.int64),
-    "public_names": np.zeros((0, 2), np.uint64),
-    "public_ends": np.zeros(0, np.int64),
-    "public_bytes": np.zeros(0, np.uint8),
-}  # of windows, in a delta
-
-
 @dataclass(frozen=True, kw_only=True)
-class GroupBy:
+class GroupBy(Grouping):
     """Counts, sums and more per key and window, released at every public trigger.
 
     Algorithm: the dataflow of DP-SQLP (Zhang et al. 2023, arXiv:2303.18086) with one Gaussian
@@ -109,135 +76,6 @@ class GroupBy:
     Numerics: exact integers up to the counters, whose numerics are their own.
     """
 
-    kind: str = "group-by"
-    version: int = 1  # of its state
-    job: str
-    unit: str
-    bind: Bind = field(compare=False, repr=False)
-    schedule: Schedule
-    periods: Cells | None  # of units; None: the whole stream
-    design: MechanismDesign
-    key_names: tuple[str, ...]
-    public: tuple[tuple[Any, ...], ...] | None  # None: keys are discovered
-    outputs: tuple[Output, ...]
-    confidence: float
-    true_intervals: bool = False  # intervals cover the rows over the bound as well
-    defaults: tuple[Default, ...] = ()
-    omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
-    uncut: bool = field(default=False, compare=False)  # no bound can cut a row; for releases
-
-    def __post_init__(self) -> None:
-        if (self.public is None) == (self.design.selection is None):
-            raise ValueError("groups are either public or selected")
-        if not 0 < self.confidence < 1:
-            raise ValueError("confidence is above 0 and below 1")
-        _ = self.aggregation.counters, self.aggregation.test  # refuses what cannot be sized
-
-    @cached_property
-    def aggregation(self) -> AggregationPlan:
-        """The design over the triggers of a window: all that noise depends on."""
-        plan = AggregationPlan(design=self.design, triggers=self.schedule.triggers)
-        if not plan.restarts:
-            return plan
-        from streamveil.dataflow.dp_sqlp import RoundPlan  # only the preset needs it
-
-        return RoundPlan(design=plan.design, triggers=plan.triggers)
-
-    @cached_property
-    def bounds(self) -> Bounds:
-        """How much one unit may contribute."""
-        return self.aggregation.bounds
-
-    @property
-    def loss(self) -> Loss:
-        """See `core.mechanism.Mechanism`."""
-        return self.aggregation.loss
-
-    @property
-    def look(self) -> Look | None:
-        """At the rows, before the first release."""
-        return self.design.look
-
-    @property
-    def max_units(self) -> int:
-        """Units whose fingerprints may meet, at most."""
-        return self.design.max_units
-
-    @cached_property
-    def protects(self) -> Neighbours:
-        """All rows of one unit, within each of its periods."""
-        return protected(self.unit, self.periods)
-
-    @cached_property
-    def trees(self) -> tuple[tuple[int, Lane, int], ...]:
-        """First lane, a lane of it, levels; their nodes are the last lanes."""
-        found, first = [], len(self.design.plain)
-        for lane, levels in self.design.trees:
-            found.append((first, lane, levels))
-            first += sum(lane.fan**level for level in range(1, levels + 1))
-        return tuple(found)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What all releases together promise."""
-        steps, apart = self.schedule.steps, self.separate
-        return Guarantee(self.protects, self.loss, steps, apart, given_past=True)
-
-    @property
-    def separate(self) -> bool:
-        """Whether every period of a unit enters mechanisms of its own: no window meets two of them.
-
-        A look reads the rows of all periods at once: then they share a mechanism.
-        """
-        return self.look is None and periods_apart(self.schedule, self.periods)
-
-    @cached_property
-    def plain_lanes(self) -> tuple[Lane, ...]:
-        """Lanes filled row by row (tree nodes are hit instead)."""
-        units = (Lane(kind="units"),) if self.aggregation.tracks_units else ()
-        return units + tuple(lane for lane in self.aggregation.lanes if lane.kind != "node")
-
-    @cached_property
-    def placed_trees(self) -> tuple[tuple[int, Lane, int], ...]:
-        """The trees, each with the place of its first node in what is kept per key."""
-        ahead = int(self.aggregation.tracks_units)
-        return tuple((first + ahead, lane, levels) for first, lane, levels in self.trees)
-
-    @cached_property
-    def lane_places(self) -> stages.LanePlaces:
-        """See `stages.lane_places`."""
-        return stages.lane_places(self)
-
-    @cached_property
-    def distinct_lanes(self) -> tuple[int, ...]:
-        """Places of the plain lanes that count different values."""
-        return tuple(p for p, lane in enumerate(self.plain_lanes) if lane.kind == "distinct")
-
-    @cached_property
-    def firsts(self) -> Firsts:
-        """For which keys it matters that a unit is new to them.
-
-        The table selection counts units only until it shows a key. If no aggregate counts them,
-        nothing depends on them afterwards.
-        """
-        aggregation = self.aggregation
-        if all(lane.kind != "units" for lane in self.plain_lanes):
-            return "none"
-        counted = any(lane.kind == "units" for lane in aggregation.lanes)
-        until_shown = (
-            isinstance(aggregation.selection, CoinSelection) and aggregation.shared is None
-        )
-        return "hidden" if until_shown and not counted else "all"
-
-    @cached_property
-    def counts_units_alone(self) -> bool:
-        """Whether a unit's further rows in a group change nothing."""
-        return not self.trees and all(lane.kind == "units" for lane in self.plain_lanes)
-
-    def first_bit(self, place: int) -> int:
-        """Which first rows a lane of units counts: all where it is released, else with a slot."""
-        return COUNTED if place == 0 and self.aggregation.tracks_units else NEW
-
     # ---- the operator protocol
 
     def init(self) -> State:
@@ -250,7 +88,7 @@ class GroupBy:
 
     def ahead(self, batches: Iterator[Batch], noise: Noise) -> Iterator[Batch]:
         """The same micro-batches with what depends on no state done, in the thread that asks."""
-        return group_metadata.ahead(self, batches, noise)
+        return ahead(self, batches, noise)
 
     def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, stages.Pairs]:
         """The row stage and the windows: what may count, and reasons for the rest."""
@@ -374,18 +212,6 @@ class GroupBy:
 
     # ---- helpers
 
-    def program(self, schema: pa.Schema) -> RowProgram:
-        """The row stage for rows of a schema, compiled once for each."""
-        for known, program in self._programs:
-            if known.equals(schema):
-                return program
-        self._programs.append((schema, self.bind(schema)))
-        return self._programs[-1][1]
-
-    @cached_property
-    def _programs(self) -> list[tuple[pa.Schema, RowProgram]]:
-        return []
-
     @cached_property
     def _shapes(self) -> dict[Types, Noisy[ReleaseShape]]:
         return {}
@@ -398,108 +224,6 @@ class GroupBy:
     @cached_property
     def _facts(self) -> str:
         return constant_facts(self)
-
-    @cached_property
-    def _public_names(self) -> dict[bytes, Any]:
-        return {}
-
-    @cached_property
-    def _public_tables(self) -> dict[bytes, KeyTable]:
-        return {}
-
-    def _units(self, state: State, period: int) -> UnitTable:
-        if period not in state.units:
-            state.units[period] = UnitTable.empty(self.bounds, self.firsts)
-        return state.units[period]
-
-    def unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
-        """The table that holds a unit in a scope, for the witness, who only reads."""
-        return state.units.get(period)
-
-    def bound(self, state: State, period: int, rows: UnitRows) -> Passed:
-        """The unit stage of one scope; an engine may keep its units elsewhere."""
-        return unit_stage(self._units(state, period), rows, self.bounds)
-
-    def _public_columns(self, types: Types) -> list[pa.Array]:
-        columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
-        return [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-
-    def key_types(self, schema: pa.Schema) -> Types:
-        """The types of the key columns, for rows of a schema."""
-        empty = schema.empty_table()
-        return tuple(key(empty).type for key in self.program(schema).keys)
-
-    def public_keys(
-        self, types: Types, name_key: bytes
-    ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
-        """Names and bytes of the public keys; the empty group-by has exactly one."""
-        known = self._public_names
-        if name_key not in known:
-            names = self.name_public(types, name_key)
-            known[name_key] = names, encode_keys(self._public_columns(types), len(names))
-        found: tuple[UInt64[Array, "keys 2"], pa.Array] = known[name_key]
-        return found
-
-    def name_public(self, types: Types, name_key: bytes) -> UInt64[Array, "keys 2"]:
-        """Names of the public keys; PlanError where two are one value. Nothing of it is kept."""
-        n = len(self.public or ()) if self.key_names else 1
-        names = names_of(self._public_columns(types), n, name_key)
-        if len(np.unique(names[:, 0])) < n and len(np.unique(names, axis=0)) < n:
-            raise PlanError(
-                "two public groups are the same value of the columns' types (NaN, an instant in"
-                " two time zones): both would show the same noise.\n"
-                "  to fix  list each group once"
-            )
-        return names
-
-    def is_public(
-        self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes
-    ) -> Bool[Array, " rows"]:
-        """Which names are of public groups."""
-        tables = self._public_tables
-        if name_key not in tables:
-            tables[name_key] = KeyTable.empty(0)
-            tables[name_key].add_names(self.public_keys(types, name_key)[0])
-        return np.asarray(find_keys(tables[name_key], np.ascontiguousarray(names)) >= 0)
-
-    def make_windows(
-        self, state: State, windows: Int64[Array, " pairs"], name_key: bytes
-    ) -> dict[str, Array]:
-        """Creates the windows that rows arrive in; returns their part of the delta."""
-        made = [window for window, _ in parts(windows) if window not in state.windows]
-        if not made:
-            return dict(NONE_MADE)
-        names, keys = self.open_windows(state, made, name_key)
-        cells = keys.to_pylist()
-        return {
-            "made": np.array(made, np.int64),
-            "public_names": names,
-            "public_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
-            "public_bytes": to_bytes(b"".join(cells)),
-        }
-
-    def open_windows(
-        self, state: State, windows: Iterable[int], name_key: bytes, shard: tuple[int, int] = (0, 1)
-    ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
-        """Creates windows; returns their public keys: those of a shard (its number, how many)."""
-        names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
-        if self.aggregation.selection is None:
-            names, keys = self.public_keys(state.types or (), name_key)
-            number, shards = shard
-            if shards > 1:
-                mine = np.flatnonzero(names[:, 0] % np.uint64(shards) == number)
-                names, keys = names[mine], keys.take(pa.array(mine))
-        for window in windows:
-            state.windows[window] = self.blank_window(names, keys)
-        return names, keys
-
-    def blank_window(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
-        """A window before its first trigger; public keys are shown from then on."""
-        held = new_window(self.aggregation, sum(output.monotone for output in self.outputs))
-        if self.aggregation.selection is None:
-            held.table.add_keys(names, keys)
-            publish_keys(self.aggregation, held, np.arange(len(names), dtype=np.int64))
-        return held
 
     def _stamps(self, window: int, trigger: int) -> tuple[Stamp, ...]:
         """The columns that are the same in all rows of a release."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.core.mechanism import BANDS
 from streamveil.core.noise.keyed import Noise
-from streamveil.core.sensitivity import Lane, within_reach
+from streamveil.core.sensitivity import within_reach
 from streamveil.dataflow import BOUNDED, count
 from streamveil.dataflow.aggregate import (
     KINDS,
@@ -32,9 +32,10 @@ from streamveil.dataflow.aggregate import (
 )
 from streamveil.dataflow.bounding import Passed, UnitRows
 from streamveil.dataflow.cut_rows import CutUnits, HiddenRows, bands_in, cut_in
-from streamveil.dataflow.group_metadata import (
+from streamveil.dataflow.grouping import (
     Grouping,
     asked_keys,
+    brought_lanes,
     row_stage,
     waits_for_groups,
 )
@@ -75,7 +76,6 @@ from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
 
 NEVER = "not a public key"
-GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
 ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
 
 
@@ -447,33 +447,11 @@ def brought(
     return KeyRows(lanes, hits.astype(np.int32)), cells
 
 
-def unit_lanes(operator: Grouping) -> tuple[Int64[Array, " some"], Int64[Array, " some"]]:
-    """The plain lanes that count units, and the bit of `Passed.first` that each of them counts."""
-    lanes = enumerate(operator.plain_lanes)
-    places = np.array([place for place, lane in lanes if lane.kind == "units"], np.int64)
-    return places, np.array([operator.first_bit(place) for place in places.tolist()], np.int64)
-
-
 def counts_units(
     first: UInt8[Array, " rows"], asks: Int64[Array, " some"]
 ) -> Bool[Array, "rows some"]:
     """Which rows count one unit more, for each lane of `unit_lanes`."""
     return np.asarray((first[:, None] & asks) != 0)
-
-
-def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
-    """Places of the lanes whose increments a row brings with it."""
-    return [place for place, lane in enumerate(lanes) if lane.kind not in GIVEN]
-
-
-LanePlaces = tuple[tuple[Array, Array, Array], Array]
-
-
-def lane_places(operator: Grouping) -> LanePlaces:
-    """Places of the lanes of units, with the bits that count there, and of rows; of others."""
-    lanes = operator.plain_lanes
-    given = np.array([p for p, lane in enumerate(lanes) if lane.kind == "rows"], np.int64)
-    return (*unit_lanes(operator), given), np.array(brought_lanes(lanes), np.int64)
 
 
 def add(

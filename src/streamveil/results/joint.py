@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from streamveil.batch import Moment
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
-from streamveil.dataflow.group_metadata import counter_from
+from streamveil.dataflow.grouping import counter_from
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.release_metadata import Facts
 from streamveil.results.intervals import LINEAR, deviations

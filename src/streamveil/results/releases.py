@@ -17,7 +17,7 @@ import pyarrow.json
 from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, require_noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.group_metadata import facts_of, hidden_facts
+from streamveil.dataflow.grouping import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
 from streamveil.errors import PlanError, SourceError, nearest
 from streamveil.release_metadata import (
@@ -125,7 +125,7 @@ class Releases:
     def hidden(self, moment: Moment) -> Facts | None:
         """What kept groups hidden at a release; None when groups are public, or nothing is known.
 
-        See `dataflow.group_metadata.hidden_facts`.
+        See `dataflow.grouping.hidden_facts`.
         """
         facts = read_facts(self.table(moment).schema)
         if facts is not None or self.operator is None:

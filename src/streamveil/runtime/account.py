@@ -17,7 +17,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.group_metadata import counter_facts, distinct_counters, lane_facts
+from streamveil.dataflow.grouping import counter_facts, distinct_counters, lane_facts
 from streamveil.dataflow.release import AggregationPlan
 from streamveil.plan.options import HIDDEN_GROUPS, MAX_PER_GROUP, MAX_SQUARED, MAX_UNITS
 from streamveil.plan.plan import Plan, plain

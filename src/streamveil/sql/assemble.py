@@ -301,8 +301,6 @@ def public_file(path: object, what: str) -> pa.Table:
 
 def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:
     """Public groups from a public file: Parquet or CSV, with the key columns by name or place."""
-    from streamveil.sql.joins import public_file  # loaded where groups are in a file
-
     table = public_file(path, f"the file of public groups '{shown(str(path))}'")
     if names and set(names) <= set(table.column_names):
         table = table.select(names)

@@ -31,6 +31,7 @@ from streamveil.dataflow.aggregate import (
 from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.grouping import unit_lanes
 from streamveil.dataflow.keys import encode_keys
 from streamveil.dataflow.rows import Prepared, lane_hits, lane_quanta
 from streamveil.dataflow.stages import (
@@ -40,7 +41,6 @@ from streamveil.dataflow.stages import (
     pass_units,
     pass_witnessed,
     told_apart,
-    unit_lanes,
 )
 from streamveil.dataflow.state import Index, State, parts
 from streamveil.dataflow.witness import check_group, look_at_group
