@@ -299,8 +299,11 @@ def questions(rng, count):
     return (rng.random((count, N)) < 0.5).astype(float)
 
 
-def pmwg(share, asked=12, halts=3):
-    """A growing table that is asked between arrivals; an input is the points in their order."""
+def pmwg(share, asked=12, halts=3, *, kept=False):
+    """A growing table that is asked between arrivals; an input is the points in their order.
+
+    `kept`: the state is kept after each question, and goes on from there.
+    """
     start = 8
     made = Pmwg(
         share=share, start=start, domain=N, first=first_share(share, halts, halts, 0.5),
@@ -314,6 +317,7 @@ def pmwg(share, asked=12, halts=3):
             for query in questions(rng, asked):
                 answer = made.ask(state, query, place)
                 found.append([len(answer.kind), answer.value])
+                state = again(state) if kept else state
             if at < len(points):
                 made.arrive(state, points[at : at + 1], place)
         return found
@@ -353,6 +357,14 @@ def pmw(share, asked=30):
     return share.loss, release
 
 
+def again(state):
+    """A state that was kept, and goes on."""
+    kept = unpack(pack(state), PmwgState)
+    assert kept.run == state.run
+    kept.run = state.run  # a run is told by its identity
+    return kept
+
+
 def pmwg_kept(share, theorem):
     """Questions in quarters, arrivals of several records, and a state kept after each of them."""
     start = 8
@@ -368,9 +380,7 @@ def pmwg_kept(share, theorem):
                 answer = made.ask(state, query, place)
                 found.append([len(answer.kind), answer.value])
             made.arrive(state, points[at : at + 4], place)
-            kept = unpack(pack(state), PmwgState)
-            assert kept.run == state.run
-            kept.run, state = state.run, kept  # a run is told by its identity
+            state = again(state)
         return found
 
     return made.loss, release

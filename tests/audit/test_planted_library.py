@@ -32,6 +32,7 @@ from streamveil.dynamic import (
     pmwg,
     signed_counter,
 )
+from streamveil.dynamic import pack as packing
 from streamveil.dynamic.trees import Difference, Tree
 from streamveil.linear import (
     Dense,
@@ -467,10 +468,10 @@ def test_a_tree_whose_nodes_share_or_lack_noise_is_caught(monkeypatch, fault):
 # ---- charges that are left out, where no pair of inputs loses all of what is charged
 
 
-def worst_transcript(subject, seed):
+def worst_transcript(subject, seed, release=None):
     """The part of the claim that a transcript in which every comparison halts may cost."""
-    claim, release, points, _, _ = everything(subject, seed)
-    seen = MeasuresSeen()
+    claim, honest, points, _, _ = everything(subject, seed)
+    release, seen = release or honest, MeasuresSeen()
     with measures_laid_open(seen, MeasureTranscript(random_policy(seed, 1.0))):
         release(points, OpenNoise(seed))
     return at_worst(seen).tightness(claim)
@@ -493,8 +494,22 @@ def test_a_charge_that_is_left_out_is_caught(name):
         assert worst_transcript(subject, 0) > 1.02 > max(honest)
 
 
+FORGOTTEN = "a kept PMWG state forgets what was charged"
+
+
+@pytest.mark.parametrize("share", [library.PURE, library.ZCDP])
+def test_a_kept_state_that_forgets_what_was_charged_is_caught(monkeypatch, share):
+    (_, release), subject = library.pmwg(share, kept=True), f"pmwg {share.kind}"
+    honest = worst_transcript(subject, 0, release)
+    assert honest == worst_transcript(subject, 0) <= 1 + 1e-9
+    monkeypatch.setitem(packing.CLASSES, "Meter", lambda limit, spent: Meter(limit))
+    assert worst_transcript(subject, 0, release) > 1.5
+
+
 def test_the_page_for_reviewers_lists_every_fault():
     page = (Path(__file__).parents[2] / "docs" / "review-mechanisms.md").read_text()
     assert [
-        name for name in (*FAULTS, *COMPARED, *CHARGES, *PERSONS) if f"| {name} |" not in page
+        name
+        for name in (*FAULTS, *COMPARED, *CHARGES, *PERSONS, FORGOTTEN)
+        if f"| {name} |" not in page
     ] == []
