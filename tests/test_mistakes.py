@@ -354,9 +354,10 @@ MISTAKES = [
     ("of which table", lambda: own("t.u FROM t JOIN t AS s ON u = s.u")),
     ("RIGHT JOIN is not supported", lambda: own("t.u FROM t RIGHT JOIN t AS s ON t.u = s.u")),
     (
-        "LEFT JOIN ... ON takes",
-        lambda: own("t.u FROM t LEFT JOIN t AS s ON t.u = s.u AND s.ms > 1"),
+        "stand alone in WHERE",
+        lambda: own("t.u FROM t WHERE ms > 1 OR t.u IN (SELECT u FROM t)"),
     ),
+    ("of one person", lambda: own("u FROM t WHERE EXISTS (SELECT 1 FROM t AS s WHERE s.ms > 1)")),
     ("must be of one column", lambda: own("u FROM t WHERE u IN (SELECT u, ms FROM t)")),
     ("join takes a stream", lambda: stream.protect("u").join(ROWS, on="u")),
     (

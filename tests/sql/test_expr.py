@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.errors import PlanError
-from streamveil.expressions import texts
+from streamveil.expressions import nodes, texts
 from streamveil.expressions.expr import (
     columns_of,
     compile_expression,
@@ -508,3 +508,24 @@ def test_a_fault_of_the_query_is_told_and_not_taken_for_a_rows():
     for table in (TABLE, TABLE.schema.empty_table()):
         with pytest.raises(PlanError, match="interval"):
             total(refused, table, pa.int64())
+
+
+@pytest.mark.parametrize("name", nodes.ELSEWHERE)
+def test_what_is_written_instead_of_another_dialects_function_runs(name):
+    """Each refusal names a rewriting, which is one, and reads what the refused function would."""
+    table = pa.table({"t": TABLE["ts"], "later": TABLE["ts"], "earlier": TABLE["ts"],
+                      "s": ["2024-01-31", "7", "x", None, ""], "x": TABLE["a"]})  # fmt: skip
+    with pytest.raises(PlanError, match=f"{name} is not GoogleSQL"):
+        compile_key(f"{name}(s)", table.schema)
+    for text in nodes.ELSEWHERE[name].split("; of 6 hours "):
+        for written in text.split(", or "):
+            found = compile_key(written, table.schema)(table)
+            assert len(found) == table.num_rows > found.null_count
+
+
+def test_an_address_has_a_rewriting():
+    table = pa.table({"url": ["https://example.org/a"]})
+    with pytest.raises(PlanError, match="REGEXP_EXTRACT"):
+        compile_key("NET.HOST(url)", table.schema)
+    text = "REGEXP_EXTRACT(url, r'://([^/:?#]+)')"
+    assert compile_key(text, table.schema)(table).to_pylist() == ["example.org"]
