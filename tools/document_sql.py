@@ -368,8 +368,8 @@ DIFFERENCES = """\
   `COUNT(*, contribution_bounds_per_group => (0, k))` is available (at most k rows of a unit in a
   group); for other aggregates give bounds per row. Bounds per row and per group do not mix.
 - `max_groups_contributed = g` allows g times `max_rows_per_group` rows (default 1 each): the same
-  sensitivity, and the rows may lie in more groups. Beside `COUNT(DISTINCT unit)` they lie in no more
-  than g, and so the count of units has noise for g groups.
+  sensitivity, and the rows may lie in more groups. Beside `COUNT(DISTINCT unit)` they lie in g at
+  most, and so the count of units has noise for g groups.
 - `report_format` is DEFAULT only: every number comes with its interval as columns.
 - HAVING, ORDER BY, LIMIT and a SELECT over a private answer work within each release, on released
   rows, and cost nothing: [post-processing](post-processing.md).

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import streamveil.api.builder as sv
+from streamveil import sql
 from streamveil.advise.explain import explain, mechanism_rows, published_chance, shown_triggers
 from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
@@ -156,3 +157,42 @@ def test_the_longest_line_that_is_read_is_told_where_files_of_text_may_come():
     assert re.search(line, told("a.csv.gz"))
     assert "max_line_bytes" not in told("a.parquet") + told("a/*", format="parquet")
     assert "max_line_bytes" not in told("a.csv", max_line_bytes=1000)
+
+
+HOURLY = "EMIT EVERY INTERVAL 1 HOUR"
+DAYS = (
+    "k, COUNT(*) AS n FROM TUMBLE(TABLE s, DESCRIPTOR(ts), size => INTERVAL 1 DAY)"
+    " GROUP BY k, window_start"
+)
+LIVE = {
+    "windows": ("source = 'kafka', servers = 'none:1', topic = 's', event_time = 'ts'", "steps = 3",
+                "in windows"),
+    "not read twice": ("source = 'sse', url = 'http://none/'", "steps = 3", "not read twice"),
+    "no end": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 'unbounded'",
+               "no known number of releases"),
+    "many releases": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 101",
+                      "more than 100 releases"),
+    "periods": ("source = 'files', path = '/none/*', event_time = 'ts'",
+                "steps = 3, privacy_unit_period = INTERVAL 1 DAY", "in every period"),
+    "none is wanted": ("source = 'kafka', servers = 'none:1', topic = 's'",
+                       "steps = 3, look_share = 0", "look_share is 0"),
+    "expected": ("source = 'sse', url = 'http://none/'", "steps = 3, expected_rows = 5", None),
+    "a look": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 3", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_it_says_why_no_look_chooses_the_settings(name):
+    source, asked, why = LIVE[name]
+    what = DAYS if name == "windows" else "k, COUNT(*) AS n FROM s GROUP BY k"
+    plan = sql(
+        f"CREATE STREAM s (u BIGINT, k BIGINT, ts TIMESTAMP) WITH ({source});"
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,"
+        f" privacy_unit_column = u, clock = 'wall', start = '2026-01-01', {asked})"
+        f" {what} {HOURLY}"
+    ).plan
+    text = " ".join(str(explain(plan)).split())
+    assert ("nothing is asked of the rows" in text) == (why is not None)
+    if why is not None:
+        assert why in text
+        assert "expected_units, expected_rows and expected_groups" in text

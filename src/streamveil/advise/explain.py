@@ -29,7 +29,7 @@ from streamveil.dataflow.windows import Schedule, better_start
 from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import options
-from streamveil.plan.look import first_alone, look_share, with_look
+from streamveil.plan.look import MOST_RELEASES, can_look, first_alone, look_share, with_look
 from streamveil.plan.options import Option
 from streamveil.plan.plan import Clock, Plan, TableSource, Window, combined_plan
 from streamveil.plan.value_bounds import in_units, is_open, open_values
@@ -363,7 +363,11 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
             asks += "; of all rows, it sees those of the first release"
         if open_values(plan):
             asks += f"; and how large the values of {', '.join(open_values(plan))} are"
-        rows.insert(0, ("before the first release", f"{asks}: {said}" if said else asks))
+        asks += f": {said}" if said else "; on Spark nothing is asked"
+        rows.insert(0, ("before the first release", asks))
+    elif why := why_no_look(plan):
+        rows.insert(0, ("before the first release", f"nothing is asked of the rows: {why}"))
+        rows.insert(1, ("", EXPECT))
     rows += selection_rows(operator)
     for place, (lane, counter) in enumerate(
         zip(aggregation.lanes, aggregation.counters, strict=True)
@@ -378,6 +382,29 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
             f", quantum {float(lane.quantum):.4g}",
         ))  # fmt: skip
     return tuple(rows)
+
+
+def why_no_look(plan: Plan) -> str | None:
+    """Why no look tells how many rows units have; None where one does, or would change nothing."""
+    given, source = plan.options, plan.source
+    bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
+    known = plan.key_set.public is not None or not plan.keys
+    settled = options.EXPECTED_ROWS.given_in(given) or (bounded and known) or plan.counts_once
+    if settled or look_share(plan) or plan.preset != "default":
+        return None
+    if options.LOOK_SHARE.given_in(given):
+        return "look_share is 0"
+    if can_look(plan):
+        if plan.periods is not None:
+            return "somebody present in every period would pay for it each time (see look_share)"
+        return f"of more than {MOST_RELEASES} releases the first one tells too little"
+    if plan.window.kind != "whole":
+        return "they come later, and in windows"
+    if source.combines:
+        return "they come later, and are made of several rows of a unit"
+    if not (source.known.is_whole or source.known.keeps):
+        return "they come later, and are not read twice"
+    return "they come later, in no known number of releases"
 
 
 def selection_rows(operator: GroupBy) -> list[Row]:
@@ -486,6 +513,10 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     return Section(title, tuple(rows), heading)
 
 
+EXPECT = (
+    "to fix  expected_units, expected_rows and expected_groups, where they are publicly known;"
+    " `streamveil tune` reads them off a public sample"
+)
 ONE_ROW = "each unit has one row, which every bound lets in"
 
 
