@@ -27,9 +27,10 @@ from streamveil.connectors.kafka_topic import (
     made_anew,
     messages,
 )
+from streamveil.connectors.rejected_rows import TracedSource
 
 
-class KafkaSource:
+class KafkaSource(TracedSource):
     """Messages of a topic in the order of partitions and offsets, as far as they are there now.
 
     Options: `servers`, `topic`, declared columns, `config` (a JSON file of librdkafka settings);
@@ -65,20 +66,8 @@ class KafkaSource:
             servers=servers, topic=topic, columns=columns, config=config, format=format,
             registry=registry, subject=subject, partitions=partitions,
         )  # fmt: skip
-        self.rows = TopicRows(self.topic)
-        self.follow, self.traced = follow, False
-
-    @property
-    def bounded(self) -> bool:
-        """See `Source`."""
-        return not self.follow
-
-    @property
-    def names(self) -> list[str]:
-        """Of the partitions, for whoever looks at rejected rows; made without asking brokers."""
-        return [f"{self.topic.topic}/{p}" for p in range(self._partitions)]
-
-    _partitions = 0  # seen so far
+        self.rows, self.bounded = TopicRows(self.topic), not follow
+        self.names: list[str] = []  # of the partitions that were read
 
     @cached_property
     def _administrator(self) -> Any:
@@ -103,7 +92,8 @@ class KafkaSource:
             making = making.as_now(own, consumer, self.topic, ends)
             parts = list(left(self.topic, offsets, ends, at["next"]))
             self.rows.refresh()  # after the ends: see the proof of `schema_registry`
-            self._partitions = max([self._partitions, *(part.partition + 1 for part in parts)])
+            seen = max((part.partition + 1 for part in parts), default=0)
+            self.names += [f"{self.topic.topic}/{p}" for p in range(len(self.names), seen)]
             following = at["next"]
             for part, later in zip_longest(parts, parts[1:]):
                 here = part.partition
