@@ -406,6 +406,7 @@ MISTAKES = [
         "index must be between 0 and 62",
         lambda: sv.dynamic.DisjointDoubling(start=9, budget=sv.Budget(epsilon=1)).run(10**30),
     ),
+    ("domains maps columns to", lambda: sv.table(sv.memory(ROWS), domains=["u"])),
     ("epsilon", lambda: sv.what_if(q(), epsilon=3)),
     ("protect(...) first", lambda: stream.per_unit(first="MIN(ts)")),
     ("must be one function", lambda: stream.protect("u").per_unit(s="SUM(ms) / COUNT(*)")),

@@ -234,6 +234,17 @@ def of_changing() -> Iterator[tuple[str, str]]:
     yield "static", f"{once['smallest']:,.0f}"
 
 
+def of_distinct() -> Iterator[tuple[str, str]]:
+    """Figures of `benchmarks/dynamic_distinct.py`: errors of counts of different values."""
+    found = kept("dynamic_distinct")
+    yield "steps", str(found["steps"])
+    yield "shop", f"{found['shop']:.0f}"
+    yield "recount", f"{found['recount_deviation']:.0f}"
+    for row in found["rows"]:
+        yield f"at {row['max_changes']}", f"{row['shop_rmse']:.0f}"
+        yield f"covered {row['max_changes']}", percent(row["covered"])
+
+
 def of_scale() -> Iterator[tuple[str, str]]:
     """Figures of `benchmarks/scale.py`: how many times as much a record costs with more units."""
     found = kept("scale")["C=32"].values()
@@ -300,7 +311,8 @@ ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "counters": of_counters, "noise": of_noise, "audits": of_audits,
     "jobs": of_jobs, "steps": of_steps, "waits": of_waits, "memory": of_memory,
     "spark": of_spark, "regret": of_regret, "growing": of_growing, "sqlp": of_sqlp,
-    "sketches": of_sketches, "peers": of_peers, "changing": of_changing, "scale": of_scale,
+    "sketches": of_sketches, "peers": of_peers, "changing": of_changing, "distinct": of_distinct,
+    "scale": of_scale,
     "space": site_derived.of_strategies, "cells": site_derived.of_cells,
     "bets": site_derived.of_bets,
 }  # fmt: skip

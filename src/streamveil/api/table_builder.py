@@ -179,5 +179,10 @@ def table(
         "changelog": "insert" if operation is None else "insert-delete",
         "operation": operation, "id": id, "lives": lives,
     }  # fmt: skip
+    if not isinstance(domains, Mapping):
+        raise PlanError(
+            f"domains maps columns to their public values, and is not {type(domains).__name__}.\n"
+            '  to fix  table(rows, domains={"city": ["a", "b"]})'
+        )
     given = [(column, tuple(values)) for column, values in domains.items()]
     return Table(table_source(name or rows.source.name, rows.source, settings, given))
