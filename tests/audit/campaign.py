@@ -36,7 +36,7 @@ import numpy as np
 from streamveil import terminal
 from streamveil.audit.account import QueryAccount
 from streamveil.audit.ledger_account import SLACK
-from streamveil.audit.worst import accounts, accounts_of_many
+from streamveil.audit.worst import accounts
 from streamveil.errors import BudgetError, PlanError
 from tests.audit import (
     ledgers,
@@ -50,6 +50,7 @@ from tests.audit import (
     texts,
 )
 from tests.audit.account_page import counted, render, rooms_tried
+from tests.audit.many import accounts_of_many
 from tests.audit.queries import BESIDE, compiled
 from tests.audit.test_library import STEPS, grids, pairs_of
 

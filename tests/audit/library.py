@@ -7,7 +7,9 @@ import numpy as np
 from benchmarks.papers.halfspaces import Halfspaces
 from benchmarks.papers.pmw import Pmw, PmwRelease
 from benchmarks.papers.qiu_yi import Squaring, published
+from streamveil.audit.laid_open_measures import Realised
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.convert import pure_zcdp
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic import (
     BBImprover,
@@ -482,3 +484,16 @@ TRAINERS = (
     (OutputPerturbation(strength=0.1), PURE),
     (OutputPerturbation(strength=0.1), ZCDP),
 )
+
+
+def at_worst(seen):
+    """What one transcript of comparisons and measurements may cost at worst, whatever the inputs.
+
+    For mechanisms in which a neighbour moves every number by at most one: each run of comparisons
+    costs what its noise allows (`AboveThreshold` proves it, and every small input reaches most of
+    it), each number one move under its noise. So a charge that is left out shows although no pair
+    of inputs loses all of it on one transcript.
+    """
+    runs = [1 / run.scale + 2 / min(run.scales) for run in seen.runs.values() if run.scales]
+    runs += [float((1 / one.scale).sum()) for one in seen.draws.values() if one.law == "laplace"]
+    return Realised(sum(runs), sum(map(pure_zcdp, runs)), 0.0, tuple(seen.faults))

@@ -6,9 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from streamveil.audit.worst import accounts, accounts_of_many
+from streamveil.audit.worst import accounts
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError
+from tests.audit.many import accounts_of_many
 from tests.audit.queries import BESIDE, BUDGETS, compiled
 from tests.dataflow.streams import plan_of
 

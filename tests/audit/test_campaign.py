@@ -5,10 +5,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.audit.laid_open_measures import Entered, MeasuresSeen, at_worst, realised
+from streamveil.audit.laid_open_measures import Entered, MeasuresSeen, realised
 from streamveil.core.accounting.guarantee import Gdp, Pure
 from streamveil.errors import PlanError
 from tests.audit import campaign, looks
+from tests.audit.library import at_worst
 
 
 def room(of_seed):

@@ -12,7 +12,6 @@ from streamveil.audit.laid_open import OpenNoise
 from streamveil.audit.laid_open_measures import (
     MeasuresSeen,
     MeasureTranscript,
-    at_worst,
     lost_by,
     measures_laid_open,
     random_policy,
@@ -474,7 +473,7 @@ def worst_transcript(subject, seed, release=None):
     release, seen = release or honest, MeasuresSeen()
     with measures_laid_open(seen, MeasureTranscript(random_policy(seed, 1.0))):
         release(points, OpenNoise(seed))
-    return at_worst(seen).tightness(claim)
+    return library.at_worst(seen).tightness(claim)
 
 
 CHARGES = {

@@ -129,7 +129,7 @@ def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
     with ExitStack() as stack:
         for name, honest in KERNELS.items():
             spied = partial(getattr(spy, name), honest)
-            for module in users_of(name, len(sys.modules)):
+            for module in users_of(name, honest, len(sys.modules)):
                 stack.enter_context(replaced(module, name, spied))
         for owner, name, noting in (
             (CoinSelection, "step", spy.coins),
@@ -142,14 +142,13 @@ def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
         yield
 
 
-@lru_cache(maxsize=8)
-def users_of(name: str, modules: int) -> tuple[Any, ...]:
-    """The modules of this package that call a kernel by its name."""
+@lru_cache(maxsize=64)
+def users_of(name: str, honest: Any, modules: int) -> tuple[Any, ...]:
+    """The modules, of so many that are loaded, that call a function by its name."""
     return tuple(
         module
         for module in list(sys.modules.values())
-        if getattr(module, "__name__", "").startswith("streamveil.")
-        and vars(module).get(name) is KERNELS[name]
+        if getattr(module, "__dict__", {}).get(name) is honest
     )
 
 

@@ -23,14 +23,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
-from streamveil.audit.laid_open import OpenDraws, OpenNoise, method, replaced
+from streamveil.audit.laid_open import OpenDraws, OpenNoise, method, replaced, users_of
 from streamveil.core import measure
 from streamveil.core.accounting.convert import pure_zcdp
 from streamveil.core.accounting.guarantee import Loss
@@ -194,19 +194,6 @@ def random_policy(seed: int, chance: float) -> Policy:
     return policy
 
 
-def at_worst(seen: MeasuresSeen) -> Realised:
-    """What one transcript of comparisons and measurements may cost at worst, whatever the inputs.
-
-    For mechanisms in which a neighbour moves every number by at most one: each run of comparisons
-    costs what its noise allows (`AboveThreshold` proves it, and every small input reaches most of
-    it), each number one move under its noise. So a charge that is left out shows although no pair
-    of inputs loses all of it on one transcript.
-    """
-    runs = [1 / run.scale + 2 / min(run.scales) for run in seen.runs.values() if run.scales]
-    runs += [float((1 / one.scale).sum()) for one in seen.draws.values() if one.law == "laplace"]
-    return Realised(sum(runs), sum(map(pure_zcdp, runs)), 0.0, tuple(seen.faults))
-
-
 def log_chances(scores: Float64[Array, " n"]) -> Float64[Array, " n"]:
     """Of all outcomes of a choice."""
     return np.asarray(scores - logsumexp(scores))
@@ -219,7 +206,7 @@ def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterato
     with ExitStack() as stack:
         for name in LAWS:
             honest = getattr(measure, name)
-            for module in users_of_measure(name, honest, len(sys.modules)):
+            for module in users_of(name, honest, len(sys.modules)):
                 spied = partial(getattr(spy, name), honest)
                 stack.enter_context(replaced(module, name, spied))
         for name, noting in (("init", spy.above_init), ("ask_many", spy.above_ask)):
@@ -227,16 +214,6 @@ def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterato
             stack.enter_context(replaced(AboveThreshold, name, method(noting, honest)))
         yield
     script.leads = False
-
-
-@lru_cache(maxsize=32)
-def users_of_measure(name: str, honest: Any, modules: int) -> tuple[Any, ...]:
-    """The modules that call a drawing function by its name."""
-    return tuple(
-        module
-        for module in list(sys.modules.values())
-        if getattr(module, "__dict__", {}).get(name) is honest
-    )
 
 
 class MeasureSpy:
