@@ -77,15 +77,23 @@ def named(value: ast.expr) -> str:
 
 
 def raised(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """Every `raise Kind(text)` of a module."""
+    """Every `raise Kind(text)` of a module, and every block whose errors are told in words."""
     for node in ast.walk(tree):
         match node:
-            case ast.Raise(exc=ast.Call(func=ast.Name(id="MissingExtraError"), args=[what, extra])):
-                feature, needed = text_of(what) or "<...>", text_of(extra) or "<extra>"
+            case (
+                ast.Raise(exc=ast.Call(func=ast.Name(id="MissingExtraError"), args=[what, extra]))
+                | ast.Call(func=ast.Name(id="requires_extra"), args=[what, extra])
+            ) if (needed := text_of(extra)) is not None:
                 fix = f"pip install 'streamveil[{needed}]'"
-                yield "MissingExtraError", f"{feature} needs the extra '{needed}'.\n  to fix  {fix}"
+                says = f"{text_of(what)} needs the extra '{needed}'"
+                yield "MissingExtraError", f"{says}.\n  to fix  {fix}"
             case ast.Raise(exc=ast.Call(func=ast.Name(id=kind), args=[text, *_])):
                 yield kind, text_of(text)
+            case (
+                ast.Call(func=ast.Name(id="in_words"), args=[_, what, way, *_])
+                | ast.Call(func=ast.Attribute(attr="connection"), args=[what, way])
+            ) if (said := text_of(what)) is not None:
+                yield "SourceError", f"{said}: <why>.\n  to fix  {text_of(way)}"
 
 
 @cache

@@ -127,7 +127,7 @@ NOTHING = {"type": "record", "name": "E", "fields": []}
 
 
 @pytest.mark.parametrize(("schema", "words"), [
-    (ENDLESS, "holds itself"),
+    (ENDLESS, "contains itself"),
     ({**VISIT, "fields": [{"name": "u", "type": {"type": "array", "items": "null"}}]}, "no bytes"),
     ({**VISIT, "fields": [{"name": "u", "type": {"type": "array", "items": NOTHING}}]}, "no bytes"),
     ("string", "must be a record"),

@@ -47,7 +47,7 @@ def answers(
     """
     operator = None
     if not isinstance(query, Query | JointQuery | None):
-        raise PlanError(f"query is what released them, not {type(query).__name__}")
+        raise PlanError(f"query must be the query that released them, not {type(query).__name__}")
     if isinstance(query, JointQuery):
         if not isinstance(source, str | Path):
             return Answers(of_releases(source))

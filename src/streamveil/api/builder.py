@@ -285,7 +285,7 @@ class Stream(WithSinks):
         for name in itertools.chain.from_iterable(found):
             if name not in {key.name for key in groups}:
                 known = [key.name for key in groups]
-                raise PlanError(f"sets names '{name}', and no group{nearest(name, known)}")
+                raise PlanError(f"sets names '{name}', which is no group{nearest(name, known)}")
         return replace(self, groups=groups, keys=keys or Keys(), sets=found)
 
     @fitting('agg(n=count(), seconds=sum("ms / 1000.0", bounds=(0, 60)))')

@@ -26,7 +26,7 @@ def resend(plan: Plan, state: str | Path) -> int:
     sinks = databases_of(plan)
     if not sinks:
         raise PlanError(
-            "this query writes into no database, and only their tables can be filled again.\n"
+            "this query writes to no database, and `resend` fills tables of databases only.\n"
             "  to fix  read what is missing with `streamveil read`"
         )
     require_header(home)

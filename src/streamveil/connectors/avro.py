@@ -1,7 +1,7 @@
 """Messages of Avro, by the schema that they were written with.
 
 A message may not be able to stop a job, or to take more memory than its size allows. Two kinds of
-schema would let it: one that holds itself (its depth is the message's to choose), and a list of
+schema would let it: one that contains itself (its depth is the message's to choose), and a list of
 items that take no bytes (so is its length). Both are refused, by the schema alone.
 """
 
@@ -190,7 +190,7 @@ def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> 
             return PRIMITIVE[schema]
         if schema in within or schema.rpartition(".")[2] in within:
             raise SourceError(
-                f"the type '{schema}' of an Avro schema holds itself, so one message could be of"
+                f"the type '{schema}' of an Avro schema contains itself, so one message could be of"
                 " any depth.\n  to fix  write rows of a type that ends"
             )
         known = named.get(schema) or named.get(schema.rpartition(".")[2])

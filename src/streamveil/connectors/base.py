@@ -107,7 +107,8 @@ def in_words(
     except StreamveilError:
         raise
     except errors as error:
-        raise SourceError(f"{what}: {why(error)}.\n  to fix  {fix}") from None
+        told = f"{what}: {why(error)}.\n  to fix  {fix}"
+        raise SourceError(told) from None
 
 
 def write_all(sink: Sink, job: str, releases: Sequence[Release]) -> None:
@@ -185,7 +186,7 @@ def settings_in(config: str | None, kind: str, what: str = "settings") -> dict[s
     if not isinstance(found, dict):
         raise SourceError(
             f"config='{config}' of '{kind}' cannot be read as a JSON object of {what}.\n"
-            "  to fix  write it so, in a file that every process of the job can read"
+            "  to fix  give a JSON object, in a file that every process of the job can read"
         )
     return found
 

@@ -117,7 +117,7 @@ class Making(NamedTuple):
     last: list[Any] | None  # partition, offset and digest of the last message that was read
 
     def behind(self, message: Any) -> Making:
-        """The same after a message."""
+        """The same behind a message."""
         here = [message.partition(), message.offset(), digest_of(message)]
         return self._replace(last=here)
 

@@ -253,8 +253,8 @@ def require_kept(topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[in
         raise SourceError(
             f"messages of partition {(gone or lost)[0]} of the topic '{topic.topic}' are gone that"
             " this job had not read: retention deleted them, or the topic was made anew.\n"
-            "  to fix  keep messages longer than a job may stand still; to go on without them,"
-            " start a new state"
+            "  to fix  keep messages for longer than a job may be stopped; to go on without"
+            " them, start a new state"
         )
 
 
@@ -310,5 +310,5 @@ def at_end(message: Any) -> bool:
         return True
     raise SourceError(
         "a range of the topic cannot be read; was it deleted by retention?\n"
-        "  to fix  keep messages longer than a job may stand still"
+        "  to fix  keep messages for longer than a job may be stopped"
     )

@@ -147,8 +147,8 @@ class NatsSource(Messages):
         return SourceError(
             f"messages of the stream '{self.stream}' are gone that this job had not read: limits"
             " deleted them, or the stream was made anew.\n"
-            "  to fix  keep messages longer than a job may stand still; to go on without them,"
-            " start a new state"
+            "  to fix  keep messages for longer than a job may be stopped; to go on without"
+            " them, start a new state"
         )
 
     def _words(self) -> AbstractContextManager[None]:

@@ -459,7 +459,7 @@ class TableChanges:
         oids = struct.unpack_from(f">{count}I", message, 6)
         if self.facts.oid in oids and not self._passed:
             raise SourceError(
-                "the table was emptied by TRUNCATE, which says of no row that it went.\n"
+                "the table was emptied by TRUNCATE, which does not tell which rows are gone.\n"
                 "  to fix  delete rows by DELETE; start a new state, which reads the table anew"
             )
 

@@ -83,7 +83,7 @@ class RemoteFiles:
         addresses = {address(pattern)[0] for pattern in patterns if MARK in pattern}
         if len(addresses) != 1 or not all(MARK in pattern for pattern in patterns):
             raise SourceError(
-                "the files of one source lie in one store.\n"
+                "all files of a source must lie in one store.\n"
                 "  to fix  give addresses that differ only behind the bucket, or join two streams"
             )
         self._root = addresses.pop()

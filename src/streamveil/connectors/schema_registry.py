@@ -143,7 +143,7 @@ class RegisteredMessages:
             if name not in self._fields:
                 raise SourceError(
                     f"no version of '{self.subject}' in the schema registry has a field '{name}'.\n"
-                    f"  to fix  declare fields that there are: {', '.join(sorted(self._fields))}"
+                    f"  to fix  declare fields that exist: {', '.join(sorted(self._fields))}"
                 )
 
     def read(self, messages: list[bytes], wanted: pa.Schema) -> Decoded:

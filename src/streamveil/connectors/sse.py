@@ -130,8 +130,8 @@ class SseSource(Messages):
                 raise SourceError(
                     f"'{shown(self.url)}' does not go on where this job stopped: events are gone"
                     " that it had not read, or the server keeps none.\n"
-                    "  to fix  let the server keep events longer than a job may stand still; to go"
-                    " on without them, start a new state"
+                    "  to fix  let the server keep events for longer than a job may be stopped; to"
+                    " go on without them, start a new state"
                 )
         return stream
 
