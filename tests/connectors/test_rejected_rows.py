@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamveil.connectors import open_source
+import streamveil as sv
+from streamveil.connectors import memory, open_source
+from streamveil.connectors.base import Chunk, declared_schema, select
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.rejected_rows import (
     MALFORMED,
@@ -24,6 +26,7 @@ from streamveil.connectors.rejected_rows import (
 )
 from streamveil.connectors.text_files import CsvReader
 from streamveil.errors import SourceError
+from streamveil.systems import SOURCES, SourceKind
 
 COLUMNS = {"user": "INT64", "page": "STRING"}
 LINES = [b"1,a", b"2", b"", b"x,b", b'3,"c', b"4,\xff", b'5,"d"', b"\xff", b"6,e,7",
@@ -116,6 +119,37 @@ def test_rows_of_sources_without_files_know_their_number():
     assert again == rows[4:]
     made = traced(open_source("rate", {"rows": 3, "start": "2026-01-01"}))
     assert [row[PLACE] for row in found(made)[0]] == [1, 2, 3]
+
+
+class Plain:
+    """A source of somebody's own, whose positions are no numbers."""
+
+    bounded = True
+
+    def __init__(self, columns: dict[str, str]) -> None:
+        self.declared = declared_schema(columns)
+
+    def schema(self):
+        return self.declared
+
+    def read(self, position, max_rows, columns=None):
+        wanted = self.declared if columns is None else select(self.declared, columns, "")
+        if position is None:
+            rows = pa.table({"user": [1, None], "page": ["a", "b"]}, self.declared)
+            yield Chunk(rows.select(wanted.names), json.dumps({"at": 2}))
+
+
+def test_a_source_that_tells_no_places_is_run_with_rejects_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "plain", SourceKind("memory.Plain", is_whole=True))
+    monkeypatch.setattr(memory, "Plain", Plain, raising=False)
+    query = (
+        sv.source("plain", name="plain", columns=COLUMNS).protect("user").agg(n=sv.count())
+        .bound(max_rows=1).release(budget=sv.Budget(epsilon=4, delta=1e-9))
+    )  # fmt: skip
+    list(query.run(tmp_path / "state", rejects=tmp_path / "aside"))
+    [file] = (tmp_path / "aside").rglob("batch-*.parquet")
+    [row] = pq.read_table(file).to_pylist()
+    assert (row["reason"], row["file"], row["number"]) == ("null unit", None, None)
 
 
 def test_a_source_that_nobody_traces_sets_nothing_aside(tmp_path):
