@@ -17,7 +17,7 @@ discovered key with the default settings, beside
 Errors are over all keys of the stream against the unbounded truth at the end; a key that is not
 released counts as 0. Beside them: how many intervals of released keys hold the true count, how wide
 they are, and what the default forecasts (geometric mean over what its look leaves possible).
-Streams and noise are drawn anew at each run; the seeds are in the results.
+Streams and noise are drawn anew at each run; seed and commit are in each row of the results.
 Expected: 'best of several' sees the data and the default does not, so the default is above 1 where
 the shape of the stream decides; the goal is at most 1.05 times the best named alternative.
 
@@ -209,10 +209,9 @@ class Campaign:
         self.out, self.ends = out, time.monotonic() + 60 * minutes
         self.seed: int = kept.get("seed", secrets.randbelow(2**31) if seed is None else seed)
         self.rows = {place(row): row for row in kept.get("rows", [])}
-        here = subprocess.run(
+        self.commit = subprocess.run(
             ["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip()
-        self.commits = sorted({*kept.get("commits", []), here})
 
     @property
     def late(self) -> bool:
@@ -221,10 +220,10 @@ class Campaign:
 
     def add(self, row: dict[str, Any]) -> None:
         """Keeps a row at once: whatever is measured survives a stop."""
-        self.rows[place(row)] = row
+        self.rows[place(row)] = {**row, "seed": self.seed, "commit": self.commit}
         show(row)
-        content = {"seed": self.seed, "commits": self.commits, "machine": platform.machine(),
-                   "rows": [*self.rows.values()]}  # fmt: skip
+        rows = [*self.rows.values()]
+        content = {"seed": self.seed, "machine": platform.machine(), "rows": rows}
         part = self.out.with_suffix(".part")
         part.write_text(json.dumps(content, indent=1) + "\n")
         part.replace(self.out)

@@ -198,7 +198,8 @@ def of_regret() -> Iterator[tuple[str, str]]:
             least[cell[0]] = min(least.get(cell[0], 1.0), arms["covered"]["coverage"])
     yield "streams", str(len(least))
     yield "covered streams", str(sum(share >= 0.9 for share in least.values()))
-    yield from ((f"{name} least", percent(least[name])) for name in ("few", "small", "reddit"))
+    told = "few", "small", "flights", "reddit"
+    yield from ((f"{name} least", percent(least[name])) for name in told)
     yield "noise least", percent(min(arms["default"]["coverage"] for arms in cells.values()))
     wider = [arms["covered"]["width"] / arms["default"]["width"]
              for arms in cells.values() if "coverage" in arms.get("covered", {})]  # fmt: skip
@@ -208,10 +209,10 @@ def of_regret() -> Iterator[tuple[str, str]]:
     yield "forecasts", str(len(ahead))
     yield "forecasts off", str(sum(not 0.8 <= one <= 1.25 for one in ahead))
     untold: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in kept("regret_untold")["rows"]:
-        untold.setdefault((row["stream"], row["triggers"], *row["budget"]), {})[row["arm"]] = row[
-            "l1"
-        ]
+    for row in kept("regret")["rows"]:
+        if "l1" in row:
+            place = row["stream"], row["triggers"], *row["budget"]
+            untold.setdefault(place, {})[row["arm"]] = row["l1"]
     worse = [arms["blind"] / arms["expected"] for arms in untold.values()
              if {"blind", "expected"} <= set(arms)]  # fmt: skip
     yield "live worst", f"{max(worse):.0f}"
