@@ -86,10 +86,24 @@ class Measure:
         )
 
 
-class WithSinks:
-    """What goes to sinks."""
+class InTheMaking:
+    """What any query in the making is asked: of which rows, and where releases go."""
 
+    conditions: tuple[str, ...]
     sinks: tuple[SinkSpec, ...]
+
+    @fitting("where(\"ms > 0 AND url LIKE '/shop%'\")")
+    def where(self, condition: str) -> Self:
+        """Keeps rows for which a per-row SQL condition holds; several are joined by AND.
+
+        Args:
+            condition: SQL over the columns of one row.
+
+        Raises:
+            PlanError: at `release`, the condition cannot be read or asks for other rows.
+        """
+        both = (*self.conditions, condition)
+        return replace(self, conditions=both)  # type: ignore[type-var]  # a dataclass
 
     @fitting('to("files", path="out/", format="csv")')
     def to(self, kind: str, name: str | None = None, **options: Any) -> Self:
@@ -108,7 +122,7 @@ class WithSinks:
 
 
 @dataclass(frozen=True)
-class Stream(WithSinks):
+class Stream(InTheMaking):
     """A query in the making. Every method returns a new one; `release` ends with a `Query`.
 
     Raises:
@@ -159,18 +173,6 @@ class Stream(WithSinks):
         period = None if per is None else length_of(per, "per")
         return replace(self, unit=unit, period=period)
 
-    @fitting("where(\"ms > 0 AND url LIKE '/shop%'\")")
-    def where(self, condition: str) -> Stream:
-        """Keeps rows for which a per-row SQL condition holds; several are joined by AND.
-
-        Args:
-            condition: SQL over the columns of one row.
-
-        Raises:
-            PlanError: at `release`, the condition cannot be read or asks for other rows.
-        """
-        return replace(self, conditions=(*self.conditions, condition))
-
     @fitting('per_unit("day", total="SUM(minutes)")')
     def per_unit(self, *by: str, **named: str) -> Stream:
         """Rows made of each unit's own: one per unit and `by`, or each with a column more.
@@ -186,14 +188,11 @@ class Stream(WithSinks):
         Raises:
             PlanError: `protect` has not been called, or rows of two units would meet.
         """
-        if self.unit is None:
-            raise PlanError(
-                "per_unit needs to know who is protected.\n  to fix  protect(...) first"
-            )
+        unit = self._unit("per_unit")
         from streamveil.plan.own_rows import column_text  # loaded where rows are combined
         from streamveil.sql.own_rows import combine_named
 
-        made = combine_named(self.source, self.unit, self.conditions, by, named)
+        made = combine_named(self.source, unit, self.conditions, by, named)
         return replace(self, source=made, unit=column_text(made.person), conditions=())
 
     @fitting('join(people, on="user_id")')
@@ -212,8 +211,7 @@ class Stream(WithSinks):
         Raises:
             PlanError: `protect` has not been called, or rows of two units would meet.
         """
-        if self.unit is None:
-            raise PlanError("join needs to know who is protected.\n  to fix  protect(...) first")
+        unit = self._unit("join")
         if not isinstance(other, Stream):
             raise PlanError(
                 f"join takes a stream, not {type(other).__name__}.\n"
@@ -224,9 +222,9 @@ class Stream(WithSinks):
         from streamveil.sql.joins import join_named
 
         made = join_named(
-            self.source, self.unit, self.conditions, other.source, other.conditions, columns, how
+            self.source, unit, self.conditions, other.source, other.conditions, columns, how
         )
-        made, unit = with_person(made, self.unit)
+        made, unit = with_person(made, unit)
         return replace(self, source=made, unit=unit, conditions=())
 
     @fitting('window(tumble("1 day"))')
@@ -253,11 +251,10 @@ class Stream(WithSinks):
         Raises:
             PlanError: `protect` has not been called, or the expression is no list.
         """
-        if self.unit is None:
-            raise PlanError("unnest needs to know who is protected.\n  to fix  protect(...) first")
+        unit = self._unit("unnest")
         from streamveil.sql.own_rows import unnest_named
 
-        made, unit = unnest_named(self.source, self.unit, self.conditions, named)
+        made, unit = unnest_named(self.source, unit, self.conditions, named)
         return replace(self, source=made, unit=unit, conditions=())
 
     def group_by(
@@ -372,6 +369,14 @@ class Stream(WithSinks):
         }
         draft = replace(stream._draft(every), copies=max(1, len(self.sets)))
         return Query(assemble(draft, values))
+
+    def _unit(self, method: str) -> str:
+        """Who is protected; PlanError where that has not been said."""
+        if self.unit is None:
+            raise PlanError(
+                f"{method} needs to know who is protected.\n  to fix  protect(...) first"
+            )
+        return self.unit
 
     def _in_sets(self) -> Stream:
         """The stream whose rows are there once for each set of groups."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamveil.api.builder import (
+    InTheMaking,
     Measure,
     RowCount,
     Stream,
-    WithSinks,
     require_settings,
     ticks_of,
 )
@@ -35,7 +35,7 @@ from streamveil.sql.table import table_source
 
 
 @dataclass(frozen=True)
-class Table(WithSinks):
+class Table(InTheMaking):
     """A query over a changing table in the making. Every method returns a new one.
 
     Raises:
@@ -56,18 +56,6 @@ class Table(WithSinks):
     sets: tuple[tuple[str, ...], ...] = ()
     measures: tuple[Aggregate, ...] = ()
     sinks: tuple[SinkSpec, ...] = ()
-
-    @fitting('where("age < 30")')
-    def where(self, condition: str) -> Table:
-        """Only records that meet a condition on their own row are in the table.
-
-        Args:
-            condition: SQL over the columns of one record.
-
-        Raises:
-            PlanError: at `release`, the condition cannot be read.
-        """
-        return replace(self, conditions=(*self.conditions, condition))
 
     def group_by(self, *columns: str) -> Table:
         """Groups by columns with a public domain: every combination of their values.
