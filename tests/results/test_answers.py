@@ -15,6 +15,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.core.noisy import public
+from streamveil.dashboard.view import changes
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, missing
 from streamveil.results import noise as noises
@@ -366,3 +367,41 @@ def test_clamped_values_are_told_beside_their_sum_and_not_beside_a_count():
     assert told in answers.ratio("s", "n").notes
     assert "nearer end" not in bias_of(answers.releases, "n")
     assert "nearer end" in bias_of(answers.releases, "s")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Four weeks of releases of rows that end after two."""
+    monday, day = 1_767_571_200_000_000, 86_400_000_000  # 5 January 2026
+    rows = {
+        "user": list(range(400)) * 2, "page": ["a", "b"] * 400,
+        "ts": pa.array([monday] * 400 + [monday + 7 * day] * 400, pa.timestamp("us")),
+    }  # fmt: skip
+    query = (
+        sv.memory(pa.table(rows), event_time="ts").protect("user").window(sv.tumble("1 week"))
+        .group_by("page").agg(n=sv.count()).bound(max_rows=2)
+        .release(every="1 week", start="2026-01-05", end="2026-02-02", name="ended",
+                 budget=sv.Budget(epsilon=8, delta=1e-6))
+    )  # fmt: skip
+    state = tmp_path_factory.mktemp("ended") / "ended.veil"
+    return sv.answers(query.run(state=state))
+
+
+def test_a_window_names_its_last_release(ended):
+    by_window = ended.difference("n", at="2026-01-12")
+    assert by_window.table == ended.difference("n", at=("2026-01-12", 1)).table
+    assert by_window.table["page"].to_pylist() == ["a", "b"]
+    assert ended.moving("n", 2, at="2026-01-12").table.num_rows == 2
+    with pytest.raises(PlanError, match="no window '2026-01-13'; did you mean"):
+        ended.moving("n", 2, at="2026-01-13")
+
+
+def test_an_answer_about_an_empty_end_names_the_last_release_that_shows_a_group(ended):
+    assert ended.last_shown == ended.releases.moments[1]
+    for found in (ended.difference("n"), ended.moving("n", 2), ended.top("n", 1)):
+        assert found.table.num_rows == 0
+        assert "the last release that shows a group is at = ('2026-01-12', 1)" in found.notes
+    assert not any("the last release" in note for note in ended.moving("n", 2, "2026-01-12").notes)
+    heading, table, _ = changes(ended)
+    assert heading == "What changed at 2026-01-12 · 1: no release since then shows any group"
+    assert table.num_rows == 2

@@ -39,7 +39,9 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(help="A number of the releases, such as n.")]
 At = Annotated[
     str | None,
-    typer.Option(help="TRIGGER or WINDOW/TRIGGER (2026-01-01/4). Default: the last release."),
+    typer.Option(
+        help="WINDOW/TRIGGER (2026-01-01/4), WINDOW or TRIGGER. Default: the last release."
+    ),
 ]
 Level = Annotated[
     float | None, typer.Option(help="Confidence of the intervals; default: that of the releases.")
@@ -186,9 +188,11 @@ def place(text: str | None) -> Any:
     """A release, from what was typed."""
     if text is None:
         return None
-    window, _, trigger = text.rpartition("/")
+    window, slash, trigger = text.rpartition("/")
+    if text and not slash and not text.isdigit():
+        return text
     if not trigger.isdigit() or "/" in window or text.startswith("/"):
-        raise PlanError("a release is TRIGGER or WINDOW/TRIGGER, such as 4 or 2026-01-01/4")
+        raise PlanError("a release is WINDOW/TRIGGER, WINDOW or TRIGGER, such as 2026-01-01/4 or 4")
     return (window, int(trigger)) if window else int(trigger)
 
 

@@ -142,7 +142,7 @@ def body(found: Answers, records: Records) -> str:
     ]
     changed = changes(found)
     if changed is not None:
-        parts.append(table_of("What changed since the release before", *changed))
+        parts.append(table_of(*changed))
     parts += [spending(name, record, drawn=view["spent"][name] is not None)
               for name, record in records.items()]  # fmt: skip
     return "\n".join(parts)

@@ -40,25 +40,31 @@ def last_release(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]]:
 
     A heading, the groups, and notes.
     """
-    name, releases, heading = answers.releases.answers[0], answers.releases, "Largest groups now"
-    last = next((one for one in reversed(releases.moments) if releases.table(one).num_rows), None)
-    if last not in (None, releases.moments[-1]):
-        heading = f"Largest groups at {tick(releases, last)}: no release since then shows any"
-    found = answers.top(name, ROWS, last)
+    name, heading = answers.releases.answers[0], "Largest groups now"
+    if answers.last_shown != answers.moments[-1]:
+        at = tick(answers.releases, answers.last_shown)
+        heading = f"Largest groups at {at}: no release since then shows any"
+    found = answers.top(name, ROWS, answers.last_shown)
     return heading, found.table.slice(0, ROWS), found.notes
 
 
-def changes(answers: Answers) -> tuple[pa.Table, tuple[str, ...]] | None:
-    """What changed most since the release before, beyond its interval first; None at the first."""
-    name = answers.releases.answers[0]
+def changes(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]] | None:
+    """What changed most in the last release that shows any group; None at the first release.
+
+    A heading, the groups, those beyond their interval first, and notes.
+    """
+    name, heading = answers.releases.answers[0], "What changed since the release before"
+    if answers.last_shown != answers.moments[-1]:
+        at = tick(answers.releases, answers.last_shown)
+        heading = f"What changed at {at}: no release since then shows any group"
     try:
-        found = answers.difference(name)
+        found = answers.difference(name, answers.last_shown)
     except PlanError:
         return None
     sd = np.maximum(found.table[name + "_sd"].to_numpy(), 1e-300)
     size = np.abs(found.table[name].to_numpy()) / sd
     order = np.argsort(-size, kind="stable")[:ROWS]
-    return found.table.take(pa.array(order)), found.notes
+    return heading, found.table.take(pa.array(order)), found.notes
 
 
 def ledger_records(source: str | Path, ledger: str | Path | None) -> Records:
@@ -115,8 +121,7 @@ def view_of(found: Answers, records: Records) -> dict[str, Any]:
     }
     moved = changes(found)
     if moved is not None:
-        title = "What changed since the release before"
-        view["movers"] = intervals(title, moved[0], releases.answers[0], signed=True)
+        view["movers"] = intervals(*moved[:2], releases.answers[0], signed=True)
     return view
 
 

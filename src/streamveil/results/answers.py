@@ -26,7 +26,7 @@ from streamveil.types import Array
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-At = int | tuple[int | str, int] | None
+At = int | str | tuple[int | str, int] | None
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
@@ -126,6 +126,12 @@ class Answers(AnswerTable):
         """All releases: (window, trigger)."""
         return self.releases.moments
 
+    @property
+    def last_shown(self) -> Moment:
+        """The last release that shows any group; the last of all where none does."""
+        shown = (one for one in reversed(self.moments) if self.releases.table(one).num_rows)
+        return next(shown, self.moments[-1])
+
     def difference(
         self, name: str, at: At = None, since: At = None, *, confidence: float | None = None
     ) -> Derived:
@@ -136,7 +142,8 @@ class Answers(AnswerTable):
 
         Args:
             name: the number.
-            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
+                or a trigger where there is one window; else the last of all.
             since: the release before. If left out, the one just before in the window; of the first
                 in its window, the last one of the window before.
             confidence: of the interval, below 1; that of the release if left out.
@@ -158,7 +165,8 @@ class Answers(AnswerTable):
         Args:
             name: the number.
             triggers: how many, at least 1.
-            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
+                or a trigger where there is one window; else the last of all.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
@@ -177,7 +185,8 @@ class Answers(AnswerTable):
         Args:
             name: the number.
             windows: how many, at least 1.
-            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
+                or a trigger where there is one window; else the last of all.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
@@ -212,7 +221,8 @@ class Answers(AnswerTable):
         Args:
             top: the number above.
             bottom: the number below.
-            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
+                or a trigger where there is one window; else the last of all.
             to: the release of the bottom; `at` if left out.
             triggers: takes both over so many last triggers only.
             name: what the column is called.
@@ -252,7 +262,8 @@ class Answers(AnswerTable):
         Args:
             name: the number.
             k: how many.
-            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
+                or a trigger where there is one window; else the last of all.
             since: an earlier release, (window, trigger): the list then says who certainly entered,
                 left or stayed since then; of all others it is open.
             hidden: the statements also hold against so many groups that are not shown.
@@ -391,13 +402,22 @@ class Answers(AnswerTable):
             return self.moments[-1]
         if isinstance(at, tuple):
             return self.releases.require(Moment(self.releases.window(at[0]), at[1]))
-        windows = {moment.window for moment in self.moments}
+        last = {moment.window: moment for moment in self.moments}
+        if isinstance(at, str):
+            window = self.releases.window(at)
+            return self.releases.require(last.get(window, Moment(window, 1)))
+        windows = set(last)
         if len(windows) > 1:
             raise PlanError(
                 f"there are {len(windows)} windows; name a release by (window, trigger), such as"
-                f" {tuple(self.moments[-1])}"
+                f" {self._at(self.moments[-1])}, or its window alone"
             )
         return self.releases.require(Moment(windows.pop(), at))
+
+    def _at(self, moment: Moment) -> tuple[int | str, int]:
+        """How a release is asked for."""
+        place = self.releases.time(moment)
+        return moment.window if place is None else place.name, moment.trigger
 
     def _confidence(self, given: float | None) -> float:
         if given is None:
@@ -425,6 +445,8 @@ class Answers(AnswerTable):
         last = self.releases.table(max(cell.moment for cell in cells))
         hidden = hidden_sentence(last)
         notes += [*missing(last.schema, outputs), *([] if hidden is None else [hidden])]
+        if not last.num_rows and self.releases.table(self.last_shown).num_rows:
+            notes.append(f"the last release that shows a group is at = {self._at(self.last_shown)}")
         said = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if said is None else [*notes, said]
 
