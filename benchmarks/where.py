@@ -48,6 +48,7 @@ HERE = Path(__file__).parent
 FIGURE = HERE.parent / "docs" / "figures" / "where-time-goes.png"
 RESULT = HERE / "results" / "where.json"
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
+    ("look: draw a sample of units", numbering.NumberedUnits, ("of",)),
     ("look: number units and groups", numbering._Words, ("numbers",)),
     ("look: rows by unit", ByUnit, ("add",)),
     ("look: histograms of units", survey,
