@@ -1,6 +1,6 @@
 """What a query does with released rows: HAVING, ORDER BY, LIMIT, computed columns, outer SELECTs.
 
-All of it becomes `plan.post.Post`s over the columns of a release.
+All of it becomes `plan.plan.Post`s over the columns of a release.
 """
 
 from __future__ import annotations
