@@ -278,6 +278,8 @@ def test_public_keys_get_weights_and_less_noise_for_their_rows():
     assert weighted.aggregation.selection is None
     assert weighted.aggregation.rule.caution > 0
     assert flat.aggregation.rule is None
+    both = query({"max_squared_rows": 40, "max_rows": 30}, keys=keys, **EXPECTED)
+    assert both.aggregation.rule is not None, "bounds that are given leave room for weights"
     assert weighted.guarantee.epsilon(1e-9) <= 6
     assert weighted.guarantee.epsilon(1e-9) > 5.9
 

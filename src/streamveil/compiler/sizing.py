@@ -97,7 +97,8 @@ class Sizing:
         stream = expected_stream(self.plan, self.windows)
         forecast = stream is not None or is_open(self.plan)
         chosen = self._chosen(("public",)) if forecast else None
-        weighable = self._asks_for_weights if chosen is None else chosen.max_rows == inf
+        by_rows = chosen is not None and is_open(self.plan) and chosen.max_rows < inf
+        weighable = self._asks_for_weights if chosen is None else not by_rows
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
         rule = None if rule is None else replace(rule, caution=CAUTION)
         limits = self._bounds(rule, chosen)
