@@ -261,6 +261,8 @@ COUNTED = "COUNT(*) AS n FROM t"
         (COUNTED, CLAUSE.replace("1e-9", "2"), "", "delta must be above 0 and below 1"),
         (COUNTED, CLAUSE.replace("= 4", "= 4.5"), "", "whole number"),
         ("COUNT(*) AS n FROM clics", CLAUSE, "", "unknown table 'clics'"),
+        ("COUNT(*) AS n FROM shop.t", CLAUSE, "", "to fix  FROM t"),
+        ("COUNT(*) AS n FROM (SELECT 1 AS u)", CLAUSE, "", "public_groups = ['a', 'b']"),
         ("COUNT(*) AS n", CLAUSE, "", "FROM is missing"),
         ("LOWR(u) AS k, COUNT(*) AS n FROM t GROUP BY k", CLAUSE, "", "did you mean 'LOWER'?"),
         ("COUNT(*) AS n FROM t WHERE RAND() < 1", CLAUSE, "", "RAND() has another value in every"),

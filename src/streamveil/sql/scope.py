@@ -96,6 +96,12 @@ def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
     if path.suffix.lower() in FILES or "/" in name or "*" in name:
         stem = path.stem if "*" not in path.stem else path.parent.name
         return SourceSpec(name=stem or "files", kind="files", options={"path": name})
+    last = name.rpartition(".")[2]
+    if "." in name and last.lower() in map(str.lower, sources):
+        raise PlanError(
+            f"unknown table '{shown(name)}': tables have no project and no data set.\n"
+            f"  to fix  FROM {shown(last)}"
+        )
     raise PlanError(
         f"unknown table '{shown(name)}'{nearest(name, sources) if sources else '.'}\n"
         "  to fix  CREATE STREAM name WITH (source = 'files', path = '...'), or write the path of "
@@ -111,7 +117,11 @@ def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
     only(tree, {"expressions", "from_", "where", "joins", *own_rows.COMBINING}, INNER)
     clause = tree.args.get("from_")
     if clause is None:
-        raise PlanError("FROM is missing in the subquery")
+        raise PlanError(
+            "FROM is missing in the subquery.\n"
+            "  to fix  FROM a stream, a table or a file; to list public groups, public_groups = "
+            "['a', 'b'] in OPTIONS"
+        )
     unit = None if known.unit is None else _unit_within(known.unit, tree.expressions, alias)
     inside = within(tree, replace(known, unit=unit))
     inner = filtered(tree, _with_joins(tree, _relation(clause.this, inside), inside), inside)

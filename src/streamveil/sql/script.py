@@ -214,6 +214,12 @@ def _targets(cursor: Cursor) -> tuple[str, ...]:
 def _view(cursor: Cursor, views: Views) -> None:
     """Keeps a named query for the statements that follow."""
     name = cursor.name("a name")
+    if cursor.peek() == "OPTIONS":
+        raise PlanError(
+            "a view has no OPTIONS: the query that reads it names whom it protects.\n"
+            f"  to fix  CREATE VIEW {shown(name)} AS SELECT ..., and privacy_unit_column = <column>"
+            " in the OPTIONS of the query"
+        )
     cursor.need("AS")
     if name.lower() in views:
         raise PlanError(f"'{shown(name)}' is declared twice")
