@@ -118,10 +118,10 @@ def _paired(plan: Plan, joins: list[OwnJoin]) -> Iterator[str]:
             if waits else
             "a pair comes with its later row, join_within after the time of its first one at most"
         )  # fmt: skip
-        fix = "twice join_within and the time between releases" if waits else "join_within"
+        fix = "twice join_within and the time between releases" if waits else "join_within is"
         yield (
             f"{what}: then its window may be closed, and it would be dropped.\n"
-            f"  to fix  lateness as long as {fix}, or longer"
+            f"  to fix  a lateness as long as {fix}, or longer"
         )
 
 
