@@ -392,7 +392,8 @@ def test_what_is_typed_is_refused_by_name(folder, command, wrong, word, monkeypa
 
 def test_a_release_has_at_most_two_numbers():
     assert [place("4"), place("20454/4"), place(None)] == [4, ("20454", 4), None]
-    for text in ("2/3/4", "", "x", "1/"):
+    assert place("2026-01-01") == "2026-01-01"  # its last release
+    for text in ("2/3/4", "", "/4", "1/"):
         with pytest.raises(PlanError, match="WINDOW/TRIGGER"):
             place(text)
 
