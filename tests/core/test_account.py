@@ -86,15 +86,18 @@ class Greedy:
         return ScheduledRun(index, 0, index + 1, self.share.scale(Fraction(2, 5)), 0.1)
 
 
-def reruns(plan):
+def reruns(plan, *, restarts=False):
     def run(share, place):
         def box(data, part, at):
             return part.noisy(0, at.draws(b"value"), 1, 1)
 
-        runs = dynamic.Reruns(plan(share), box, lambda start, stop: None, place)
+        made = plan(share), box, lambda start, stop: None, place
+        runs = dynamic.Reruns(*made)
         with suppress(BudgetError):
             for _ in range(30):
                 runs.arrive(2)
+                if restarts:
+                    runs = dynamic.Reruns(*made, size=runs.size, next_index=runs.next_index)
 
     return run
 
@@ -147,6 +150,7 @@ CASES = {
     "pmwg": pmwg,
     "live pmw": live_pmw,
     "greedy": reruns(Greedy),
+    "greedy, from restart to restart": reruns(Greedy, restarts=True),
     "scheduler": reruns(scheduler),
     "improver": reruns(improver),
     "rerun": rerun,
