@@ -25,6 +25,8 @@ from typing import Any
 
 import mpmath
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from scipy.special import ndtr
 
 from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
@@ -431,6 +433,24 @@ def lifted_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
 def same_tables(one: Seen, other: Seen) -> bool:
     """Whether all releases are equal, with their metadata."""
     pairs = zip_longest(one.tables, other.tables)
-    return all(
-        a is not None and b is not None and a.equals(b, check_metadata=True) for a, b in pairs
+    return all(a is not None and b is not None and same_table(a, b) for a, b in pairs)
+
+
+def same_table(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two releases are equal; a group may be named NaN, which Arrow holds for unequal.
+
+    >>> nan, zero = pa.table({"k": [float("nan"), None]}), pa.table({"k": [0.0, None]})
+    >>> nan.equals(nan), same_table(nan, nan), same_table(nan, zero)
+    (False, True, False)
+    """
+    columns = zip(one.columns, other.columns, strict=False)
+    return one.schema.equals(other.schema, check_metadata=True) and all(
+        a.equals(b) or (pa.types.is_floating(a.type) and without_nan(a) == without_nan(b))
+        for a, b in columns
     )
+
+
+def without_nan(column: Any) -> tuple[Any, Any]:
+    """Where NaN is, and the other numbers."""
+    nan = pc.is_nan(column)
+    return nan, pc.if_else(nan, pa.scalar(None, column.type), column)
