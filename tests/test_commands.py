@@ -120,8 +120,9 @@ def test_derive_answers_from_state_and_files_alike(folder, tmp_path):
         one, two = (np.genfromtxt(out, delimiter=",", skip_header=1)[:, 1:5] for out in outs)
         np.testing.assert_allclose(one, two, rtol=1e-9)
     assert "correlation" not in call("derive", "difference", files, "n").stdout
-    with pytest.raises(PlanError, match="WINDOW/TRIGGER"):
-        call("derive", "difference", state, "n", "--at", "noon")
+    for text, message in (("noon", "no window 'noon'; known: "), ("1/", "WINDOW/TRIGGER")):
+        with pytest.raises(PlanError, match=message):
+            call("derive", "difference", state, "n", "--at", text)
 
 
 def test_dashboard_writes_its_page(folder, tmp_path):

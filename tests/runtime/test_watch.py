@@ -20,7 +20,7 @@ from streamveil.cli import app
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.plan.plan import Clock
 from streamveil.runtime.progress import Progress
-from streamveil.runtime.watch import Watch, behind, exposition, logged, served
+from streamveil.runtime.watch import Watch, behind, charged, exposition, logged, served
 from streamveil.sql.sql import parse_script
 
 HOUR = 3_600_000_000
@@ -168,6 +168,14 @@ def fetched(port, path):
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def test_a_ledger_whose_first_line_is_being_written_has_no_charge_yet(tmp_path):
+    path = tmp_path / "ledger"
+    assert charged(path) == (None, None)
+    for begun in (b"", b'{"version": 1'):
+        path.write_bytes(begun)
+        assert charged(path) == (None, None)
 
 
 def test_health_follows_the_public_calendar(script, tmp_path):

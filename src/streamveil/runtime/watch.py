@@ -31,6 +31,7 @@ from streamveil.errors import (
     OperatorWarning,
     PlanError,
     SourceError,
+    StoreError,
     StreamveilError,
     requires_extra,
     visible_lines,
@@ -136,11 +137,17 @@ def behind(clock: Clock, step: int, now: float) -> int:
 
 
 def charged(path: Path) -> tuple[float | None, float | None]:
-    """Epsilon charged to a ledger and its limit, each where there is one."""
+    """Epsilon charged to a ledger and its limit, each where there is one.
+
+    Somebody may ask while a job is writing the first line of its ledger.
+    """
     if not path.is_file():
         return None, None
-    with Ledger.load(path) as ledger:
-        told = record(ledger)
+    try:
+        with Ledger.load(path) as ledger:
+            told = record(ledger)
+    except StoreError:
+        return None, None
     limit = ledger.limit.epsilon
     return told["epsilon"], None if limit is None else float(limit)
 
