@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamveil.accounts.ledger import Ledger
+from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise
@@ -182,6 +183,25 @@ def test_an_end_with_windows_beyond_a_bound_of_windows_is_refused(more):
         run(later, state="s", **SEEDED)
     with Ledger.load("s/ledger") as ledger:
         assert len(ledger.entries()) == 1
+
+
+BY_FORECAST = "expected_rows = 1.05, expected_units = 300, expected_groups = 3, look_share = 0"
+
+
+@pytest.mark.parametrize(("options", "given", "more"), [
+    ("max_rows_per_group = 2", GIVEN.replace("max_rows", "max_groups"),
+     ", COUNT(DISTINCT person) AS people"),
+    (BY_FORECAST, GIVEN.removesuffix(", max_rows_contributed = 4"), ""),
+], ids=["given", "by forecast"])  # fmt: skip
+def test_bounds_that_are_given_or_by_forecast_leave_room_for_a_later_end(options, given, more):
+    first, later = (
+        plan(end=end, options=options, given=given, n="n" + more)
+        for end in ("2026-01-04", "2026-01-06")
+    )
+    operator = compile_plan(first)
+    assert operator.bounds.groups == 4 if more else operator.bounds.max_rows
+    told(run(first, state="s", **SEEDED))
+    assert max(window for window, _ in told(run(later, state="s", **SEEDED))) == 20_458
 
 
 def is_prefix(short, long):

@@ -161,8 +161,11 @@ def steps_of(clock: Clock) -> int | None:
     return clock.steps
 
 
-def extended(operator: Operator, clock: Clock) -> GroupBy:
-    """The same mechanisms until a later end; refuses what would change noise already drawn."""
+def extended(operator: Operator, clock: Clock, plan: Plan) -> GroupBy:
+    """The same mechanisms until a later end; refuses what would change noise already drawn.
+
+    `plan`: until the end that it was charged with.
+    """
     if not isinstance(operator, GroupBy):
         raise PlanError(
             "only a group-by may be given a later end.\n"
@@ -170,7 +173,7 @@ def extended(operator: Operator, clock: Clock) -> GroupBy:
         )
     longer = replace(operator.schedule, steps=steps_of(clock))
     require_prefix(operator.schedule, longer)
-    if bounded_by_windows(operator):
+    if bounded_by_windows(operator, plan):
         raise PlanError(
             "a privacy unit counts in as many windows as there were until the first end: in later"
             " ones, those that were there before would be missing.\n"
@@ -182,11 +185,15 @@ def extended(operator: Operator, clock: Clock) -> GroupBy:
     return made
 
 
-def bounded_by_windows(operator: GroupBy) -> bool:
-    """Whether a bound follows from the number of windows until the end; see `Compiler`."""
+def bounded_by_windows(operator: GroupBy, plan: Plan) -> bool:
+    """Whether a bound follows from the number of windows until the end; see `Compiler`.
+
+    It does not if the query gives it or a forecast chose it.
+    """
     chosen = {default.name for default in operator.defaults}
-    by_number = operator.bounds.groups is not None or MAX_ROWS.name in chosen
-    return operator.periods is None and by_number and not operator.uncut
+    rows = plan.counts_once and MAX_ROWS.name in chosen
+    groups = operator.bounds.groups not in (None, plan.bounding.max_groups)
+    return operator.periods is None and (rows or groups) and not operator.uncut
 
 
 def require_prefix(short: Schedule, long: Schedule) -> None:

@@ -266,7 +266,7 @@ def work_of(
             files=lambda: getattr(opened, "names", []),
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
-    return work if clock is None else going_on(work, clock)
+    return work if clock is None else going_on(work, clock, inner)
 
 
 def threads_of(pace: Pace | None) -> int:
@@ -289,11 +289,11 @@ def groups(clock: Clock, source: Source, operator: Operator) -> Together | None:
     return together(clock, source.bounded, getattr(schedule, "triggers", None))
 
 
-def going_on(work: Work, clock: Clock) -> Work:
+def going_on(work: Work, clock: Clock, plan: Plan) -> Work:
     """The same work until a later end, with the charge that says so."""
     from streamveil.runtime.changed_query import extended, extension
 
-    operator = extended(work.operator, clock)
+    operator = extended(work.operator, clock, plan)
     charge = partial(extension, work.name, operator=operator)
     return replace(work, operator=operator, extension=charge)
 
