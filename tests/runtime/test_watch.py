@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from streamveil import compiled
 from streamveil.cli import app
-from streamveil.errors import MissingExtraError, PlanError, SourceError
+from streamveil.errors import MissingExtraError, PlanError, SourceError, StoreError
 from streamveil.plan.plan import Clock
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.watch import Watch, behind, charged, exposition, logged, served
@@ -176,6 +176,9 @@ def test_a_ledger_whose_first_line_is_being_written_has_no_charge_yet(tmp_path):
     for begun in (b"", b'{"version": 1'):
         path.write_bytes(begun)
         assert charged(path) == (None, None)
+    path.write_bytes(b'{"version": 1}\n')
+    with pytest.raises(StoreError):
+        charged(path)  # it was altered
 
 
 def test_health_follows_the_public_calendar(script, tmp_path):

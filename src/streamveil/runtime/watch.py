@@ -31,7 +31,6 @@ from streamveil.errors import (
     OperatorWarning,
     PlanError,
     SourceError,
-    StoreError,
     StreamveilError,
     requires_extra,
     visible_lines,
@@ -143,11 +142,11 @@ def charged(path: Path) -> tuple[float | None, float | None]:
     """
     if not path.is_file():
         return None, None
-    try:
-        with Ledger.load(path) as ledger:
-            told = record(ledger)
-    except StoreError:
-        return None, None
+    with path.open("rb") as lines:
+        if not lines.readline().endswith(b"\n"):
+            return None, None
+    with Ledger.load(path) as ledger:
+        told = record(ledger)
     limit = ledger.limit.epsilon
     return told["epsilon"], None if limit is None else float(limit)
 
