@@ -50,9 +50,10 @@ from streamveil.sql.schema import check_schema, needed_columns, time_named
 
 Engine = Callable[[Plan], Operator]
 
-BATCH_BYTES = 6 << 20  # of a micro-batch, about: amortises a commit and still fits the cache
+BATCH_BYTES = 16 << 20  # of a micro-batch, about: more saves nothing
+LIMITED_BYTES = 6 << 20  # the same under a memory limit: `WORK` has room for these
 FEWEST_ROWS, MOST_ROWS = 20_000, 1_000_000
-TEXT_BYTES = 24  # taken for a value of unknown width
+TEXT_BYTES = 64  # taken for a value of unknown width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,8 +309,8 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
         clock = replace(clock, arrival=time_named(schema, clock.arrival))
     schedule = MicroBatches(
         source, clock, columns=columns, event_time=time_column,
-        max_rows=pace.max_rows or batch_rows(schema, columns), now=time.time,  # noqa: TID251
-        sleep=time.sleep, once=pace.once,
+        max_rows=pace.max_rows or batch_rows(schema, columns, limited=pace.memory is not None),
+        now=time.time, sleep=time.sleep, once=pace.once,  # noqa: TID251
     )  # fmt: skip  # the clock of a live job belongs to the runtime
     return schedule.batches
 
@@ -319,16 +320,17 @@ def needed_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:
     return pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
 
 
-def batch_rows(schema: pa.Schema, columns: list[str]) -> int:
-    """How many rows make a micro-batch: a function of the schema, which is public.
+def batch_rows(schema: pa.Schema, columns: list[str], *, limited: bool = False) -> int:
+    """How many rows make a micro-batch: of the schema and the limit of memory, which are public.
 
-    >>> batch_rows(pa.schema([("user", pa.int64()), ("page", pa.int64())]), ["user", "page"])
-    393216
+    >>> batch_rows(pa.schema([("user", pa.int64()), ("page", pa.int32())]), ["user", "page"])
+    1000000
     >>> batch_rows(pa.schema([("user", pa.string()), ("page", pa.string())]), ["user", "page"])
     131072
     """
     width = sum(value_bytes(schema.field(name).type) for name in columns)
-    return min(max(BATCH_BYTES // max(width, 1), FEWEST_ROWS), MOST_ROWS)
+    size = LIMITED_BYTES if limited else BATCH_BYTES
+    return min(max(size // max(width, 1), FEWEST_ROWS), MOST_ROWS)
 
 
 def value_bytes(kind: pa.DataType) -> int:
