@@ -83,7 +83,7 @@ GROUP BY r.region, p.plan
 |---|---|
 | `v JOIN p ON v.user_id = p.user_id`, `v LEFT JOIN p USING (user_id)` | by the privacy unit, and \
 by more equalities and other conditions. Tables, subqueries by the unit, the \
-table itself under another name |
+table itself under another name, whose rows are of one person: it is joined by the same column |
 | `v JOIN r ON v.country = r.country` | r is declared `public = TRUE`: one file, read when the \
 query is made; the job goes on with the same rows only |
 | `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN`, \

@@ -19,7 +19,7 @@ from streamveil.dataflow.windows import periods_met
 from streamveil.dynamic.schedulers import Reruns
 from streamveil.expressions import expr
 from streamveil.linear.budget_shares import Meter
-from streamveil.plan import combine, own_rows
+from streamveil.plan import check_own_rows, combine, own_rows
 from streamveil.runtime import keys
 from tests.accounts import test_ledger
 from tests.changing_tables import test_questions
@@ -27,7 +27,7 @@ from tests.dataflow import test_hashing, test_windows
 from tests.dynamic import test_schedulers
 from tests.planting import instead
 from tests.runtime import test_job, test_schedule
-from tests.sql import test_expr, test_own_rows
+from tests.sql import test_expr, test_joins, test_own_rows
 
 
 def again_and_again(honest):
@@ -138,6 +138,10 @@ FAULTS = {
     "windows that late rows reach are not counted": (
         instead(test_windows, "most_windows", lambda _: periods_met),
         test_windows.test_no_unit_meets_more_windows_than_a_bound_that_cuts_nobody_says,
+    ),
+    "one table is read by two people's columns": (
+        instead(check_own_rows, "_of_two_people", lambda _: lambda _: ()),
+        lambda: test_joins.test_no_row_is_of_two_people(test_joins.OF_TWO[0]),
     ),
 }
 

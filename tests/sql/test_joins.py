@@ -20,6 +20,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.sketch import compile_sketch
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_value
+from streamveil.plan import check_own_rows
 from streamveil.plan import joins as module
 from streamveil.plan.own_rows import own_rows
 from streamveil.plan.plan import SinkSpec
@@ -209,6 +210,45 @@ def test_what_would_mix_people_is_refused(relation, reason):
         return
     with pytest.raises(PlanError, match=reason):
         planned(relation, found)
+
+
+OF_TWO = [  # every row of t names two people
+    "SELECT a.id, b.x AS x FROM t AS a JOIN t AS b ON a.id = b.day",
+    "SELECT id, x FROM t WHERE id IN (SELECT day FROM t)",
+    "SELECT id, x FROM t WHERE NOT EXISTS (SELECT 1 FROM t AS b WHERE b.day = t.id)",
+    "SELECT id, x FROM (SELECT id, x FROM t UNION ALL SELECT day, x FROM t)",
+    "SELECT id, x FROM t WHERE id IN (SELECT id FROM u WHERE id IN (SELECT day FROM t))",
+]
+
+
+@pytest.mark.parametrize("relation", OF_TWO)
+def test_no_row_is_of_two_people(relation):
+    with pytest.raises(PlanError, match="each row of 't' would be of two people: id and day"):
+        planned(relation, tables(0))
+
+
+def test_the_same_file_under_two_names_is_of_one_person(tmp_path):
+    pq.write_table(rows_of(0), tmp_path / "t.parquet")
+    found = {name: sv.files(str(tmp_path / "t.parquet")) for name in ("first", "second")}
+    with pytest.raises(PlanError, match="of two people"):
+        planned("SELECT id, x FROM first WHERE id IN (SELECT day FROM second)", found)
+    assert planned("SELECT id, x FROM first WHERE id IN (SELECT id FROM second)", found)
+    assert planned("SELECT f.id, f.x FROM first AS f JOIN second AS s ON f.id = s.ID", found)
+
+
+@pytest.mark.parametrize("relation", OF_TWO[1:4:2])
+def test_without_one_of_two_people_rows_of_many_others_change(relation, monkeypatch):
+    """What the refusal is for: 20 people, one of whose rows names all others."""
+    monkeypatch.setattr(check_own_rows, "_of_two_people", lambda _: ())
+    people = pa.table({"id": [*range(20), *[0] * 20], "day": [99] * 20 + [*range(20)],
+                       "x": [1] * 40})  # fmt: skip
+    plan = planned(relation, {"t": people})
+
+    def counted_without(unit):
+        rows = people if unit is None else people.filter(others(people["id"], unit))
+        return own_rows(plan.source, rows, lambda _: rows).num_rows
+
+    assert counted_without(None) - counted_without(0) >= 40
 
 
 def test_columns_of_both_tables_need_the_name_of_one():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from itertools import combinations
+
+from sqlglot import exp
 
 from streamveil.calendars import DAY, HOUR
+from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan.joins import MATCHES, OwnJoin
 from streamveil.plan.own_rows import OwnRows, column_text
 from streamveil.plan.plan import Clock, Plan
@@ -20,6 +24,7 @@ def complaints(plan: Plan) -> Iterator[str]:
             f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
             "  to fix  protect the same unit that subqueries group by"
         )
+    yield from _of_two_people(source)
     if source.row_by_row:
         if plan.clock.kind == "rows":
             yield (
@@ -34,6 +39,39 @@ def complaints(plan: Plan) -> Iterator[str]:
             f"{source.words} combines rows of several periods, and"
             " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
         )
+
+
+def _of_two_people(source: OwnRows) -> Iterator[str]:
+    """Relations of the same rows that name different columns as the unit.
+
+    Proof: such a row is of two units. Without one of them, it is gone for the other as well, and
+        nothing bounds in how many rows a unit stands beside others.
+    """
+    for one, other in combinations(source.relations, 2):
+        if _rows_of(one) & _rows_of(other) and _unit_of(one) != _unit_of(other):
+            name = shown(one.name)
+            yield (
+                f"each row of '{name}' would be of two people: {shown(one.unit)} and"
+                f" {shown(other.unit)}.\n"
+                "  why     without the rows of one person, other rows change, beyond every bound"
+                f"\n  to fix  protect one of both wherever '{name}' is read; the other is a column"
+                " like any"
+            )
+
+
+def _rows_of(source: OwnRows) -> set[str]:
+    """What tells that rows are the same: a name, and options (of a table in memory the object)."""
+    options = {name: value if isinstance(value, Hashable) else id(value)
+               for name, value in source.options.items()}  # fmt: skip
+    return {source.name.lower(), f"{source.kind} {sorted(options.items())}"}
+
+
+def _unit_of(source: OwnRows) -> str:
+    """The unit of a relation, whatever the case of its columns."""
+    tree = parse_text(source.unit)
+    for column in tree.find_all(exp.Column):
+        column.this.set("this", column.name.lower())
+    return canonical(tree)
 
 
 def _all_there(plan: Plan, source: OwnRows) -> Iterator[str]:

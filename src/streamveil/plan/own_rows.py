@@ -231,6 +231,11 @@ class OwnRows(SourceSpec):
         return [one for one in found if isinstance(one, OwnRows)]
 
     @property
+    def relations(self) -> list[OwnRows]:
+        """This one and all others, at any depth."""
+        return [self, *(one for other in self.others for one in other.relations)]
+
+    @property
     def omitted(self) -> tuple[str, ...]:
         """See `SourceSpec`: what steps leave out, told of each release."""
         found = [words for other in self.others for words in other.omitted]
