@@ -140,7 +140,7 @@ FAULTS = {
         test_windows.test_no_unit_meets_more_windows_than_a_bound_that_cuts_nobody_says,
     ),
     "one table is read by two people's columns": (
-        instead(check_own_rows, "_of_two_people", lambda _: lambda _: ()),
+        instead(check_own_rows, "of_two_people", lambda _: lambda _: ()),
         lambda: test_joins.test_no_row_is_of_two_people(test_joins.OF_TWO[0]),
     ),
 }

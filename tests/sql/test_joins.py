@@ -1,5 +1,6 @@
 """Joins by the privacy unit: DuckDB gives the same, and no rows of two people meet."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -227,6 +228,18 @@ def test_no_row_is_of_two_people(relation):
         planned(relation, tables(0))
 
 
+@pytest.mark.parametrize(("unit", "fits"), [("day", False), ("id", True)])
+def test_several_answers_take_a_row_for_one_persons(unit, fits):
+    ways = ["t", f"(SELECT {unit} AS id, COUNT(*) AS k FROM t GROUP BY {unit})"]
+    for first, second in (ways, ways[::-1]):
+        asked = (f"WITH a AS (SELECT {PRIVATE} COUNT(*) AS n FROM {first}), b AS "
+                 f"(SELECT {PRIVATE} COUNT(*) AS m FROM {second}) "
+                 "SELECT n, m FROM a CROSS JOIN b")  # fmt: skip
+        refused = pytest.raises(PlanError, match="each row of 't' would be of two people")
+        with nullcontext() if fits else refused:
+            sv.sql(asked, tables(0))
+
+
 def test_the_same_file_under_two_names_is_of_one_person(tmp_path):
     pq.write_table(rows_of(0), tmp_path / "t.parquet")
     found = {name: sv.files(str(tmp_path / "t.parquet")) for name in ("first", "second")}
@@ -239,7 +252,7 @@ def test_the_same_file_under_two_names_is_of_one_person(tmp_path):
 @pytest.mark.parametrize("relation", OF_TWO[1:4:2])
 def test_without_one_of_two_people_rows_of_many_others_change(relation, monkeypatch):
     """What the refusal is for: 20 people, one of whose rows names all others."""
-    monkeypatch.setattr(check_own_rows, "_of_two_people", lambda _: ())
+    monkeypatch.setattr(check_own_rows, "of_two_people", lambda _: ())
     people = pa.table({"id": [*range(20), *[0] * 20], "day": [99] * 20 + [*range(20)],
                        "x": [1] * 40})  # fmt: skip
     plan = planned(relation, {"t": people})

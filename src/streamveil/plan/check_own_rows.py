@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations
 
@@ -12,7 +12,7 @@ from streamveil.calendars import DAY, HOUR
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan.joins import MATCHES, OwnJoin
 from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import Clock, Plan
+from streamveil.plan.plan import Clock, Plan, SourceSpec
 
 
 def complaints(plan: Plan) -> Iterator[str]:
@@ -24,7 +24,7 @@ def complaints(plan: Plan) -> Iterator[str]:
             f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
             "  to fix  protect the same unit that subqueries group by"
         )
-    yield from _of_two_people(source)
+    yield from of_two_people(relations_of(plan))
     if source.row_by_row:
         if plan.clock.kind == "rows":
             yield (
@@ -41,34 +41,41 @@ def complaints(plan: Plan) -> Iterator[str]:
         )
 
 
-def _of_two_people(source: OwnRows) -> Iterator[str]:
-    """Relations of the same rows that name different columns as the unit.
+def relations_of(plan: Plan) -> list[tuple[SourceSpec, str]]:
+    """What a plan reads, and the unit of the rows of each."""
+    source = plan.source
+    if isinstance(source, OwnRows):
+        return [(one, one.unit) for one in source.relations]
+    return [(source, plan.unit)]
+
+
+def of_two_people(relations: Iterable[tuple[SourceSpec, str]]) -> Iterator[str]:
+    """What is wrong with relations of the same rows that name different columns as the unit.
 
     Proof: such a row is of two units. Without one of them, it is gone for the other as well, and
         nothing bounds in how many rows a unit stands beside others.
     """
-    for one, other in combinations(source.relations, 2):
-        if _rows_of(one) & _rows_of(other) and _unit_of(one) != _unit_of(other):
+    for (one, unit), (other, theirs) in combinations(relations, 2):
+        if _rows_of(one) & _rows_of(other) and _in_one_case(unit) != _in_one_case(theirs):
             name = shown(one.name)
             yield (
-                f"each row of '{name}' would be of two people: {shown(one.unit)} and"
-                f" {shown(other.unit)}.\n"
+                f"each row of '{name}' would be of two people: {shown(unit)} and {shown(theirs)}.\n"
                 "  why     without the rows of one person, other rows change, beyond every bound"
                 f"\n  to fix  protect one of both wherever '{name}' is read; the other is a column"
                 " like any"
             )
 
 
-def _rows_of(source: OwnRows) -> set[str]:
+def _rows_of(source: SourceSpec) -> set[str]:
     """What tells that rows are the same: a name, and options (of a table in memory the object)."""
     options = {name: value if isinstance(value, Hashable) else id(value)
                for name, value in source.options.items()}  # fmt: skip
     return {source.name.lower(), f"{source.kind} {sorted(options.items())}"}
 
 
-def _unit_of(source: OwnRows) -> str:
-    """The unit of a relation, whatever the case of its columns."""
-    tree = parse_text(source.unit)
+def _in_one_case(unit: str) -> str:
+    """The unit with the names of its columns in small letters."""
+    tree = parse_text(unit)
     for column in tree.find_all(exp.Column):
         column.this.set("this", column.name.lower())
     return canonical(tree)

@@ -36,6 +36,7 @@ class JointPlan:
                 )
         for part in self.parts:
             require_together(first, part)
+        require_one_person(self.parts)
         read = {*parts_read(self.post)}
         for place, name in enumerate(names):
             if place not in read:
@@ -43,6 +44,15 @@ class JointPlan:
                     f"'{shown(name)}' is a private answer that nothing reads, and it is charged.\n"
                     "  to fix  leave it out"
                 )
+
+
+def require_one_person(parts: tuple[Plan, ...]) -> None:
+    """Refuses answers of which one takes rows of a person for another's."""
+    if any(part.source.combines for part in parts):
+        from streamveil.plan.check_own_rows import of_two_people, relations_of  # rarely needed
+
+        for complaint in of_two_people([one for part in parts for one in relations_of(part)]):
+            raise PlanError(complaint)
 
 
 def parts_read(posts: Iterable[Post]) -> Iterator[int]:
