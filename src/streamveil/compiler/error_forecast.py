@@ -33,6 +33,7 @@ UNITS = 1_000
 DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # of drawn units together; units, whatever rows they have
 MOST_ROWS = 1_000  # of one drawn unit
 CLASSES = 240  # of groups of about equal size
+FEW = 3.0  # rows that the share over all classes counts as
 NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
 SLOPE = 6.0  # how sharply the chance to be shown by coins rises around its middle
 LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds the total
@@ -117,7 +118,7 @@ class ExpectedStream:
             shapes += [steepest(one, self.again) for one in shapes[: len(tails)]]
             by_chance += [self.again] * len(tails)
         return tuple(
-            replace(one, repeats=min(max(0.0, (self.again - part) / (1 - part)), MOST_REPEATS))
+            replace(one, repeats=repeats_beyond(one, self.again, part))
             for one, part in zip(shapes, by_chance, strict=True)
             if part <= most
         )
@@ -139,6 +140,18 @@ def repeated_by_chance(stream: ExpectedStream) -> float:
     drawn = draw_stream(stream)
     again = drawn.first < np.arange(len(drawn.first))
     return float(drawn.weight[again].sum() / drawn.weight.sum())
+
+
+def repeats_beyond(stream: ExpectedStream, again: float, by_chance: float) -> float:
+    """The chance r to repeat a group by which rows do as often as known.
+
+    A share f of rows are a unit's first ones and never do. By chance a row does if it is new, and
+    the one that it meets as well: r (1 - f) + (1 - r)^2 by_chance = again.
+    """
+    drawn = draw_stream(stream)
+    first = drawn.weight[drawn.ends - 1].sum() / drawn.weight.sum()  # a unit's rows weigh the same
+    more, half = max(0.0, again - by_chance), (1 - float(first)) / 2 - by_chance
+    return min(more / max(half + sqrt(half**2 + by_chance * more), TOLD_REPEATS), 1.0)
 
 
 def expected(
@@ -463,12 +476,13 @@ def errors_of(
     """The expected errors of a count whose small groups have noise `base` at the last release.
 
     Error: a group of total T is shown by coins with chance 1 / (1 + (m / T)^6), where the middle m
-        is the number of rows that bring as many counted units as the selection asks for, by a
-        Gaussian selection when its noisy units pass the last threshold, by a test of totals when
-        its noisy rows do. Rows of a group are hidden up to the trigger that shows it. A shown group
-        errs by its cut rows and by Gaussian noise that grows, once it is shown, as the cube root of
-        its total beyond the reference; a hidden one by its total. Where all groups are public,
-        weights fall once a total is beyond doubt.
+        is the number of rows that bring as many counted units as the selection asks for, in groups
+        about as large (small ones open late, when units repeat them more), by a Gaussian selection
+        when its noisy units pass the last threshold, by a test of totals when its noisy rows do.
+        Rows of a group are hidden up to the trigger that shows it. A shown group errs by its cut
+        rows and by Gaussian noise that grows, once it is shown, as the cube root of its total
+        beyond the reference; a hidden one by its total. Where all groups are public, weights fall
+        once a total is beyond doubt.
     """
     drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
@@ -480,7 +494,9 @@ def errors_of(
         [settings.quadratic, settings.slots or inf, settings.per_group, settings.max_rows]
     )
     step = np.ceil(drawn.time * steps)
-    middle = asked
+    new = drawn.first == np.arange(len(drawn.first))
+    counted = new | (settings.kind == "public")
+    middle = asked / averaged(drawn, counted)  # at first, as if nothing were shown or cut
     for _ in range(ROUNDS):
         opens = np.minimum(np.ceil(steps * middle / totals), steps + 1.0)
         hidden = step <= opens[drawn.place]
@@ -490,10 +506,8 @@ def errors_of(
             break
         counted = entered if settings.kind == "table" else kept
         if settings.kind == "gaussian":
-            counted = kept & (drawn.first == np.arange(len(kept)))
-        among = np.ones(len(kept), np.bool_) if settings.kind == "gaussian" else hidden
-        share = drawn.weight[counted & among].sum() / max(drawn.weight[among].sum(), 1e-9)
-        middle = asked / max(float(share), 0.002)
+            counted = kept & new
+        middle = asked / np.maximum(averaged(drawn, counted, hidden), 0.002)
     share = averaged(drawn, ~kept)
     lost = totals * (share + (1 - share) * stream.clamped)
     if settings.kind == "table":
@@ -501,7 +515,7 @@ def errors_of(
     elif settings.kind == "totals":
         shown = erfc((asked - totals + lost) / (test.deviation * sqrt(2))) / 2
     elif settings.kind == "gaussian":
-        units = totals * averaged(drawn, kept & (drawn.first == np.arange(len(kept))))
+        units = totals * averaged(drawn, kept & new)
         shown = erfc((asked - units) / (test.deviation * sqrt(2))) / 2
     else:
         shown = np.ones(len(totals))
@@ -518,12 +532,21 @@ def errors_of(
     )
 
 
-def averaged(drawn: Drawn, rows: Bool[Array, " rows"]) -> Float64[Array, " classes"]:
-    """The share of such rows by class of groups, averaged over classes of about the same size."""
-    classes = len(drawn.totals)
-    whole = np.bincount(drawn.place, drawn.weight, classes)
-    held = np.bincount(drawn.place, drawn.weight * rows, classes)
-    return np.asarray((drawn.near @ held) / np.maximum(drawn.near @ whole, 1e-9))
+def averaged(
+    drawn: Drawn, rows: Bool[Array, " rows"], among: Bool[Array, " rows"] | None = None
+) -> Float64[Array, " classes"]:
+    """The share of such rows among some, by class of groups, averaged over classes of like sizes.
+
+    Where a class has few of these, the share over all classes counts as `FEW` more.
+    """
+    among = np.ones(len(rows), np.bool_) if among is None else among
+    held, whole = drawn.weight * (rows & among), drawn.weight * among
+    few = FEW * whole.sum() / max(np.count_nonzero(among), 1)
+    share = held.sum() / max(whole.sum(), 1e-9)
+    held, whole = (
+        drawn.near @ np.bincount(drawn.place, part, len(drawn.totals)) for part in (held, whole)
+    )
+    return np.asarray((held + few * share) / np.maximum(whole + few, 1e-9))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
