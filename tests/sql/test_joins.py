@@ -200,6 +200,7 @@ REFUSED = [  # what would mix people, and what its refusal names
     ("SELECT id, x FROM t UNION ALL SELECT x, id FROM u ORDER BY x LIMIT 3", "LIMIT"),
     ("SELECT x FROM t UNION ALL SELECT x FROM u", "without the privacy unit"),
     ("SELECT id, region FROM t JOIN nobody USING (place)", "a join before"),
+    ("SELECT id FROM t LEFT JOIN regions AS r ON t.place < r.place", "columns that are equal"),
 ]  # fmt: skip
 
 

@@ -85,6 +85,13 @@ class OwnLookup(Joined):
     table: pa.Table = field(repr=False)
     digest: str  # of its rows: a job goes on with the same table only
 
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise PlanError(
+                "a join with a public table asks for columns that are equal.\n"
+                "  to fix  ON v.country = r.country, and other conditions after AND"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnUnion:
