@@ -61,7 +61,7 @@ SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
-OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 700 looks
+OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 350 looks
 TOLD = 1e-5  # share of units below which a bin is left out
 LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
@@ -295,9 +295,9 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
     valued = {text: value_sizes(bins, sigma, rows)
              for text, bins in zip(expressions, signed, strict=True) if text in bounds}  # fmt: skip
     if known and tells(known[EXPECTED_UNITS.name], sigma):
-        known[HISTOGRAM] = histogram_of(shapes[0], sigma)
+        known[HISTOGRAM] = histogram_of(shapes, sigma)
     if known:
-        units = units_of(known, shapes[0], sigma)
+        units = units_of(known, shapes, sigma)
         units = units._replace(number=units.number / times)
         known[LAWS] = likely_laws(sizes, buckets, units, of_groups)
         every = {text: float(f"{one.mean:.3g}") for text, one in valued.items()}
@@ -307,14 +307,14 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
     return replace(learn(shapes, sigma, times), likely=known, bounds=bounds, sizes=valued)
 
 
-def units_of(known: dict[str, Any], noisy: Int64[Array, " bins"], sigma: float) -> Units:
+def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: float) -> Units:
     """What is known of units, for the laws of their groups."""
     stream = expected(known, 1)
     assert stream is not None  # noqa: S101  (a look that knows something knows the rows)
     if not stream.histogram and stream.most is not None:
         heavy, even = tail_of(stream.rows, stream.most)
         stream = replace(stream, heavy=heavy, even=even)
-    middle = ((ROW_EDGES + ROW_ENDS) / 2)[outstanding(noisy, sigma)]
+    middle = ((ROW_EDGES + ROW_ENDS) / 2)[holding_units(noisy, sigma)]
     off = sigma * float((middle**2).sum()) ** 0.5 / (stream.units * stream.rows)
     return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
 
@@ -443,7 +443,7 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     expected_most_rows 5.0
     expected_repeats 0.0706
     """
-    standing, rows = outstanding(noisy[0], sigma), units_by_rows(noisy[0], sigma)
+    standing, rows = holding_units(noisy, sigma), units_by_rows(noisy, sigma)
     again = np.where(standing, noisy[SHARES] / SHARE_QUANTA, 0.0)
     if not standing.any():
         return {}
@@ -459,7 +459,7 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     }
 
 
-def histogram_of(noisy: Int64[Array, " bins"], sigma: float) -> list[tuple[int, int, float]]:
+def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
     """From and to how many rows, and the share of units that have them."""
     units = units_by_rows(noisy, sigma)
     return [
@@ -468,17 +468,17 @@ def histogram_of(noisy: Int64[Array, " bins"], sigma: float) -> list[tuple[int, 
     ]
 
 
-def units_by_rows(noisy: Int64[Array, " bins"], sigma: float) -> Float64[Array, " bins"]:
+def units_by_rows(noisy: list[Int64[Array, " bins"]], sigma: float) -> Float64[Array, " bins"]:
     """Bins above the noise as they are, and those beyond the last of them by the law that fits.
 
     Where noise hides much, as many laws fit as one likes: then no units are beyond.
     """
-    standing = outstanding(noisy, sigma)
-    seen = np.where(standing, noisy, 0).astype(np.float64)
+    standing, units = holding_units(noisy, sigma), noisy[0]
+    seen = np.where(standing, np.maximum(units, 0), 0).astype(np.float64)
     if not tells(seen.sum(), sigma):
         return seen
-    beyond = np.arange(len(noisy)) > np.flatnonzero(standing)[-1]
-    return np.where(beyond, fitted_units(noisy, sigma), seen)
+    beyond = np.arange(len(units)) > np.flatnonzero(standing)[-1]
+    return np.where(beyond, fitted_units(units, sigma), seen)
 
 
 def tells(units: float, sigma: float) -> bool:
@@ -486,9 +486,20 @@ def tells(units: float, sigma: float) -> bool:
     return OUTSTANDING * sigma <= TELLING * units
 
 
-def outstanding(
-    noisy: Int64[Array, " bins"], sigma: float, least: float = OUTSTANDING
-) -> Bool[Array, " bins"]:
+def holding_units(noisy: list[Int64[Array, " bins"]], sigma: float) -> Bool[Array, " bins"]:
+    """Bins of rows that stand out by their units, or by these and the shares that they repeat.
+
+    Units of many rows repeat most of them: then both say the same, with noise of their own.
+
+    >>> bins = np.array([[900, 0, 35], [0, 0, 30 * SHARE_QUANTA]])
+    >>> holding_units([*bins], 10.0).tolist(), outstanding(bins[0], 10.0).tolist()
+    ([True, False, True], [True, False, False])
+    """
+    units, again = noisy[0], noisy[SHARES] / SHARE_QUANTA
+    return outstanding(units, sigma) | outstanding(units + again, sigma * 2**0.5)
+
+
+def outstanding(noisy: Array, sigma: float, least: float = OUTSTANDING) -> Bool[Array, " bins"]:
     """Bins above the noise, and those beside them, one after the other, that are likely so.
 
     One bin of noise alone, far out, would make the mean of rows a hundred times too large.
