@@ -37,10 +37,10 @@ from streamveil.audit.residuals import (
 )
 from streamveil.audit.shown import bet_on, levels, selection_test, shown_tests, sized
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 
 RESULTS = Path(__file__).parent / "results" / "audit_power.json"
 ALPHA, LOOSE = 1e-6, 0.05

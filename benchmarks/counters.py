@@ -35,7 +35,7 @@ from scipy.optimize import minimize
 
 from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.core.counters.restarting_trees import blocks_of, refined_variances
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
     AnytimeHaarCounter,

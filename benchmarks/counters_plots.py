@@ -10,7 +10,7 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.counters import (
     AnytimeBltCounter,

@@ -21,8 +21,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from streamveil.core.accounting.budget import Budget  # noqa: E402
-from streamveil.core.noise.keyed import SeededNoise  # noqa: E402
+from streamveil.core.accounting import Budget  # noqa: E402
+from streamveil.core.noise import SeededNoise  # noqa: E402
 from streamveil.dynamic import (  # noqa: E402
     ContinualMwem,
     FullyDynamic,

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.dynamic import Changes
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.linear import Marginals, Share

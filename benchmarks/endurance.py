@@ -42,7 +42,7 @@ import json, os, sys, traceback
 import streamveil as sv
 import streamveil.compiler, streamveil.runtime.run, streamveil.connectors.kafka
 import streamveil.connectors.files, streamveil.connectors.databases, pyarrow.json, psycopg
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.run import run
 given = json.loads(sys.argv[1])
 def live():

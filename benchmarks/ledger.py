@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 

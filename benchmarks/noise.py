@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.noise import samplers
-from streamveil.core.noise.keyed import KeyedNoise, Place
+from streamveil.core.noise import KeyedNoise, Place, samplers
 from streamveil.core.noise.samplers import choice, inverse
 
 REPEATS = 5

@@ -35,7 +35,7 @@ import streamveil as sv
 from regret_streams import make
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.plan.look import divided, look_share, told, with_look
 from streamveil.runtime.survey import survey
 

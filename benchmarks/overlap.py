@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from clicks import Clicks
-from streamveil.plan.plan import Bounding
+from streamveil.plan import Bounding
 from streamveil.runtime import job as jobs
 from throughput import machine, private
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.sketches import Layout, LazySketch
 from streamveil.sketches.hashing import Kind

@@ -52,10 +52,10 @@ from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
 from streamveil.compiler.unit_sizes import of_all_releases
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError
+from streamveil.plan import Plan
 from streamveil.plan.look import MOST_RELEASES, divided, told, with_look
-from streamveil.plan.plan import Plan
 from streamveil.runtime.survey import survey
 
 RESULTS = Path(__file__).parent / "results" / "regret.json"

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from clicks import DAY_US, Clicks
 from streamveil.connectors.files import FilesSource
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.runtime import schedule
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"

@@ -49,13 +49,13 @@ from streamveil.batch import Batch
 from streamveil.cli import size_of
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.dataflow.stages import BOUNDED
 from streamveil.engines.embedded import LARGE, within
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
+from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import peak_bytes, resident_bytes
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import SCRATCH
 from streamveil.types import Array, Float64, Int64
 from throughput import machine, private

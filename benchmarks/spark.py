@@ -34,16 +34,16 @@ import pyarrow.parquet as pq
 
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.files import FilesSource
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark import stages
 from streamveil.engines.spark.session import session
 from streamveil.engines.spark.shards import DELTA, Shards
 from streamveil.engines.spark.shuffle import Piece, joined
 from streamveil.engines.spark.source_offsets import FilesReading
 from streamveil.engines.spark.splits import footers, plan_step
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
-from streamveil.runtime.keys import Randomness
+from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.spark import SparkJob
 from streamveil.runtime.spark_state import SparkLayout
 

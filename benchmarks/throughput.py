@@ -51,8 +51,8 @@ from numba import njit
 
 from clicks import Clicks
 from streamveil.connectors.files import FilesSource
-from streamveil.core.accounting.budget import Budget
-from streamveil.plan.plan import (
+from streamveil.core.accounting import Budget
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

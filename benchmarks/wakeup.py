@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from noise import cpu_seconds
-from streamveil.core.counters.protocol import skip_with
-from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.counters import skip_with
+from streamveil.core.noise import Address, SeededNoise
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import Bounds
 from streamveil.counters import BltCounter

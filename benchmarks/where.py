@@ -36,7 +36,7 @@ from streamveil.compiler.by_unit import ByUnit
 from streamveil.dataflow import grouping, stages
 from streamveil.engines import embedded
 from streamveil.engines.embedded import EmbeddedGroupBy
-from streamveil.plan.plan import Bounding
+from streamveil.plan import Bounding
 from streamveil.runtime import changed_query, job, run, survey
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import Store

@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, settings
 
-from streamveil.core.noise.keyed import SECRET_BYTES, KeyedNoise
+from streamveil.core.noise import SECRET_BYTES, KeyedNoise
 
 COMPILING = [HealthCheck.too_slow, HealthCheck.data_too_large]  # a kernel compiles on first use
 settings.register_profile(

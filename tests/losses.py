@@ -1,6 +1,6 @@
 """Losses that only tests charge as one."""
 
-from streamveil.core.accounting.budget import exact
+from streamveil.core.accounting import exact
 from streamveil.core.accounting.guarantee import Loss, Pure
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from streamveil import cli
 from streamveil.commands.audit import REFUTED
-from streamveil.core.counters.schedule import BltSchedule
+from streamveil.core.counters.blt import BltSchedule
 from streamveil.errors import BudgetError, PlanError, StoreError
 
 QUERY = """

@@ -98,7 +98,7 @@ def test_modules_and_files_that_are_named_are_there():
     pages = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *SOURCE.rglob("*.py")]
     found = {str(page.relative_to(ROOT)): set(missing(page.read_text())) for page in pages}
     assert {page: names for page, names in found.items() if names} == {}
-    planted = "`core.nowhere`, `core.noise.keyed.Nowhere`, `engines/nowhere.py`, `core.noise.keyed`"
+    planted = "`core.nowhere`, `core.noise.Nowhere`, `engines/nowhere.py`, `core.noise`"
     assert set(missing(planted)) == set(re.findall("`(.+?)`", planted)[:3])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.advise.explain import explain
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noise import SilentNoise
 from streamveil.errors import StreamveilError
 from streamveil.sql.sql import parse_script
 from tests.sql.mutate import mutated

@@ -90,7 +90,7 @@ QUERY = """
 import sys
 import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.counters.schedule import _variances
+from streamveil.core.counters.blt import _variances
 from streamveil.runtime.formats import calibration
 
 query = (sv.memory({"user": [1], "url": ["a"], "ts": ["2026-01-01"]}, event_time="ts")

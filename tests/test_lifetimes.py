@@ -15,10 +15,10 @@ from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Ledger
 from streamveil.api.query import Query
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, rounded_up
 from streamveil.dashboard import page
-from streamveil.plan.plan import combined_plan
+from streamveil.plan import combined_plan
 from streamveil.runtime.account import Account
 
 DAY = sv.tumble("1 day")

@@ -50,8 +50,8 @@ from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 
 RESULTS = Path(__file__).parents[1] / "results"
 EPSILON, DELTA = 6, 1e-9

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from dp_sqlp_streams import Stream
 
 from streamveil.api import builder as sv
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.session import session
-from streamveil.runtime.keys import Randomness
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.spark import SparkJob, SparkLayout
 
 SHARDS, STEPS = 4, 5

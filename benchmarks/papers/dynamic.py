@@ -25,8 +25,8 @@ from benchmarks.papers.halfspaces import Halfspaces  # noqa: E402
 from benchmarks.papers.pmw import PmwRelease  # noqa: E402
 from benchmarks.papers.qiu_yi import published  # noqa: E402
 from benchmarks.papers.tables import Table, named, spread  # noqa: E402
-from streamveil.core.accounting.budget import Budget  # noqa: E402
-from streamveil.core.noise.keyed import SeededNoise  # noqa: E402
+from streamveil.core.accounting import Budget  # noqa: E402
+from streamveil.core.noise import SeededNoise  # noqa: E402
 from streamveil.dynamic import (  # noqa: E402
     Changes,
     ContinualMwem,

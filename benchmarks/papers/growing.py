@@ -21,8 +21,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from tables import FIGURES, Table, named, spread
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic import (
     BBImprover,
     BBScheduler,

@@ -35,9 +35,10 @@ from benchmarks.papers.lazysketch_heavy import HEAVY, Trace
 from benchmarks.papers.lazysketch_plots import FIGURES, bars, draw, sweep
 from benchmarks.plain_sketches import CountMin, CountSketch
 from benchmarks.sketches import BUDGET, IDS, LENGTH, TIMES, TOP, lazy, trace, zipf
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.counters.cell_kernels import finish
 from streamveil.core.counters.cells import CellCounter
+from streamveil.core.noise import SeededNoise
 from streamveil.core.noise.bulk.gaussian import (
     PIECE,
     new_scratch,
@@ -45,7 +46,6 @@ from streamveil.core.noise.bulk.gaussian import (
     standard_pairs,
 )
 from streamveil.core.noise.bulk.keystream import GROUP, fill, key_schedule
-from streamveil.core.noise.keyed import SeededNoise
 from streamveil.sketches.cell_noise import row_norm
 
 RESULTS = Path(__file__).parents[1] / "results" / "lazysketch.json"

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.papers.lazysketch_plots import draw, sweep
 from benchmarks.plain_sketches import CountMin
 from benchmarks.sketches import finder, judge, trace
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.sketches import HeavyKeys
 
 K, RELEASES, BLOCK = 256, 16, 2**20

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.measure import with_laplace
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, restored
 from streamveil.dynamic.pmwg import SPLIT, correction, fractions, moved
 from streamveil.errors import require_positive
@@ -179,7 +179,7 @@ class Pmw:
         2 ln N / alpha^2; `theorem` solves for the least alpha that the share then pays for.
     Memory: two histograms.
 
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> pmw = Pmw.practical(Share("pure", 1), size=1000, domain=4, halts=3)
     >>> place = Place(SilentNoise(), "doc")
     >>> state = pmw.init(np.array([1000, 0, 0, 0]), place)

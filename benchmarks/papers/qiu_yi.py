@@ -15,7 +15,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic import FullyDynamic, Hybrid, Tree
 from streamveil.dynamic.buckets import BucketState, released_nothing

@@ -12,7 +12,7 @@ import typer
 from sklearn.linear_model import LogisticRegression
 
 import streamveil as sv
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 
 BUDGET = sv.Budget(epsilon=1, delta="1e-6")
 START = 600  # people before the first training; then again at each doubling

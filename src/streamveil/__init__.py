@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from streamveil.api.table_builder import table
     from streamveil.api.what_if import what_if
     from streamveil.batch import Release
-    from streamveil.core.accounting.budget import Budget
+    from streamveil.core.accounting import Budget
     from streamveil.runtime.on_spark import spark
     from streamveil.runtime.published import read
 
@@ -69,7 +69,7 @@ _MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
 # where the names are that are not of `api.builder`; all are loaded when first asked for
 _ELSEWHERE = {
-    "Budget": "streamveil.core.accounting.budget", "Release": "streamveil.batch",
+    "Budget": "streamveil.core.accounting", "Release": "streamveil.batch",
     "answers": "streamveil.api.answers", "read": "streamveil.runtime.published",
     "spark": "streamveil.runtime.on_spark", "table": "streamveil.api.table_builder",
     "what_if": "streamveil.api.what_if",

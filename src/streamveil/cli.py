@@ -59,8 +59,8 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
+from streamveil.plan import Plan
 from streamveil.plan.joint import JointPlan
-from streamveil.plan.plan import Plan
 from streamveil.release_metadata import look_sentence
 from streamveil.sql.sql import PlannedJoint
 from streamveil.terminal import Terminal, label, say
@@ -636,7 +636,7 @@ def inspect(
     from streamveil.runtime.inspect import inspect as describe
 
     if files is not None:
-        from streamveil.connectors.names import shown
+        from streamveil.connectors.manifest import shown
         from streamveil.runtime.inspect import files_read
 
         found = dict(files_read(state, files))

@@ -251,7 +251,7 @@ import sys, tempfile
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 import streamveil as sv
 from streamveil.advise.tune import tune
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.core.noise.samplers.inverse import discrete_laplace
 from streamveil.dynamic.records import Records
 from streamveil.runtime.run import Pace

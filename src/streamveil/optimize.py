@@ -1,7 +1,7 @@
 """Least values of smooth functions: a search for good designs, whose results nobody has to believe.
 
 What is found costs accuracy where it is bad; what it costs in privacy is computed from the numbers
-themselves (`core.counters.schedule`). scipy is loaded when it is needed: designs are kept.
+themselves (`core.counters.blt`). scipy is loaded when it is needed: designs are kept.
 """
 
 from __future__ import annotations

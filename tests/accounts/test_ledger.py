@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.accounts import deployment, spending
+from streamveil import accounts
+from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.calibrate import gaussian_mu
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, StoreError
@@ -101,7 +102,7 @@ def test_a_first_charge_that_does_not_fit_is_refused_also_with_round_numbers(los
 def test_a_first_charge_whose_many_pure_losses_compose_is_taken() -> None:
     many = Loss(gaussian=Fraction(1, 10**4), pure=((Fraction(1, 200), 1600),))
     assert many.fits(SIX)
-    assert not spending._times(many, Fraction(1)).fits(SIX)
+    assert not accounts._times(many, Fraction(1)).fits(SIX)
     ledger = Ledger.open(None, SIX, USER)
     ledger.charge("many", many)
     assert ledger.caps is not None
@@ -142,8 +143,8 @@ def test_caps_share_a_limit_between_kinds() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.5, 3.0, 20.0, 700.0])
 def test_pure_losses_restated_as_gaussian_dominate(epsilon: float) -> None:
-    (square, *_) = spending.cost(Pure(epsilon), Gdp(1000))
-    gaussian = spending.as_loss((square, 0, 0, 0, 0))
+    (square, *_) = accounts.cost(Pure(epsilon), Gdp(1000))
+    gaussian = accounts.as_loss((square, 0, 0, 0, 0))
     for share in (0.0, 0.3, 0.9):
         at = share * epsilon
         assert gaussian.delta_at(at) >= Pure(epsilon).delta_at(at) * (1 - 1e-8) - 1e-15

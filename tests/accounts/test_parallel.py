@@ -17,8 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.accounting import convert
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget, convert
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError

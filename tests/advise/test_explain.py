@@ -12,7 +12,7 @@ from streamveil.advise.explain import explain, mechanism_rows, published_chance,
 from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import threshold_of
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.plan.look import with_look
 
 

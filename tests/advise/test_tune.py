@@ -15,9 +15,9 @@ from streamveil.advise.tune import (
     tune,
 )
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
-from streamveil.plan.plan import Bounding
+from streamveil.plan import Bounding
 from streamveil.runtime.run import run
 
 KEYS = [f"k{i:02}" for i in range(12)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamveil.api.builder as sv
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
 from streamveil.sql.parts import duration_us
 from streamveil.sql.sql import parse_script

@@ -9,7 +9,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.api import notebook
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 

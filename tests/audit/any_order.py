@@ -38,11 +38,11 @@ import pyarrow.parquet as pq
 import streamveil as sv
 from streamveil import terminal
 from streamveil.audit.laid_open import replaced
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dashboard import write
 from streamveil.dataflow import grouping
 from streamveil.engines import embedded
-from streamveil.plan.plan import SinkSpec
+from streamveil.plan import SinkSpec
 from streamveil.release_metadata import numbers_of
 from streamveil.runtime import schedule
 from streamveil.runtime.run import Pace, run

@@ -14,7 +14,7 @@ from scipy.special import betaincinv
 
 from streamveil.audit.pipeline import STRIDE, Run, Scenario, is_answer, unbroken
 from streamveil.batch import Batch, Release
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.errors import require_between, require_positive
 from streamveil.types import Array, Float64

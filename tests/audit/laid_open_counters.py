@@ -19,8 +19,8 @@ from scipy.optimize import linprog
 from scipy.stats import chi2
 
 from streamveil.audit.laid_open import OpenNoise, replaced
-from streamveil.core.counters.protocol import Counter
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.counters import Counter
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.types import Array, Float64
 
 LARGE = 2**20  # what one node draws alone

@@ -8,9 +8,9 @@ from benchmarks.papers.halfspaces import Halfspaces
 from benchmarks.papers.pmw import Pmw, PmwRelease
 from benchmarks.papers.qiu_yi import Squaring, published
 from streamveil.audit.laid_open_measures import Realised
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.convert import pure_zcdp
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.dynamic import (
     BBImprover,
     BBScheduler,

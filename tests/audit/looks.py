@@ -17,6 +17,7 @@ from streamveil.audit.laid_open_measures import (
 )
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
+from streamveil.plan import combined_plan
 from streamveil.plan.look import (
     CLAMPED,
     HISTOGRAM,
@@ -27,7 +28,6 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.look import told as told_by
-from streamveil.plan.plan import combined_plan
 from streamveil.runtime.look import look, looked, rows_of
 from streamveil.runtime.survey import survey
 from tests.audit import raw_rows, texts

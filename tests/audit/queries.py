@@ -3,9 +3,9 @@
 from fractions import Fraction
 
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil import expressions
 from streamveil.audit.laid_open import replaced
-from streamveil.expressions import expr
+from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joins import OwnJoin, OwnUnion
 from streamveil.plan.own_rows import OwnRows
-from streamveil.plan.plan import Plan, SourceSpec
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -241,7 +241,7 @@ def users_of(function):
 def compiled_once():
     """Expressions of a query are compiled once, for all its pairs."""
     with ExitStack() as stack:
-        for honest in (expr.compile_expression, expr.alone, expr.columns_of):
+        for honest in (expressions.compile_expression, expressions.alone, expressions.columns_of):
             kept = lru_cache(maxsize=256)(honest)
             for module in users_of(honest):
                 stack.enter_context(replaced(module, honest.__name__, kept))

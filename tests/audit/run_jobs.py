@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import pyarrow.parquet as pq
 
 import streamveil as sv
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.run import Pace
 
 SECRET = 20261124  # what all noise and all fingerprints of both runs follow from

@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from streamveil import terminal
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.runtime.keys import Randomness
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.run import run
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.spark import SparkJob, as_on_spark
 from streamveil.runtime.spark_state import SparkLayout
 from tests.audit.account_page import SPARK

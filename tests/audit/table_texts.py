@@ -6,7 +6,7 @@ import pyarrow as pa
 from streamveil.audit.laid_open_measures import lost_by, random_policy
 from streamveil.audit.laid_open_tables import published
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.plan import SourceSpec
+from streamveil.plan import SourceSpec
 from streamveil.runtime.run import work_of
 from streamveil.sql.sql import parse_script
 from tests.audit.raw_rows import compiled_once, holding, pick

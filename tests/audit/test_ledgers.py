@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
+from streamveil import accounts
 from streamveil.accounts import ledger as module
-from streamveil.accounts import spending
 from streamveil.audit.ledger_account import SLACK, lost
 from streamveil.core.accounting.convert import gaussian_delta
 from streamveil.core.accounting.guarantee import Loss
@@ -69,15 +69,15 @@ def wide_caps(honest):
 
 
 FAULTS = {
-    "deltas of disjoint ranges count once": (spending, "split", lambda honest: ranged),
-    "a Gaussian costs half": (spending, "cost", cheap_gaussian),
+    "deltas of disjoint ranges count once": (accounts, "split", lambda honest: ranged),
+    "a Gaussian costs half": (accounts, "cost", cheap_gaussian),
     "pure losses cost nothing beside others": (
-        spending, "cost", lambda honest: lambda loss, caps: honest(
+        accounts, "cost", lambda honest: lambda loss, caps: honest(
             replace(loss, pure=() if caps.zcdp or caps.gaussian else loss.pure), caps)
     ),
-    "caps are twice the limit": (spending, "caps_for", wide_caps),
+    "caps are twice the limit": (accounts, "caps_for", wide_caps),
     "zCDP counts as mu^2": (
-        spending, "cost", lambda honest: lambda loss, caps: honest(
+        accounts, "cost", lambda honest: lambda loss, caps: honest(
             replace(loss, zcdp=loss.zcdp / 2), caps)
     ),
     "periods of one mechanism compose": (Loss, "group", lambda honest: Loss.times),

@@ -17,7 +17,7 @@ from streamveil.audit.laid_open_measures import (
     measures_laid_open,
     random_policy,
 )
-from streamveil.core.noise.keyed import Place, SilentNoise
+from streamveil.core.noise import Place, SilentNoise
 from streamveil.counters import kary, participation
 from streamveil.dynamic.partition import TimeVarying
 from streamveil.linear.sparse_vector import AboveThreshold

@@ -9,9 +9,8 @@ import pytest
 from streamveil.api import builder as sv
 from streamveil.audit.pipeline import Scenario, unbroken
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.core.noise import SeededNoise
+from streamveil.core.selection.gaussian import GaussianSelection, GaussianThresholds
 from streamveil.dataflow import rows
 from tests.audit.attack import audit, restarted
 from tests.planting import forced

@@ -13,12 +13,10 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core import mechanism
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import kernels
-from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.schedule import BltSchedule
-from streamveil.core.noise.keyed import Place, SilentNoise
-from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.selection_table import SelectionTable
-from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.core.counters.blt import BltCounter, BltSchedule
+from streamveil.core.noise import Place, SilentNoise
+from streamveil.core.selection.coins import SelectionTable
+from streamveil.core.selection.gaussian import GaussianSelection, GaussianThresholds
 from streamveil.core.selection.total_test import TotalsAlone, TotalTest
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import cut_rows, group_by, release, rows, stages
@@ -26,7 +24,7 @@ from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.errors import PlanError, ReusedNoiseError
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, Window
+from streamveil.plan import Aggregate, Bounding, Clock, KeySet, Window
 from tests.audit.queries import BUDGETS, EVERY, KEYS
 from tests.dataflow.streams import plan_of
 from tests.planting import forced

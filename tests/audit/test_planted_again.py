@@ -9,18 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.accounts import spending
+from streamveil import accounts, connectors, expressions
 from streamveil.accounts.ledger import Charge
 from streamveil.changing_tables.questions import Questions
-from streamveil.connectors import base
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.dataflow import hashing
 from streamveil.dataflow.windows import periods_met
 from streamveil.dynamic.schedulers import Reruns
-from streamveil.expressions import expr
 from streamveil.linear.budget_shares import Meter
 from streamveil.plan import check_own_rows, combine, own_rows
-from streamveil.runtime import keys
+from streamveil.runtime import secret
 from tests.accounts import test_ledger
 from tests.changing_tables import test_questions
 from tests.dataflow import test_hashing, test_windows
@@ -72,8 +70,8 @@ def of_no_step(honest):
 def part_by_part(_):
     """What a charge takes within its range, and everywhere, is rounded up twice."""
     return lambda self, caps: tuple(
-        spending.cost(part, caps)
-        for part in spending.split(self.loss, given_past=self.given_past)
+        accounts.cost(part, caps)
+        for part in accounts.split(self.loss, given_past=self.given_past)
     )  # fmt: skip
 
 
@@ -106,11 +104,11 @@ FAULTS = {
         test_own_rows.test_keys_of_grouping_sets_are_repeated_with_offsets_of_64_bits,
     ),
     "a unit in milliseconds is its day": (
-        instead(expr, "plain_type", of_days),
+        instead(expressions, "plain_type", of_days),
         test_expr.test_days_in_milliseconds_are_no_privacy_unit,
     ),
     "a long text that stands once in a dictionary is small": (
-        instead(base, "coded_bytes", lambda _: lambda table: 0),
+        instead(connectors, "coded_bytes", lambda _: lambda table: 0),
         test_schedule.test_codes_take_as_much_as_the_texts_that_they_stand_for,
     ),
     "a NaN that signals writes a warning": (
@@ -128,7 +126,7 @@ FAULTS = {
         ),
     ),
     "noise is secure that says so": (
-        instead(keys, "is_keyed", lambda _: lambda noise: noise.secure),
+        instead(secret, "is_keyed", lambda _: lambda noise: noise.secure),
         test_job.test_insecure_noise_must_be_asked_for_and_is_announced,
     ),
     "runs before a restart are not charged": (

@@ -17,7 +17,7 @@ from streamveil.audit.laid_open_measures import (
     measures_laid_open,
     random_policy,
 )
-from streamveil.core.noise.keyed import SeededNoise, SilentDraws
+from streamveil.core.noise import SeededNoise, SilentDraws
 from streamveil.core.noisy import restored
 from streamveil.counters import participation, tree
 from streamveil.dynamic import (

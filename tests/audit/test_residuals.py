@@ -10,7 +10,7 @@ import streamveil as sv
 from streamveil.audit.reduced import halved, reduced
 from streamveil.audit.residuals import GROUPS, bet, lane_tests, noise_tests
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from tests.audit.test_reduced import FOUND, PUBLIC, query
 
 ALPHA = 1e-6

@@ -9,7 +9,7 @@ import pytest
 from streamveil.audit.worst import accounts
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.plan import Bounding, Clock, KeySet
+from streamveil.plan import Bounding, Clock, KeySet
 from tests.audit.many import accounts_of_many
 from tests.audit.queries import AGGREGATES, BESIDE, BOUNDINGS, BUDGETS, END, EVERY, WINDOWS, pick
 from tests.dataflow.streams import plan_of

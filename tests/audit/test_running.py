@@ -15,7 +15,7 @@ from streamveil.audit.residuals import GROUPS, buffer_covariance, crowded, runni
 from streamveil.cli import app
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise import Place, SeededNoise
 from tests.audit.test_reduced import FOUND, PUBLIC, query
 from tests.audit.test_residuals import MEASURES
 

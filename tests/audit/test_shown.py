@@ -19,7 +19,7 @@ from streamveil.audit.shown import (
 )
 from streamveil.cli import app
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from tests.audit.test_planted import coins_of, flatter_shift, half_noise, selection
 from tests.audit.test_reduced import FOUND, PUBLIC, query
 from tests.audit.test_residuals import MEASURES

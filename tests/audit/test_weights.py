@@ -7,7 +7,7 @@ import pytest
 import streamveil.api.builder as sv
 from streamveil.audit.pipeline import Scenario, unbroken
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from tests.audit.attack import audit, restarted
 from tests.audit.test_pipeline import EMPTY, crowd, lone
 from tests.planting import forced

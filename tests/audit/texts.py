@@ -9,7 +9,7 @@ import numpy as np
 from streamveil.audit.account import MechanismLoss, QueryAccount, account, claims_of
 from streamveil.audit.laid_open import Transcript, run
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.runtime.run import work_of
 from streamveil.sql.sql import parse_script
 from tests.audit.raw_rows import (

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from benchmarks.papers.qiu_yi import published
 from streamveil.batch import Batch
 from streamveil.changing_tables.operator import Attribute, ChangingTable
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow import Operator
 from streamveil.dynamic import FullyDynamic, InsertionOnly
 from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream

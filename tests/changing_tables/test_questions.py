@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from streamveil.changing_tables.questions import Questions
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.dynamic.protocol import Changes
 from streamveil.linear import Marginals

@@ -7,14 +7,14 @@ import pyarrow.compute as pc
 import pytest
 
 from streamveil.batch import Batch
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.dynamic import FullyDynamic, SignedCounter
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.errors import BudgetError
 from streamveil.linear import Mwem, Residuals, Share
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Randomness
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import CheckpointPolicy
 from tests.changing_tables.test_operator import CELLS, random_batches, table_of
 

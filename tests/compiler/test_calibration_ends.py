@@ -10,11 +10,11 @@ import pytest
 
 from streamveil.advise.explain import explain
 from streamveil.compiler.sizing import least_sigma
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.counters.weights import WeightRule, weighted_loss
+from streamveil.core.accounting import Budget
+from streamveil.core.release import WeightRule, weighted_loss
 from streamveil.counters import COUNTERS, AnytimeBltCounter, BltCounter, fit
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec, Window
+from streamveil.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec, Window
 from tests.dataflow.streams import plan_of
 
 HOUR, DAY = 3600 * 10**6, 24 * 3600 * 10**6

@@ -6,8 +6,8 @@ import pytest
 import streamveil as sv
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noise import SilentNoise
+from streamveil.core.release import WeightRule, blt_of, weighted_loss
 from streamveil.counters import COUNTERS
 from streamveil.errors import PlanError
 

@@ -29,8 +29,8 @@ from streamveil.compiler.error_forecast import (
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import as_settings, forecasts
 from streamveil.compiler.table_design import design_selection
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals
 from streamveil.errors import PlanError

@@ -8,7 +8,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.compiler import operator_of
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
 from streamveil.runtime.run import run
 

@@ -8,8 +8,8 @@ from hashlib import blake2b
 import pytest
 
 from streamveil.compiler.table_design import Lattice, NoTableError, Setting, design_selection
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.selection.selection_table import FINE
+from streamveil.core.accounting import Budget
+from streamveil.core.selection.coins import FINE
 
 # found by the descent of `table_design`: mu, shift, digest of the coins; delta
 CHOSEN = [

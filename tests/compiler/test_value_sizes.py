@@ -9,7 +9,7 @@ from scipy.special import ndtr
 
 import streamveil as sv
 from streamveil.compiler.value_sizes import LOGS, MIDDLES, POWERS, with_tail
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.plan.look import CLAMPED, LOOKED, with_look
 from streamveil.runtime.look import looked
 

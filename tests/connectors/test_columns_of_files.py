@@ -6,7 +6,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.connectors.files import FilesSource
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
 from streamveil.errors import SourceError
 

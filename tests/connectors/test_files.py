@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
-from streamveil.connectors import names as naming
-from streamveil.connectors import open_sink, open_source
+from streamveil.connectors import manifest, open_sink, open_source
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.text_files import CsvReader
 from streamveil.errors import SourceError
@@ -348,7 +347,7 @@ def test_a_file_that_goes_while_the_folder_is_read_is_named(tmp_path, monkeypatc
     (tmp_path / "a.csv").write_text("user,page\n1,a\n")
     gone = str(tmp_path / "b.csv")
     found = [str(tmp_path / "a.csv"), gone]
-    monkeypatch.setattr("streamveil.connectors.names.found", lambda _: found)
+    monkeypatch.setattr("streamveil.connectors.manifest.found", lambda _: found)
     with pytest.raises(SourceError, match=r"cannot read 'b.csv': No such file"):
         rows(FilesSource(str(tmp_path), columns=COLUMNS))
 
@@ -358,7 +357,7 @@ def test_a_folder_that_is_closed_to_us_is_named(tmp_path, monkeypatch, call):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os if call == "scandir" else naming.Path, call, refuse)
+    monkeypatch.setattr(os if call == "scandir" else manifest.Path, call, refuse)
     with pytest.raises(SourceError, match=f"cannot read '{tmp_path.name}': Permission denied"):
         rows(FilesSource(str(tmp_path), columns=COLUMNS))
 
@@ -463,7 +462,7 @@ def test_patterns_stand_for_the_files_that_the_shell_s_stand_for(tmp_path, monke
     for form in (pattern, str(tmp_path / pattern)):
         told = [Path(one) for one in glob.glob(form, recursive=True)]
         told = [str(one) for one in told if one.is_file() and not one.name.startswith(".")]
-        assert naming.found([form]) == sorted(set(told), key=lambda one: one.split(os.sep))
+        assert manifest.found([form]) == sorted(set(told), key=lambda one: one.split(os.sep))
 
 
 def test_a_folder_of_many_files_is_read_in_time_that_follows_their_number(tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
+from streamveil.batch import as_table, plain
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
-from streamveil.frames import as_table, plain
 
 ROWS = 300
 DATA = {

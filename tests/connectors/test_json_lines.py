@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from streamveil.connectors import json_lines
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.fit import fit
 from streamveil.connectors.json_lines import (
     MOST_DEPTH,
     MOST_VALUES,
@@ -19,6 +18,7 @@ from streamveil.connectors.json_lines import (
     json_messages,
     native_rows,
 )
+from streamveil.connectors.rejected_rows import fit
 
 KINDS = {
     "n": pa.int64(), "x": pa.float64(), "b": pa.bool_(), "t": pa.string(), "r": pa.binary(),

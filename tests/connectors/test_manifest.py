@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
-from streamveil.connectors import manifest, names
+from streamveil.connectors import manifest
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.manifest import MANIFEST, RECENT, FileIdentity, Manifest
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import SourceError, StoreError
 
 COLUMNS = {"n": "INT64"}
@@ -93,14 +93,14 @@ def test_a_file_that_was_read_may_go_between_a_listing_and_a_look(tmp_path, monk
     path = put(tmp_path, "b.csv", [4, 5])
     put(tmp_path, "c.csv", [7])
     first = next(source(tmp_path).read(None, 9)).position
-    found = names.LocalFiles.found
+    found = manifest.LocalFiles.found
 
     def listing(store, patterns):
         listed = found(store, patterns)
         path.unlink()
         return listed
 
-    monkeypatch.setattr(names.LocalFiles, "found", listing)
+    monkeypatch.setattr(manifest.LocalFiles, "found", listing)
     assert numbers(source(tmp_path).read(first, 9)) == [7]
 
 
@@ -141,7 +141,7 @@ def test_parquet_that_is_not_whole_yet_is_read_when_it_is(tmp_path, caplog):
 def test_a_file_that_goes_unread_while_the_folder_is_followed_stops_nothing(tmp_path, monkeypatch):
     put(tmp_path, "b.csv", [2])
     listed = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
-    monkeypatch.setattr(names, "found", lambda _: listed)
+    monkeypatch.setattr(manifest, "found", lambda _: listed)
     assert numbers(source(tmp_path, follow=True).read(None, 9)) == [2]
 
 

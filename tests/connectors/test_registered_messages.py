@@ -10,15 +10,14 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors import avro, protobuf
-from streamveil.connectors.base import FAR_US, declared_schema
+from streamveil.connectors import FAR_US, avro, declared_schema, protobuf
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
 from streamveil.connectors.schema_registry import RegisteredMessages, Registry
 from streamveil.engines.spark.kafka import KafkaFeed, KafkaReading
 from streamveil.errors import SourceError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from tests.connectors.test_kafka import needs_broker, rows_of
 from tests.servers.registry import USER, schema_registry
 

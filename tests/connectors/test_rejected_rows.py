@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.connectors import memory, open_source
-from streamveil.connectors.base import Chunk, declared_schema, select
+from streamveil.connectors import Chunk, declared_schema, memory, open_source, select
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.rejected_rows import (
     MALFORMED,

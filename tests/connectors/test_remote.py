@@ -15,9 +15,9 @@ import streamveil as sv
 from streamveil.connectors.file_reader import nothing_to_read
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.http_files import Redirects
-from streamveil.connectors.names import FileGoneError
+from streamveil.connectors.manifest import FileGoneError
 from streamveil.connectors.remote import address, asked, opened
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
 from streamveil.errors import SourceError
 from tests.connectors.object_store import object_store

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.connectors.base import FAR_US, micros
+from streamveil.connectors import FAR_US, micros
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.fit import cast_or_null
+from streamveil.connectors.rejected_rows import cast_or_null
 from streamveil.errors import SourceError
 
 EXTREMES = [-(2**63), -(2**63) + 1, -(2**62), -1501, -1500, -1, 0, 1, 999, 1500, 2**62, 2**63 - 1]

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
+from streamveil.core.noise import Draws, Noise, SeededNoise
 
 LIBRARY = tuple(
     f"streamveil.{room}"

@@ -16,8 +16,8 @@ import streamveil
 from benchmarks.papers.pmw import Pmw, PmwRelease, Sparse
 from benchmarks.papers.qiu_yi import Published, Squaring, published
 from streamveil import dynamic, linear
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Place
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic import Bag, Changes
 from streamveil.dynamic.distinct import DistinctCounter

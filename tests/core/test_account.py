@@ -15,8 +15,8 @@ import pytest
 import streamveil
 from benchmarks.papers.pmw import Pmw, PmwRelease, Sparse
 from streamveil import dynamic, linear
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Place
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Place
 from streamveil.dynamic import Changes
 from streamveil.dynamic.schedulers import ScheduledRun
 from streamveil.errors import BudgetError

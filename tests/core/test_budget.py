@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 
 
 def test_a_float_is_the_decimal_it_prints() -> None:

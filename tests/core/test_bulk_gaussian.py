@@ -6,8 +6,8 @@ import pytest
 from numba import njit
 from scipy import stats
 
+from streamveil.core.noise import SeededNoise
 from streamveil.core.noise.bulk import gaussian, keystream, precise
-from streamveil.core.noise.keyed import SeededNoise
 from tests.statistics import (
     ALPHA,
     DETECTABLE,

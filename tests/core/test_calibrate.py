@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.calibrate import gaussian_mu, gaussian_sigma, zcdp_rho
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.sensitivity import root_up
 

@@ -22,10 +22,8 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.core.accounting import convert
-from streamveil.core.accounting.above_threshold import COIN
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.coin_table import CoinTable
+from streamveil.core.accounting import Budget, convert
+from streamveil.core.accounting.coin_table import COIN, CoinTable
 from streamveil.core.accounting.guarantee import (
     NOTHING,
     Gdp,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from streamveil.core.noise import KeyedDraws, SeededNoise, SilentNoise
 from streamveil.core.noise.bulk import keystream
-from streamveil.core.noise.keyed import KeyedDraws, SeededNoise, SilentNoise
 
 WAYS = {"table": keystream.TABLE_ONLY}
 if keystream.NARROW:

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.core.noise.keyed import (
+from streamveil.core.noise import (
     CHUNK,
     Draws,
     KeyedDraws,

@@ -13,7 +13,7 @@ from streamveil.changing_tables.questions import QuestionAnswer
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.core.counters.cell_kernels import ReleasedCells
 from streamveil.core.counters.restarting_trees import RestartingTrees
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.core.noisy import Noisy, drawn, post_process, public, restored, values
 from streamveil.dataflow import cut_rows, group_by, release
 from streamveil.dataflow.cut_rows import CutBands
@@ -30,7 +30,7 @@ from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.sparse_vector import SparseAnswer
 from streamveil.linear.strategies import Direct
 from streamveil.linear.structured import Marginals
-from streamveil.plan.plan import Aggregate
+from streamveil.plan import Aggregate
 from streamveil.results.releases import Releases
 from streamveil.sketches import table
 from streamveil.sketches.table import SketchTable

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from streamveil import linear
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import KeyedNoise, Place, SeededNoise, SilentNoise
+from streamveil.core.noise import KeyedNoise, Place, SeededNoise, SilentNoise
 from streamveil.counters import choose, skip
 from streamveil.dynamic import DisjointDoubling, GrowingClassifier, LiveTable, Rerun
 from streamveil.errors import PlanError, ReusedNoiseError, StoreError

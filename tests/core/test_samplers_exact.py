@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from streamveil.core.noise import samplers
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.core.noise.samplers import choice, exact, inverse, quantiles, rounded
+from streamveil.core.noise import SeededNoise, samplers
+from streamveil.core.noise.samplers import choice, inverse, quantiles
 
 NOISE = SeededNoise(3)
 RNG = np.random.default_rng(3)
@@ -32,7 +31,7 @@ def words_of_every_octave(per_octave=12):
 
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_the_bound_of_every_octave_holds(law):
-    table, mp = rounded.LAWS[law].table(), mpmath.mp.clone()
+    table, mp = samplers.LAWS[law].table(), mpmath.mp.clone()
     mp.dps = 40
     worst = 0.0
     for word in words_of_every_octave():
@@ -62,13 +61,13 @@ def test_bounds_are_small_where_draws_are():
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 1e8])
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_sure_kernels_agree_with_multiprecision(law, scale):
-    table, checked = rounded.LAWS[law].table(), 0
+    table, checked = samplers.LAWS[law].table(), 0
     for word in words_of_every_octave(4):
         fraction = float(RNG.uniform(-0.5, 0.5))
-        y, sure = rounded.rounded_word(word, fraction, scale, table)
+        y, sure = samplers.rounded_word(word, fraction, scale, table)
         if sure:
-            tail = exact.tail_at(NOISE.at("unused"), 0)
-            assert y == exact.rounded(rounded.LAWS[law].shape, int(word), tail, fraction, scale)
+            tail = samplers.tail_at(NOISE.at("unused"), 0)
+            assert y == samplers.rounded(samplers.LAWS[law].shape, int(word), tail, fraction, scale)
             checked += 1
     assert checked > 300
 
@@ -120,21 +119,23 @@ class Spelled:
         return Spelled(self.more, (), False, self.asked)
 
 
-@pytest.mark.parametrize("shape", [exact.GAUSSIAN, exact.LAPLACE])
+@pytest.mark.parametrize("shape", [samplers.GAUSSIAN, samplers.LAPLACE])
 def test_a_draw_beyond_the_table_and_beyond_one_word(shape):
     """v = 0, and again 64 zeros: 2^-128 tails, at a scale that sees them."""
     spelled = Spelled((0,), (0, 0, 5, 9, 9, 9, 9, 9))
-    y = exact.rounded(shape, 0, exact.tail_at(spelled, 0), 0.25, 1e6)
-    law = stats.norm if shape is exact.GAUSSIAN else stats.laplace
+    y = samplers.rounded(shape, 0, samplers.tail_at(spelled, 0), 0.25, 1e6)
+    law = stats.norm if shape is samplers.GAUSSIAN else stats.laplace
     assert y == pytest.approx(1e6 * law.isf(5 / 2.0**256), rel=1e-2)
     assert max(spelled.asked) >= 4
-    assert exact.rounded(shape, 1 << 63, exact.tail_at(spelled, 0), -0.25, 1e6) == -y
+    assert samplers.rounded(shape, 1 << 63, samplers.tail_at(spelled, 0), -0.25, 1e6) == -y
 
 
 def test_a_tie_at_one_half_is_decided_by_the_sign():
     for sign in (0, 1):
         word = 2**63 - 5 + (sign << 63)
-        y = exact.rounded(exact.GAUSSIAN, word, exact.tail_at(Spelled((word,)), 0), 0.5, 1e-9)
+        y = samplers.rounded(
+            samplers.GAUSSIAN, word, samplers.tail_at(Spelled((word,)), 0), 0.5, 1e-9
+        )
         assert y == 1 - sign
 
 
@@ -158,13 +159,13 @@ def test_forced_fallback_gives_the_same_noise(monkeypatch):
     }
     fast = {name: call(NOISE.at("forced")) for name, call in calls.items()}
     for law in ("gaussian", "laplace"):
-        known = rounded.LAWS[law]
-        doubtful = rounded.NoiseLaw(never_sure(known.table()), known.shape)
-        monkeypatch.setitem(rounded.LAWS, law, doubtful)
+        known = samplers.LAWS[law]
+        doubtful = samplers.NoiseLaw(never_sure(known.table()), known.shape)
+        monkeypatch.setitem(samplers.LAWS, law, doubtful)
     for module in (inverse, choice):
         monkeypatch.setattr(module, "laplace_table", never_sure(samplers.laplace_table()))
 
-    asked = count_calls(monkeypatch, exact, "locate")
+    asked = count_calls(monkeypatch, samplers, "locate")
     slow = {name: call(NOISE.at("forced")) for name, call in calls.items()}
     for name, expected in fast.items():
         assert np.array_equal(expected, slow[name]), name

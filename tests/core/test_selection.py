@@ -13,16 +13,16 @@ from scipy import stats
 
 from streamveil.compiler.coin_tables import TableShape, opening_chance
 from streamveil.compiler.table_design import NoTableError, SelectionDesign, design_selection
-from streamveil.core.accounting.above_threshold import (
+from streamveil.core.accounting import Budget
+from streamveil.core.accounting.coin_table import (
     COIN,
     Coins,
     worst_near,
     worst_openings,
 )
-from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.convert import nothing_delta
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.core.selection.selection_table import (
+from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.core.selection.coins import (
     COARSE,
     NEVER,
     SelectionTable,

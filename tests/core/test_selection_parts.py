@@ -20,18 +20,30 @@ from numpy.testing import assert_array_equal
 from scipy import stats
 
 from streamveil.compiler.coin_tables import TableShape, law_near
-from streamveil.core.accounting.above_threshold import (
+from streamveil.core.accounting.coin_table import (
     COIN,
+    NEVER,
+    UNCLEAR,
     Coins,
+    CoinTable,
     curve_with,
     curve_without,
+    doubt,
+    wait_word,
+    waits,
     worst_openings,
 )
-from streamveil.core.accounting.coin_table import NEVER, UNCLEAR, CoinTable, doubt, wait_word, waits
-from streamveil.core.accounting.convert import gaussian_delta, nothing_delta
+from streamveil.core.accounting.convert import (
+    LONGEST,
+    RARE,
+    CurvePoints,
+    LossLaw,
+    gaussian_delta,
+    law_under,
+    nothing_delta,
+)
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure
-from streamveil.core.accounting.pld import LONGEST, RARE, CurvePoints, LossLaw, law_under
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 
 

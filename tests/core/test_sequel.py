@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.table_design import design_selection
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.core.selection.gaussian import GaussianThresholds
 from streamveil.counters import AnytimeBltCounter, BltCounter, HonakerCounter
 
 SIGMA = 2.0**20  # quanta so fine that rounding does not show

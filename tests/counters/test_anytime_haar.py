@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.counters.anytime import root_squared_norm
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.counters import AnytimeHaarCounter
 from streamveil.counters.anytime_haar import LEVELS, candidate_times
 from streamveil.counters.haar import column_weights, variance_parts

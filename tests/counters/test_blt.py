@@ -8,7 +8,7 @@ import pytest
 
 from streamveil.core.counters import kernels
 from streamveil.core.counters.correlated_noise import U
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.core.noise.samplers import Asked
 from streamveil.counters import Blt, BltCounter, best_blt
 

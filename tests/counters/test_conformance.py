@@ -9,9 +9,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.noise.keyed import Noise, Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Noise, Place, SeededNoise, SilentNoise
 from streamveil.counters import COUNTERS, Counter, CounterState, fit
 from streamveil.counters.kary import blocks_of
 from streamveil.errors import HorizonError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.counters import correlated_noise, kernels
-from streamveil.core.noise.keyed import Place, SilentNoise
+from streamveil.core.noise import Place, SilentNoise
 from streamveil.counters import (
     AnytimeBltCounter,
     AnytimeHaarCounter,

@@ -8,8 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from streamveil.core.noise.keyed import Place, SeededNoise
-from streamveil.core.noise.samplers import exact
+from streamveil.core.noise import Place, SeededNoise, samplers
 from streamveil.counters import HaarCounter, KaryTreeCounter
 from streamveil.counters import haar as module
 from streamveil.counters.haar import gaussian_between, haar_path, settle
@@ -42,7 +41,7 @@ def test_float64_and_multiprecision_agree(sigma, named, monkeypatch):
 def test_more_bits_only_narrow_a_gaussian():
     draws = SeededNoise(2).at("y")
     for word in (5, 2**63 + 9, 2**62, 2**64 - 1):
-        with exact.LOCK, exact.context().workprec(400):
+        with samplers.LOCK, samplers.context().workprec(400):
             wide = gaussian_between(word, draws.words(0))
             narrow = gaussian_between(word, draws.words(2))
             assert wide[0] <= narrow[0] <= narrow[1] <= wide[1]

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement, pairwise, product
 import numpy as np
 import pytest
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.counters import BltCounter, Participation, fit, moved_by
 from streamveil.counters.participation import best_allocation, squared_norms
 from tests.counters.examples import NAMES, examples

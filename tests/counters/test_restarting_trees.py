@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import norm
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.counters.restarting_trees import (
     RestartingTrees,
     refined_variances,
@@ -17,11 +17,11 @@ from streamveil.core.counters.restarting_trees import (
     tree_rounding,
     tree_std,
 )
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.noise.samplers import rounded_gaussian
 from streamveil.core.noisy import values
 from streamveil.counters import HonakerCounter
-from streamveil.plan.plan import Bounding, Clock
+from streamveil.plan import Bounding, Clock
 from tests.dataflow.test_dp_sqlp import published
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 

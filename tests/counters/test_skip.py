@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.counters import skip
 from streamveil.errors import HorizonError
 from tests.counters.examples import NAMES, examples

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from streamveil.accounts import spending
+from streamveil import accounts
 from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Moment
 from streamveil.connectors import blocks
@@ -143,7 +143,7 @@ def rehearse(name: str) -> None:
 
 def serve() -> None:
     """The server's loop. Half of a life was finding out anew what never changes in this process."""
-    spending.caps_for = cache(spending.caps_for)
+    accounts.caps_for = cache(accounts.caps_for)
     account.versions = cache(account.versions)
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, Plan, Window
+from streamveil.plan import Aggregate, Bounding, Clock, KeySet, Plan, Window
 from streamveil.runtime.job import Work
 from tests.crash import streams
 

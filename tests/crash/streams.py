@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.accounting.budget import Budget
-from streamveil.plan.plan import (
+from streamveil.core.accounting import Budget
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

@@ -22,8 +22,8 @@ from streamveil.errors import StreamveilError
 from streamveil.runtime.frame import MAGIC
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.published import of_state
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.tables import to_bytes
 from streamveil.runtime.verify import verify

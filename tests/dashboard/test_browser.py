@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dashboard import page, serve, write
 from streamveil.errors import PlanError
 

@@ -10,7 +10,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dashboard import page, view, write
 from streamveil.errors import MissingExtraError, PlanError
 from streamveil.release_metadata import TIME, ReleaseTime, kept_time

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.windows import period_closes
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

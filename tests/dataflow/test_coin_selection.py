@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.coin_table import NEVER
-from streamveil.core.noise.keyed import Address, SeededNoise, SilentNoise
-from streamveil.plan.plan import Bounding
+from streamveil.core.noise import Address, SeededNoise, SilentNoise
+from streamveil.plan import Bounding
 from tests.dataflow.streams import compiled
 
 TRIGGERS, KEYS = 6, 4_000

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.mechanism import MOVED, REACH
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import (
     BANDS,

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.batch import Batch
-from streamveil.core.counters.weights import weighted_loss
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.core.release import weighted_loss
 from streamveil.core.sensitivity import FIRSTS, lane_move
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.distinct import first_seen
 from streamveil.dataflow.rows import lane_quanta
 from streamveil.errors import PlanError
-from streamveil.plan.plan import Aggregate, Bounding, Window
+from streamveil.plan import Aggregate, Bounding, Window
 from streamveil.runtime.run import run as run_plan
 from tests.dataflow.streams import (
     BOUNDINGS,

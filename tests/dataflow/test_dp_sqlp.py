@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.selection.rounds import FINE, RoundSelection
 from streamveil.core.sensitivity import Bounds
 from streamveil.counters import HonakerCounter
 from streamveil.errors import PlanError
-from streamveil.plan.plan import Bounding
+from streamveil.plan import Bounding
 from streamveil.results.noise import mix
 from tests.dataflow.streams import AGGREGATES, ROWS, batches, bounded, compiled, run
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from streamveil.core.counters import kernels as blt_kernels
-from streamveil.core.counters.protocol import skip_with
-from streamveil.core.noise.keyed import Address, Place, SeededNoise
+from streamveil.core.counters import skip_with
+from streamveil.core.noise import Address, Place, SeededNoise
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import Bounds
 from streamveil.counters import (

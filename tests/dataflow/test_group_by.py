@@ -9,14 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streamveil.batch import Batch
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.dataflow import Operator
 from streamveil.dataflow.hashing import name_column
 from streamveil.dataflow.rows import groups_of
 from streamveil.errors import PlanError, StoreError
-from streamveil.plan.plan import Aggregate, Bounding, KeyColumn, KeySet, Window
+from streamveil.plan import Aggregate, Bounding, KeyColumn, KeySet, Window
 from tests.dataflow.streams import (
     AGGREGATES,
     BOUNDINGS,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from streamveil.batch import Batch
 from streamveil.calibrate import zcdp_rho
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import lane_move
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec
+from streamveil.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec
 from streamveil.results.noise import tested_covariance as of_tests
 from streamveil.results.noise import weighted_covariance
 from tests.dataflow.streams import (

@@ -12,13 +12,12 @@ import streamveil as sv
 from streamveil.batch import Batch
 from streamveil.calendars import Cells
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noise import SilentNoise
 from streamveil.core.sensitivity import Lane, lane_move, within_reach
 from streamveil.dataflow.windows import periods_apart
 from streamveil.engines.spark import stages
 from streamveil.errors import PlanError
-from streamveil.plan.combine import combine_rows
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,
@@ -27,6 +26,7 @@ from streamveil.plan.plan import (
     Window,
     combined_plan,
 )
+from streamveil.plan.combine import combine_rows
 from tests.dataflow.streams import compiled, plan_of
 from tests.schedules import fixed_schedule
 

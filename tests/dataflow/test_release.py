@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Address, SeededNoise
 from streamveil.core.noisy import values
 from streamveil.dataflow.aggregate import KeyRows, add_rows, key_stage
 from streamveil.dataflow.dp_sqlp import RoundPlan
 from streamveil.dataflow.release import new_window, release_stage
-from streamveil.plan.plan import Bounding
+from streamveil.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, LOOSE, compiled
 
 DESIGNS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.plan.plan import Aggregate, Bounding, Window
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
+from streamveil.plan import Aggregate, Bounding, Window
 from streamveil.runtime.tables import made_of, settled
 from tests.dataflow.streams import AGGREGATES, PUBLIC, batches, compiled
 

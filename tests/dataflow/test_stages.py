@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.dataflow import stages
 from streamveil.dataflow.state import BatchScratch
 from streamveil.errors import StoreError
-from streamveil.plan.plan import Bounding
+from streamveil.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, BOUNDINGS, LOOSE, ROWS, WINDOWS, batches
 from tests.dataflow.test_group_by import assert_same, compiled
 

@@ -11,14 +11,14 @@ from scipy.stats import norm
 
 from streamveil.api import builder as sv
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.counters.kernels import Coefficients
-from streamveil.core.counters.weights import WeightRule
-from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.noise import Address, SeededNoise
+from streamveil.core.release import WeightRule
 from streamveil.core.selection.total_test import TotalTest, can_test
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import BltCounter
-from streamveil.plan.plan import Bounding, Clock
+from streamveil.plan import Bounding, Clock
 from tests.dataflow.streams import AGGREGATES, batches, compiled, run
 from tests.planting import forced
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value

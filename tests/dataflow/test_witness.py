@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import aggregate, bounding, grouping, stages, witness
 from streamveil.dataflow.aggregate import KeyTable
@@ -17,7 +17,7 @@ from streamveil.dataflow.bounding import Passed, UnitTable, unit_stage
 from streamveil.engines import embedded as embedded_group_by
 from streamveil.engines.embedded import PartedTable, Room, embedded
 from streamveil.errors import WitnessError
-from streamveil.plan.plan import Aggregate, Window
+from streamveil.plan import Aggregate, Window
 from tests.dataflow.streams import batches, compile_plan, plan_of, run
 from tests.dataflow.test_bounding import FIRSTS, cut, make_rows, rules
 

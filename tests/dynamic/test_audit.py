@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.qiu_yi import Published
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dynamic import Changes, ContinualMwem, FullyDynamic, SignedCounter
 from streamveil.dynamic.buckets import Repaired
 from streamveil.linear import Direct, Matrix, Mwem, Place, Share, noisy_queries

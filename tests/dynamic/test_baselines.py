@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic import Changes, InsertionOnly, LiveTable
 from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.dynamic.continual_mwem import ContinualMwem

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.dynamic import Workload, choose
 from streamveil.dynamic.schedulers import BBImprover
 from streamveil.linear import Marginals, Matrix, Share

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.core.sensitivity import presence_moves
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.pack import pack, unpack

@@ -3,8 +3,8 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dynamic import erm
 from streamveil.dynamic.classifier import GrowingClassifier

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic.growing import Founded, PublicSizes, best_arity, growing
 from streamveil.dynamic.protocol import Changes
 from streamveil.dynamic.trees import Tree, levels

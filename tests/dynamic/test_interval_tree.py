@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from benchmarks.papers.qiu_yi import published
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic import Bag, FullyDynamic, LiveTable, Records, Repaired
 from streamveil.dynamic.interval_tree import UPDATE
 from streamveil.errors import HorizonError

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.dynamic.pack import pack, unpack
 from streamveil.dynamic.protocol import Changes

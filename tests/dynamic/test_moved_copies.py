@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import qiu_yi
-from streamveil.core.noise.keyed import Place, SilentDraws, SilentNoise
+from streamveil.core.noise import Place, SilentDraws, SilentNoise
 from streamveil.core.noisy import restored
 from streamveil.dynamic import (
     FullyDynamic,

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.papers.qiu_yi import Squaring
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.dynamic import FullyDynamic, InsertionOnly
 from streamveil.dynamic.partition import TimeVarying
 from streamveil.linear import Marginals, Share, noisy_queries

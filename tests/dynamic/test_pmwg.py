@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.pmw import Pmw
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.dynamic.pack import pack, unpack
 from streamveil.dynamic.pmwg import Pmwg, PmwgState, first_share
 from streamveil.linear.budget_shares import Meter, Share

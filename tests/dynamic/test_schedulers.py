@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Place, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Place, SilentNoise
 from streamveil.dynamic.schedulers import (
     BBImprover,
     BBScheduler,

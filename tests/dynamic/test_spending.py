@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.qiu_yi import published
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dynamic import (
     DynamicMechanism,
     FullyDynamic,

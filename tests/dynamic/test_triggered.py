@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic import Changes, TriggeredSnapshots
 from streamveil.linear import Marginals, Mwem, Place, Share, noisy_queries
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dynamic import Changes, FullyDynamic
 from streamveil.linear import Mwem, Place, Share, noisy_queries
 from streamveil.linear.additive import grain

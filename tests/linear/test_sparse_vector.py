@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.pmw import Sparse
-from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.sparse_vector import AboveThreshold, epoch_share
 from tests.statistics import assert_rate, assert_rejects_rate

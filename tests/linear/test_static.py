@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose
 from scipy.stats import binom, norm
 
 from benchmarks.papers.pmw import Pmw, PmwRelease
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.noisy import public
 from streamveil.errors import BudgetError
 from streamveil.linear import (

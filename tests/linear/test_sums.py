@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
 from streamveil.linear import (
     Additive,

@@ -12,7 +12,7 @@ import streamveil as sv
 from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 
 STEP = 10  # microseconds between triggers
 TRIGGERS, WINDOWS, KEYS, UNITS = 6, 2, 4_000, 80

@@ -13,7 +13,7 @@ from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch, Moment
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noise import SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dashboard.view import changes
 from streamveil.errors import PlanError, SourceError

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from streamveil.core.counters.weights import blt_of
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.core.noisy import values
-from streamveil.core.release import count_weighted
+from streamveil.core.release import blt_of, count_weighted
 from streamveil.counters import BltCounter
 from streamveil.dataflow.grouping import counter_facts, counter_from
 from streamveil.dataflow.published_keys import Spread

@@ -16,7 +16,7 @@ from streamveil.dataflow.outputs import Estimate
 from streamveil.dataflow.release_tables import since_published
 from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.dialect import parse_text
-from streamveil.plan.plan import Post, PostColumn, PostShift, SortKey, SourceSpec
+from streamveil.plan import Post, PostColumn, PostShift, SortKey, SourceSpec
 from streamveil.results import answer_sums, combine_intervals
 from streamveil.results.post import CHOSEN, post_processed, processed, require_post
 from streamveil.runtime.published import of_state

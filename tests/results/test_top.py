@@ -7,7 +7,7 @@ from scipy import stats
 
 import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.noise import Address, SeededNoise
 from streamveil.dataflow.grouping import hidden_facts
 from streamveil.errors import PlanError
 from streamveil.results.answers import with_moves

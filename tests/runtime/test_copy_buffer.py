@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.connectors.blocks import BLOCK
-from streamveil.runtime import copy_buffer, frame
-from streamveil.runtime.copy_buffer import CopyBuffer, needed
+from streamveil.runtime import checkpoint, frame
+from streamveil.runtime.checkpoint import CopyBuffer, needed
 
 
 def parts(*sizes: int) -> list[memoryview]:
@@ -83,15 +83,15 @@ def test_memory_is_used_again() -> None:
 
 
 def test_room_to_grow_and_advice_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = copy_buffer.mmap.mmap, list[int]()
+    real, asked = checkpoint.mmap.mmap, list[int]()
 
     def strict(fd: int, size: int, flags: int) -> Any:
         asked.append(size)
-        if size > copy_buffer.SIZE:
+        if size > checkpoint.SIZE:
             raise OSError("no memory")
         return real(fd, size, flags)
 
-    monkeypatch.setattr(copy_buffer.mmap, "mmap", strict)
-    monkeypatch.setattr(copy_buffer.mmap, "MADV_HUGEPAGE", 12345, raising=False)
+    monkeypatch.setattr(checkpoint.mmap, "mmap", strict)
+    monkeypatch.setattr(checkpoint.mmap, "MADV_HUGEPAGE", 12345, raising=False)
     assert bytes(CopyBuffer().copy(parts(BLOCK)).data) == bytes(parts(BLOCK)[0])
-    assert asked[-1] == copy_buffer.SIZE < asked[-2]
+    assert asked[-1] == checkpoint.SIZE < asked[-2]

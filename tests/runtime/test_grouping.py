@@ -13,10 +13,10 @@ import pytest
 import streamveil as sv
 from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.dataflow.rows import RowProgram, prepare_batch
 from streamveil.errors import StoreError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.release_metadata import packed, read_parquet, unpacked
 from streamveil.results.releases import of_folder
 from streamveil.runtime import wal

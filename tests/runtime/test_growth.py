@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.plan.plan import (
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

@@ -13,8 +13,7 @@ import pytest
 from streamveil.connectors.blocks import BLOCK
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint
-from streamveil.runtime.checkpoint import SPREAD, IncrementalCheckpoint
-from streamveil.runtime.copy_buffer import CopyBuffer
+from streamveil.runtime.checkpoint import SPREAD, CopyBuffer, IncrementalCheckpoint
 from streamveil.runtime.store import Header, Identity, Store
 from streamveil.runtime.wal import JobPosition, Record
 from tests.runtime.toy import Toy

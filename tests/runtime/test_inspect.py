@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil.cli import app
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import StoreError
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
+from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.inspect import files_read, inspect
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run

@@ -16,12 +16,12 @@ import pytest
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import KeyedDraws, KeyedNoise, SeededNoise, SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import KeyedDraws, KeyedNoise, SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Progress
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import CheckpointPolicy
 from tests.runtime.toy import LIMIT, SEEDED, State, Stream, Toy, work
 

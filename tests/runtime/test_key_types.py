@@ -17,9 +17,9 @@ import pytest
 import streamveil as sv
 from streamveil.api.query import Query
 from streamveil.batch import Release
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noise import SilentNoise
 from streamveil.errors import PlanError
-from streamveil.plan.plan import Plan, SinkSpec
+from streamveil.plan import Plan, SinkSpec
 from streamveil.runtime.run import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")

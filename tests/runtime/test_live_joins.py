@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil import compiler
-from streamveil.connectors.base import Chunk
+from streamveil.connectors import Chunk
 from streamveil.errors import PlanError, StoreError
-from streamveil.expressions.expr import compile_key, compile_predicate
+from streamveil.expressions import compile_key, compile_predicate
 from streamveil.plan import joins
 from streamveil.runtime import live_joins
 from streamveil.runtime.combined import MappedSource

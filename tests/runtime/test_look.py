@@ -18,15 +18,15 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.advise.explain import explain
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
-from streamveil.core.noise.keyed import KeyedNoise, SeededNoise
+from streamveil.core.noise import KeyedNoise, SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.plan import plain
 from streamveil.plan.look import divided, look_share, told, with_look
-from streamveil.plan.plan import plain
 from streamveil.runtime import look as looks
 from streamveil.runtime import run as runs
 from streamveil.runtime import survey as surveys

@@ -19,7 +19,7 @@ import pytest
 import streamveil
 from streamveil.batch import Moment
 from streamveil.connectors.content import alike
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.published import of_state
 from streamveil.runtime.run import run
 from streamveil.runtime.tables import to_bytes

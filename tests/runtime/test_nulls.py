@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import Pace, work_of
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.tables import nulls_as_zero, settled
 from tests.released import made

@@ -15,11 +15,11 @@ import pytest
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.dataflow import grouping
 from streamveil.errors import PlanError
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
+from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import FEWEST_ROWS, MOST_ROWS, Pace, batch_rows, run
 from tests.runtime.toy import SEEDED, Stream, work

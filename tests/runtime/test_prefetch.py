@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamveil.runtime.prefetch import Prefetch
+from streamveil.runtime.grouping import Prefetch
 
 
 class Item:

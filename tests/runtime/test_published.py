@@ -10,7 +10,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.runtime import archive, published
 from streamveil.runtime.job import Job

@@ -16,9 +16,9 @@ import pytest
 
 from streamveil.batch import RejectNotes
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import copy_buffer, rejects
+from streamveil.runtime import checkpoint, rejects
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.run import Pace, run
 from streamveil.sql.sql import parse_script
@@ -243,7 +243,7 @@ def test_more_rejected_rows_than_memory_go_by_disk(
 ) -> None:
     plan = plan_of(tmp_path, **EVENTS)
     list(start(tmp_path / "a", plan))
-    monkeypatch.setattr(copy_buffer, "SPILL_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "SPILL_BYTES", 1)
     list(start(tmp_path / "b", plan))
     assert kept(tmp_path / "a") == kept(tmp_path / "b") != []
 

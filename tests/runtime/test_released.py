@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Release
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.tables import settled, to_bytes
 from tests.crash.streams import JOBS, work
 from tests.released import made

@@ -17,11 +17,11 @@ import streamveil as sv
 from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Release
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import NOTHING
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

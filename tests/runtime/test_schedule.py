@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.connectors import base
+from streamveil import connectors
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.runtime import schedule as module
 from streamveil.runtime.schedule import MicroBatches
 
@@ -116,7 +116,7 @@ def test_wide_rows_come_few_at_a_time(monkeypatch, tmp_path, kind):
         s = MicroBatches(made, clock, event_time="at")
         found = []
         for most in (1 << 30, 500):
-            monkeypatch.setattr(base, "MOST_BYTES", most)
+            monkeypatch.setattr(connectors, "MOST_BYTES", most)
             batches, *shape = run(s)
             found.append(shape)
             fits = [b.rows.nbytes <= most or b.rows.num_rows == 1 for b in batches]
@@ -129,13 +129,13 @@ def test_wide_rows_come_few_at_a_time(monkeypatch, tmp_path, kind):
 
 def test_codes_take_as_much_as_the_texts_that_they_stand_for(monkeypatch):
     """A long text that stands once in a file ended the job where many rows had it."""
-    monkeypatch.setattr(base, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(connectors, "MOST_BYTES", 1_000)
     texts = pa.table({"row": pa.array(["x" * 100] * 50)})
     codes = pa.table({"row": texts["row"].dictionary_encode()})
     for table in (texts, codes):
-        parts = [*base.slices(table, 50)]
+        parts = [*connectors.slices(table, 50)]
         assert sum(part.num_rows for part in parts) == 50
-        assert all(base.decoded(part).nbytes <= 1_000 for part in parts)
+        assert all(connectors.decoded(part).nbytes <= 1_000 for part in parts)
 
 
 def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil.cli import app
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime.run import Pace, run
 

@@ -13,15 +13,14 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.compiler import operator_of
 from streamveil.compiler.by_unit import middle_of_each
 from streamveil.compiler.numbering import taken
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
-from streamveil.plan.look import divided, look_share, with_look
-from streamveil.plan.value_bounds import WIDEST, in_any_case
+from streamveil.plan.look import WIDEST, divided, in_any_case, look_share, with_look
+from streamveil.runtime import formats
 from streamveil.runtime import look as looks
-from streamveil.runtime import notes
 from streamveil.runtime import survey as surveys
 from streamveil.runtime.run import run
 from streamveil.runtime.store import LOOK
@@ -69,7 +68,7 @@ def released(plan, state, seed=1, **more):
 
 
 def kept_in(state):
-    return notes.read(state / LOOK, looks.KIND)["looked"]
+    return formats.read(state / LOOK, looks.KIND)["looked"]
 
 
 @pytest.mark.parametrize("kind", list(VALUES))

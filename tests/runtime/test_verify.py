@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from streamveil.accounts.ledger import Ledger
 from streamveil.cli import app
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import StoreError
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.rejects import Routing
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.spark_state import Home, PublishedStep
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.verify import verify

@@ -13,7 +13,7 @@ import pytest
 from streamveil.connectors.blocks import BLOCK
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, frame, wal
-from streamveil.runtime.copy_buffer import CopyBuffer
+from streamveil.runtime.checkpoint import CopyBuffer
 from streamveil.runtime.tables import Mark
 
 EPOCH = "e0"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from streamveil import compiled
 from streamveil.cli import app
 from streamveil.errors import MissingExtraError, PlanError, SourceError, StoreError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.watch import Watch, behind, charged, exposition, logged, served
 from streamveil.sql.sql import parse_script

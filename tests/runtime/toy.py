@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.connectors.base import Sink
+from streamveil.connectors import Sink
 from streamveil.connectors.rejected_rows import MALFORMED, rejected_lines
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Noise, SeededNoise
+from streamveil.core.noise import Noise, SeededNoise
 from streamveil.errors import StoreError
 from streamveil.runtime.job import Work
-from streamveil.runtime.keys import Randomness
+from streamveil.runtime.secret import Randomness
 from tests.released import made
 
 SEEDED = Randomness(noise=SeededNoise(7), insecure=True)

@@ -6,9 +6,9 @@ import typing
 import numpy as np
 import pytest
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.sketches import HeavyHitters, Layout, PublishedHierarchy, PublishedSketch
 from streamveil.sketches import heavy_hitters as module
 from streamveil.sketches.heavy_hitters import cut_off, inverse_search

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.plain_sketches import LinearSketch, PunctualSketch
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import KeyedNoise, SeededNoise, SilentNoise
+from streamveil.core.noise import KeyedNoise, SeededNoise, SilentNoise
 from streamveil.errors import HorizonError, StoreError
 from streamveil.sketches import LazySketch
 from tests.sketches.twin import Twin, columns_of, push_times

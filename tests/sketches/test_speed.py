@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.plain_sketches import CountMin, PunctualSketch
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.sketches import LazySketch
 
 LENGTH = 2**19

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 import streamveil.api.builder as sv
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
+from streamveil.plan import Bounding
 from streamveil.plan.check import HABITS, check_plan
-from streamveil.plan.plan import Bounding
-from streamveil.plan.value_bounds import (
+from streamveil.plan.look import (
     MAX_ROWS,
     most_in_group,
     prove_no_overflow,

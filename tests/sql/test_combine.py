@@ -15,11 +15,11 @@ from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors import rejected_rows
 from streamveil.connectors.memory import MemorySource
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noise import SilentNoise
 from streamveil.dataflow import NOT_FINITE
 from streamveil.errors import SourceError
+from streamveil.plan import combined_plan
 from streamveil.plan.combine import combine_rows
-from streamveil.plan.plan import combined_plan
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.run import run
 

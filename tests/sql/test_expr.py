@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.errors import PlanError
-from streamveil.expressions import nodes, texts
-from streamveil.expressions.expr import (
+from streamveil.expressions import (
     columns_of,
     compile_expression,
     compile_key,
     compile_predicate,
     compile_unit,
     compile_value,
+    nodes,
     normalize_expression,
+    texts,
     total,
 )
 from tests.sql.mutate import mutated

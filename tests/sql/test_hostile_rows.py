@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from sqlglot import exp
 
+from streamveil import expressions as expr
 from streamveil.errors import PlanError
-from streamveil.expressions import expr, kernels
+from streamveil.expressions import compile_expression, kernels
 from streamveil.expressions.convert import CASTS
 from streamveil.expressions.dialect import parse_text
-from streamveil.expressions.expr import compile_expression
 from streamveil.expressions.functions import FUNCTIONS
 from streamveil.expressions.nodes import BUILDERS
 from tests.planting import instead

@@ -20,11 +20,10 @@ from streamveil.audit.worst import search
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.sketch import compile_sketch
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_value
-from streamveil.plan import check_own_rows
+from streamveil.expressions import compile_value
+from streamveil.plan import SinkSpec, check_own_rows
 from streamveil.plan import joins as module
 from streamveil.plan.own_rows import own_rows
-from streamveil.plan.plan import SinkSpec
 from tests.sql.test_own_rows import PRIVATE, counted, rows_of, sorted_rows
 
 REGIONS = pa.table({"place": ["a", "b", "b", "d"], "region": ["east", "west", "north", "south"]})

@@ -19,7 +19,7 @@ from streamveil.api.builder import query_of
 from streamveil.api.joint import JointQuery
 from streamveil.batch import Release
 from streamveil.cli import app
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noisy import public

@@ -18,10 +18,10 @@ from streamveil.audit.worst import search
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_predicate, compile_value
+from streamveil.expressions import compile_predicate, compile_value
+from streamveil.plan import KeyColumn, SortKey, combined_plan
 from streamveil.plan import own_rows as module
 from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
-from streamveil.plan.plan import KeyColumn, SortKey, combined_plan
 from streamveil.runtime.combined import MappedSource
 
 PRIVATE = (

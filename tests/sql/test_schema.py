@@ -8,7 +8,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_expression
+from streamveil.expressions import compile_expression
 from streamveil.sql.schema import check_schema
 
 SCHEMA = pa.schema([

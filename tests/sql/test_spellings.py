@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.run import run
 
 N = 4_000

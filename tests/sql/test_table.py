@@ -9,7 +9,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.tables import Design
 from streamveil.errors import PlanError
 from streamveil.linear import Marginals, Sums
-from streamveil.plan.plan import TableSource
+from streamveil.plan import TableSource
 from streamveil.release_metadata import NOTE
 from streamveil.sql.sql import parse_script
 from streamveil.sql.table import domain_table, points_where

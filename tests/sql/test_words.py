@@ -7,8 +7,8 @@ import pytest
 from sqlglot.dialects.bigquery import BigQuery
 
 import streamveil as sv
+from streamveil.expressions import columns_of, compile_expression, normalize_expression
 from streamveil.expressions.dialect import KEYWORDS, VeilParser
-from streamveil.expressions.expr import columns_of, compile_expression, normalize_expression
 from streamveil.sql.sql import parse_script
 
 OURS = (

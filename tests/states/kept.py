@@ -28,17 +28,17 @@ import pyarrow.parquet as pq
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Release
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.engines.spark import shards
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.runtime import formats, store
 from streamveil.runtime.ask import ask
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.published import of_state
 from streamveil.runtime.run import Pace, run, work_of
+from streamveil.runtime.secret import Randomness
 from streamveil.sql.sql import parse_script
 
 HERE = Path(__file__).parent

@@ -58,7 +58,7 @@ def record(ledger: Ledger) -> dict[str, Any]:
 def measured(ledger: Ledger) -> tuple[str, float]:
     """What is left of a limit, in its own measure; all of it before the first charge.
 
-    >>> from streamveil.core.accounting.budget import Budget
+    >>> from streamveil.core.accounting import Budget
     >>> from streamveil.core.accounting.guarantee import Zcdp
     >>> from streamveil.core.accounting.neighbours import Neighbours
     >>> with Ledger.open(None, Budget(rho=1), Neighbours("user")) as ledger:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from streamveil.accounts import spending
+from streamveil import accounts
+from streamveil.accounts import Amounts, Cost, Periods, PeriodTotals
 from streamveil.accounts.journal import START, Journal, Record
-from streamveil.accounts.spending import Amounts, Cost, Periods, PeriodTotals
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
@@ -79,9 +79,9 @@ class Charge:
         has room.
         """
         if self.range is None:
-            return spending.ZERO, spending.cost(self.loss, caps)
-        ranged, everywhere = spending.split(self.loss, given_past=self.given_past)
-        return spending.cost(ranged, caps), spending.cost(everywhere, caps)
+            return accounts.ZERO, accounts.cost(self.loss, caps)
+        ranged, everywhere = accounts.split(self.loss, given_past=self.given_past)
+        return accounts.cost(ranged, caps), accounts.cost(everywhere, caps)
 
 
 class Ledger:
@@ -176,7 +176,7 @@ class Ledger:
             StoreError: the ledger has another limit or unit, was altered, or cannot be written.
         """
         if caps is None:
-            caps = spending.own_caps(limit)
+            caps = accounts.own_caps(limit)
         elif not caps.fits(limit):
             raise ValueError(f"caps of {caps} do not fit the limit {limit}")
         ledger = cls(journal_at(path), limit, protects)
@@ -252,7 +252,7 @@ class Ledger:
         charge = self.make_charge(name, loss)
         with self._journal.locked():
             self._catch_up()
-            caps = self.caps or spending.caps_for(self.limit, charge.loss)
+            caps = self.caps or accounts.caps_for(self.limit, charge.loss)
             self._require_room([charge], [charge.cost(caps)], caps)
 
     def make_charge(
@@ -284,7 +284,7 @@ class Ledger:
             fresh = [charge for charge in charges if not self._is_known(charge)]
             if not fresh:
                 return
-            caps = self.caps or spending.caps_for(self.limit, fresh[0].loss)
+            caps = self.caps or accounts.caps_for(self.limit, fresh[0].loss)
             costs = [charge.cost(caps) for charge in fresh]
             self._require_room(fresh, costs, caps)
             records = [charge.to_dict() for charge in fresh]
@@ -466,11 +466,11 @@ class Ledger:
         return True
 
     def _left(self, caps: Loss, totals: PeriodTotals, periods: Periods | None) -> Loss:
-        limit, worst = spending.limits(caps), totals.worst(periods)
-        return spending.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
+        limit, worst = accounts.limits(caps), totals.worst(periods)
+        return accounts.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
 
     def _require_room(self, charges: list[Charge], costs: list[Cost], caps: Loss) -> None:
-        limit = spending.limits(caps)
+        limit = accounts.limits(caps)
         totals = self._totals if len(charges) == 1 else self._totals.copy()
         for charge, cost in zip(charges, costs, strict=True):
             if not totals.has_room(cost, charge.range, limit):
@@ -520,7 +520,7 @@ def journal_at(where: Where | None) -> Journal | ServerJournal:
 
 
 def _way_out(asked: Cost, limit: Amounts) -> str:
-    kinds = zip(spending.KINDS, *asked, limit, strict=True)
+    kinds = zip(accounts.KINDS, *asked, limit, strict=True)
     missing = [kind for kind, ranged, all_over, cap in kinds if (ranged or all_over) and not cap]
     if missing:
         return (
@@ -541,7 +541,7 @@ def _lost(charges: Sequence[Charge], periods: int) -> Loss:
             continue
         # a span [s, s + periods) meets [first, end) exactly when s is in (first - periods, end)
         met = charge.range[0] - periods + 1, charge.range[1]
-        ranged, everywhere = spending.split(loss, given_past=charge.given_past)
-        totals.add(spending.amounts(ranged.stated()), met)
+        ranged, everywhere = accounts.split(loss, given_past=charge.given_past)
+        totals.add(accounts.amounts(ranged.stated()), met)
         whole += everywhere
-    return whole + spending.as_loss(totals.worst())
+    return whole + accounts.as_loss(totals.worst())

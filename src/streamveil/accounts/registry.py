@@ -15,7 +15,7 @@ from typing import Any
 
 from streamveil.accounts.deployment import ACCOUNTING, SPANS, number, span_of
 from streamveil.accounts.ledger import Charge, Ledger
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, require_one_of
 
 TIER, STATUS = 3, "Draft"

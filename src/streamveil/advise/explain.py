@@ -18,7 +18,7 @@ from streamveil.compiler import is_sketched
 from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
-from streamveil.core.accounting.budget import exact
+from streamveil.core.accounting import exact
 from streamveil.core.accounting.guarantee import Guarantee, rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.total_test import TotalTest
@@ -28,11 +28,18 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.windows import Schedule, better_start
 from streamveil.display import STYLE
 from streamveil.errors import visible_lines
-from streamveil.plan import options
-from streamveil.plan.look import MOST_RELEASES, can_look, first_alone, look_share, with_look
+from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
+from streamveil.plan.look import (
+    MOST_RELEASES,
+    can_look,
+    first_alone,
+    in_units,
+    is_open,
+    look_share,
+    open_values,
+    with_look,
+)
 from streamveil.plan.options import Option
-from streamveil.plan.plan import Clock, Plan, TableSource, Window, combined_plan
-from streamveil.plan.value_bounds import in_units, is_open, open_values
 
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamveil.plan import SourceSpec
 from streamveil.plan.joins import MATCHES, Joined, OwnJoin, OwnSelect, OwnUnion
 from streamveil.plan.own_rows import (
     MOST_PARTS,
@@ -12,7 +13,6 @@ from streamveil.plan.own_rows import (
     OwnWindows,
     kept_words,
 )
-from streamveil.plan.plan import SourceSpec
 
 
 def own_steps(source: SourceSpec) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamveil.compiler.sketch import usual_memory
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.sketches import HeavyTexts
 from streamveil.sketches.heavy_texts import SEEN
 from streamveil.sketches.operator import SketchQuery

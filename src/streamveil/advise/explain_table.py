@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any
 
 from streamveil.compiler.tables import Design
+from streamveil.plan import Aggregate, Plan
 from streamveil.plan.options import (
     ASK_SHARE,
     CONFIDENCE,
@@ -13,7 +14,6 @@ from streamveil.plan.options import (
     MAX_CHANGES,
     MECHANISM,
 )
-from streamveil.plan.plan import Aggregate, Plan
 
 Row = tuple[str, ...]
 MANY = 12  # values of a domain or sets of columns that are written out

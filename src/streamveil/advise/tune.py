@@ -25,11 +25,11 @@ from streamveil.compiler.numbered_rows import (
     row_pairs,
     usable_rows,
 )
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, require_one_of
+from streamveil.plan import Bounding, Plan
 from streamveil.plan.combine import pairs
 from streamveil.plan.options import EXPECTED_ROWS
-from streamveil.plan.plan import Bounding, Plan
 from streamveil.special import erf
 from streamveil.types import Array, Bool, Float64, Int64
 

@@ -20,15 +20,14 @@ from streamveil.compiler.coin_tables import lane_sd, published_chance
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.compiler.plan_forecast import NOISE
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.display import AnswerTable, shown_in_cells
 from streamveil.errors import BudgetError, PlanError, requires_extra
-from streamveil.plan.look import with_look
+from streamveil.plan import Plan, combined_plan
+from streamveil.plan.look import in_units, with_look
 from streamveil.plan.own_rows import OwnRows, own_rows
-from streamveil.plan.plan import Plan, combined_plan
-from streamveil.plan.value_bounds import in_units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

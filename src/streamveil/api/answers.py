@@ -10,7 +10,7 @@ from streamveil.api.query import Query
 from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError, fitting
-from streamveil.plan.plan import combined_plan
+from streamveil.plan import combined_plan
 from streamveil.results.answers import Answers
 from streamveil.results.releases import of_releases
 from streamveil.runtime.joint import releases_of

@@ -20,12 +20,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from streamveil.api.query import Query
-from streamveil.core.accounting.budget import Budget
+from streamveil.batch import as_table
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, nearest
-from streamveil.frames import as_table
+from streamveil.plan import Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
 from streamveil.plan import options as options_of
 from streamveil.plan.options import OPTIONS
-from streamveil.plan.plan import Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import (
     Duration,

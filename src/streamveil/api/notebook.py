@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamveil.plan.plan import Clock
+    from streamveil.plan import Clock
     from streamveil.runtime.progress import Progress
 
 PAUSE = 0.2  # seconds between two pictures

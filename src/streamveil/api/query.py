@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from streamveil.api.builder import (
     ticks_of,
 )
 from streamveil.api.query import Query
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, nearest
+from streamveil.plan import Aggregate, SinkSpec, TableSource
 from streamveil.plan.options import BUDGETS
-from streamveil.plan.plan import Aggregate, SinkSpec, TableSource
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import Duration
 from streamveil.sql.table import table_source

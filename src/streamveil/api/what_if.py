@@ -8,8 +8,8 @@ from typing import Any
 from streamveil.advise.what_if import WhatIf
 from streamveil.advise.what_if import what_if as forecast_settings
 from streamveil.api.query import Query
+from streamveil.batch import as_table
 from streamveil.errors import PlanError, fitting
-from streamveil.frames import as_table
 
 
 @fitting("what_if(query), or what_if(query, units=500, epsilons=[0.5, 1, 2], sample=public_rows)")

@@ -31,7 +31,7 @@ from scipy.special import ndtr
 
 from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
 from streamveil.core.accounting.coin_table import CoinTable
-from streamveil.core.counters.weights import weighted_loss
+from streamveil.core.release import weighted_loss
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import lane_move

@@ -22,11 +22,10 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.core.accounting.coin_table import waits
 from streamveil.core.counters.kernels import blt_run, blt_step
-from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
+from streamveil.core.noise import Draws, Noise, SeededNoise
 from streamveil.core.noisy import values
-from streamveil.core.selection.coins import FAR, CoinSelection
+from streamveil.core.selection.coins import FAR, CoinSelection, SelectionTable
 from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.selection_table import SelectionTable
 from streamveil.core.selection.total_test import TotalTest
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.types import Array

@@ -18,9 +18,9 @@ from streamveil.audit.laid_open import OpenDraws, OpenNoise
 from streamveil.audit.laid_open_measures import lost_by
 from streamveil.audit.neighbours import FAR
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
+from streamveil.plan import KeyColumn, Plan, SourceSpec
 from streamveil.plan.look import divided
-from streamveil.plan.plan import KeyColumn, Plan, SourceSpec
 
 UNITS, GROUPS, MOST_GROUPS, STEPS = 12, 6, 50, 4
 MOST = (1, 4, 12, 60)  # rows of the unit that is in one input only

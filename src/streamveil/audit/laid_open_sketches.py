@@ -25,7 +25,7 @@ from streamveil.audit.laid_open import replaced
 from streamveil.audit.neighbours import Pair, World
 from streamveil.batch import Batch
 from streamveil.core.counters.cell_kernels import ReleasedCells, Tables
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.core.noisy import Noisy
 from streamveil.sketches import table
 from streamveil.sketches.operator import SketchQuery

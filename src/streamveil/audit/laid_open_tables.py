@@ -11,9 +11,9 @@ import pyarrow as pa
 from streamveil.audit.account import MechanismLoss, QueryAccount
 from streamveil.audit.laid_open_measures import lost_by, random_policy
 from streamveil.batch import Batch
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.errors import PlanError
-from streamveil.plan.plan import TableSource
+from streamveil.plan import TableSource
 
 STEPS, EACH, ASKED = 6, 12, 3  # steps of a run, rows of one, questions after it
 OPERATIONS = ("+", "+", "-", "U", "d", "c", "update", "I", "?", None)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.special import comb, ndtr
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.types import Array, Float64
 
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)

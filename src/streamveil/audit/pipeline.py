@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.errors import require_positive
 from streamveil.types import Array, Float64

@@ -20,8 +20,7 @@ from streamveil.core.selection.gaussian import GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
-from streamveil.plan.options import SELECTION
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Clock,
     KeyColumn,
@@ -30,6 +29,7 @@ from streamveil.plan.plan import (
     Window,
     combined_plan,
 )
+from streamveil.plan.options import SELECTION
 
 STEP = 3_600_000_000  # microseconds
 STEPS, WINDOW = 6, 3  # triggers of the job, and of a window where there are windows

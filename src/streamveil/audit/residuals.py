@@ -25,16 +25,16 @@ from streamveil.audit.pipeline import STRIDE, Scenario, is_answer, unbroken
 from streamveil.audit.reduced import MOST_UNITS, STEP, STEPS, around, reduced
 from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core.counters import CounterState
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import CounterState
-from streamveil.core.counters.weights import blt_of
-from streamveil.core.noise.keyed import KeyedNoise, Noise, SilentNoise
+from streamveil.core.noise import KeyedNoise, Noise, SilentNoise
+from streamveil.core.release import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import WindowState
 from streamveil.dataflow.state import State
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.types import Array, Float64
 
 PARTS = (0.5, 0.7, 0.85)  # of the claimed deviation

@@ -23,13 +23,13 @@ from streamveil.audit.pipeline import STRIDE, Scenario, unbroken
 from streamveil.audit.reduced import MOST_ADDED, MOST_UNITS, STEP, around, reduced
 from streamveil.audit.residuals import GROUPS, SURE, NoiseTest, bare
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import KeyedNoise, Noise, SilentNoise
+from streamveil.core.noise import KeyedNoise, Noise, SilentNoise
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import rule_entry
+from streamveil.plan import Plan
 from streamveil.plan.options import SELECTION, TOTAL_TESTS
-from streamveil.plan.plan import Plan
 from streamveil.types import Array, Bool, Float64, Int64
 
 WANTED = (0.1, 0.3, 0.5, 0.7, 0.9)  # chances of the groups that are looked at

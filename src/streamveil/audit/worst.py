@@ -23,7 +23,7 @@ from streamveil.audit.neighbours import (
     with_another_unit,
 )
 from streamveil.batch import Batch
-from streamveil.core.counters.weights import blt_of
+from streamveil.core.release import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy

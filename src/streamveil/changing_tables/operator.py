@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from streamveil.batch import Batch, RejectNotes, Release
 from streamveil.changing_tables.questions import QUESTION, Asking, QuestionAnswer, Questions
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Noise, Place, SilentNoise
+from streamveil.core.noise import Noise, Place, SilentNoise
 from streamveil.core.noisy import Noisy, post_process, public, values
 from streamveil.dataflow.hashing import name_column
 from streamveil.dynamic.distinct import DistinctCounter

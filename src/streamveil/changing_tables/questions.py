@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, restored, values
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.dynamic.pack import pack, unpack

@@ -68,8 +68,8 @@ def read(
     out: Out = None,
 ) -> None:
     """A release that was made before: the same bytes, nothing drawn, nothing charged."""
+    from streamveil.plan import Plan
     from streamveil.plan.joint import JointPlan
-    from streamveil.plan.plan import Plan
     from streamveil.results.post import post_processed
     from streamveil.runtime import published
     from streamveil.runtime.joint import releases_of

@@ -16,7 +16,7 @@ from streamveil.terminal import say
 
 if TYPE_CHECKING:
     from streamveil.audit.residuals import NoiseTest
-    from streamveil.plan.plan import Plan
+    from streamveil.plan import Plan
 
 REFUTED = 6  # exit code: the claim does not stand
 

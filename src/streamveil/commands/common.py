@@ -22,7 +22,7 @@ from streamveil.api.query import Query
 from streamveil.connectors.sinks import to_csv
 from streamveil.display import rows_of
 from streamveil.errors import PlanError
-from streamveil.plan.plan import SourceSpec
+from streamveil.plan import SourceSpec
 from streamveil.sql.sql import Planned, Script, parse_script
 from streamveil.terminal import Terminal, label, say
 

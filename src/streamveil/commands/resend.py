@@ -8,7 +8,7 @@ from streamveil.batch import Release
 from streamveil.connectors import open_sink
 from streamveil.connectors.databases import DatabaseSink
 from streamveil.errors import PlanError
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.results.post import after_post
 from streamveil.runtime.changed_query import require_kept
 from streamveil.runtime.disk import Lock

@@ -20,12 +20,12 @@ from streamveil.commands.common import (
     writing,
 )
 from streamveil.errors import PlanError, require_one_of
+from streamveil.plan import Plan
 from streamveil.plan.own_rows import OwnRows, own_rows
-from streamveil.plan.plan import Plan
 from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
-    from streamveil.core.accounting.budget import Budget
+    from streamveil.core.accounting import Budget
 
 
 def what_if(
@@ -101,7 +101,7 @@ def tune(
 ) -> None:
     """Forecasts errors over bounds; or solves for an epsilon."""
     from streamveil.advise.tune import METRICS
-    from streamveil.core.accounting.budget import Budget
+    from streamveil.core.accounting import Budget
 
     plan = read_query(query, table, name).plan
     if private is not None and sample is not None:
@@ -166,9 +166,9 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
 
     from streamveil.accounts.ledger import Ledger
     from streamveil.compiler.group_by import compile_plan
-    from streamveil.core.noise.keyed import KeyedNoise
-    from streamveil.plan.plan import Bounding
-    from streamveil.plan.value_bounds import with_bounds
+    from streamveil.core.noise import KeyedNoise
+    from streamveil.plan import Bounding
+    from streamveil.plan.look import with_bounds
     from streamveil.runtime.survey import survey
 
     paid = None if ledger is None else Ledger.load(ledger)

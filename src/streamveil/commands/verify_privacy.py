@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamveil.audit.worst import Tried, WorstFound
-    from streamveil.core.noise.keyed import Noise
-    from streamveil.plan.plan import Plan
+    from streamveil.core.noise import Noise
+    from streamveil.plan import Plan
 
 
 def verify_privacy(
@@ -155,9 +155,9 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.audit.laid_open_tables import table_accounts
     from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
     from streamveil.compiler import operator_of
-    from streamveil.expressions.expr import columns_of
+    from streamveil.expressions import columns_of
+    from streamveil.plan import Clock, TableSource, combined_plan
     from streamveil.plan.look import divided, first_alone, look_share, told
-    from streamveil.plan.plan import Clock, TableSource, combined_plan
     from streamveil.runtime.look import rows_of
     from streamveil.runtime.survey import survey
 
@@ -184,9 +184,9 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
 
 def uncovered(plan: Plan) -> Iterator[str]:
     """What the search does not see, each with the reason."""
+    from streamveil.plan import TableSource
     from streamveil.plan.look import look_share
     from streamveil.plan.own_rows import OwnRows
-    from streamveil.plan.plan import TableSource
 
     if isinstance(plan.source, TableSource):
         yield "ids of text, and the source: changes are made up from the domains of the columns"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from streamveil.dataflow import Operator
+from streamveil.plan import Plan, TableSource
 from streamveil.plan.check import SKETCHES
-from streamveil.plan.plan import Plan, TableSource
 
 
 def operator_of(plan: Plan) -> Operator:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.accounting.above_threshold import COIN, Coins
-from streamveil.core.accounting.pld import CurvePoints, LossLaw
-from streamveil.core.counters.protocol import Counter
+from streamveil.core.accounting.coin_table import COIN, Coins
+from streamveil.core.accounting.convert import CurvePoints, LossLaw
+from streamveil.core.counters import Counter
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.kept import kept

@@ -16,7 +16,7 @@ from streamveil.compiler.error_forecast import (
     forecast,
 )
 from streamveil.kept import kept
-from streamveil.plan.value_bounds import LARGEST_WEIGHT
+from streamveil.plan.look import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
 ROWS = tuple(sorted({round(2 ** (place / 6)) for place in range(91)}))  # 1, 2, 3, ... 32,768

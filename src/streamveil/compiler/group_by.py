@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from streamveil.compiler.design_choice import OPEN_BOUND
 from streamveil.compiler.sizing import Sizing, is_open
-from streamveil.connectors.base import micros
+from streamveil.connectors import micros
 from streamveil.core.accounting.guarantee import Gdp
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look, MechanismDesign
-from streamveil.core.noise.keyed import SECRET_BYTES
+from streamveil.core.noise import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow import Operator
@@ -28,19 +28,25 @@ from streamveil.dataflow.release_tables import COVERED
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.windows import Schedule, hopping, most_windows, periods_met
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.expr import (
+from streamveil.expressions import (
     column_named,
     compile_key,
     compile_predicate,
     compile_unit,
     compile_value,
 )
-from streamveil.plan import options
+from streamveil.plan import Aggregate, Plan, TableSource, options
 from streamveil.plan.check import check_compiled
-from streamveil.plan.look import CLAMPED, LOOKED, divided, expectations, look_share
+from streamveil.plan.look import (
+    CLAMPED,
+    LOOKED,
+    divided,
+    expectations,
+    look_share,
+    prove_no_overflow,
+    rows_of_a_group,
+)
 from streamveil.plan.options import Option
-from streamveil.plan.plan import Aggregate, Plan, TableSource
-from streamveil.plan.value_bounds import prove_no_overflow, rows_of_a_group
 from streamveil.release_metadata import OF_ONE_UNIT
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24

@@ -12,16 +12,16 @@ import pyarrow.compute as pc
 from streamveil.compiler.group_by import event_time
 from streamveil.dataflow.rows import RowFunction, require_number
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import (
+from streamveil.expressions import (
     column_named,
     compile_key,
     compile_predicate,
     compile_unit,
     compile_value,
 )
+from streamveil.plan import Aggregate, Plan
 from streamveil.plan.combine import numbered, pairs
 from streamveil.plan.look import COUNTED
-from streamveil.plan.plan import Aggregate, Plan
 from streamveil.types import Array, Float64, Int64
 
 

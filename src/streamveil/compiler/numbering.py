@@ -22,8 +22,8 @@ from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_index import mixed
 from streamveil.dataflow.raw_memory import LARGE, lengthen, reserved
 from streamveil.dataflow.unit_kernels import HIGH, home
+from streamveil.plan import Aggregate, Plan
 from streamveil.plan.combine import plain
-from streamveil.plan.plan import Aggregate, Plan
 from streamveil.types import Array, Bool, Float64, Int64, UInt32, UInt64
 
 SMALLEST = 1 << 12  # slots

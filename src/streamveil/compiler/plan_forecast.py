@@ -27,8 +27,8 @@ from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
+from streamveil.plan import Plan
 from streamveil.plan.look import LOOKED
-from streamveil.plan.plan import Plan
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 NOISE = 0.5  # a share of error from which an answer is little but noise

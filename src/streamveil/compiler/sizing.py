@@ -28,10 +28,10 @@ from streamveil.compiler.error_forecast import (
     expected,
 )
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, Discovery, MechanismDesign
+from streamveil.core.release import WeightRule, blt_of, weighted_loss
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone, TotalTesting, can_test
@@ -40,10 +40,9 @@ from streamveil.counters import COUNTERS
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept
-from streamveil.plan import options
+from streamveil.plan import Plan, options
 from streamveil.plan.look import CLAMPED, STEEPEST, VALUES, expectations
 from streamveil.plan.options import Option
-from streamveil.plan.plan import Plan
 from streamveil.types import Exact
 
 MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more

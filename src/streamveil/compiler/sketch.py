@@ -6,16 +6,16 @@ from dataclasses import replace
 from fractions import Fraction
 
 from streamveil.compiler.group_by import Compiler, binder
-from streamveil.connectors.base import declared_schema
-from streamveil.core.accounting.budget import Budget
+from streamveil.connectors import declared_schema
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import key_name
+from streamveil.plan import KeyColumn, Plan
 from streamveil.plan.check import check_compiled
 from streamveil.plan.options import MAX_UNITS
-from streamveil.plan.plan import KeyColumn, Plan
 from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch
 from streamveil.sketches.heavy_texts import LONGEST_TEXT
 from streamveil.sketches.operator import COLLISION_BITS, SketchQuery

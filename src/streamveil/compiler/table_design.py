@@ -19,20 +19,21 @@ import numpy as np
 
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.coin_tables import TableShape, law_near, opening_chance
-from streamveil.core.accounting import convert
-from streamveil.core.accounting.above_threshold import (
+from streamveil.core.accounting import Budget, Number, convert, exact_between
+from streamveil.core.accounting.coin_table import (
+    DRAWS,
+    REACH,
     Coins,
     curve_with,
     curve_without,
+    doubt,
     reach_of,
     worst_near,
     worst_openings,
 )
-from streamveil.core.accounting.budget import Budget, Number, exact_between
-from streamveil.core.accounting.coin_table import DRAWS, REACH, doubt
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.selection.selection_table import FINE, SelectionTable
+from streamveil.core.selection.coins import FINE, SelectionTable
 from streamveil.errors import require_positive
 from streamveil.kept import kept
 from streamveil.plan.options import MU_SHARE

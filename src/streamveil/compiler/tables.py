@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from streamveil.changing_tables.operator import Attribute, Bind, ChangingTable
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.dynamic.choose import (
     Candidate,
     MechanismChoice,
@@ -19,11 +19,12 @@ from streamveil.dynamic.choose import (
 from streamveil.dynamic.distinct import DistinctCounter
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_key, compile_predicate
+from streamveil.expressions import compile_key, compile_predicate
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.queries import Queries
 from streamveil.linear.structured import Marginals
 from streamveil.linear.sums import Sums
+from streamveil.plan import Plan, TableSource
 from streamveil.plan.options import (
     ACCEPT_ERROR,
     ASK_SHARE,
@@ -35,7 +36,6 @@ from streamveil.plan.options import (
     MECHANISM,
     NON_NEGATIVE,
 )
-from streamveil.plan.plan import Plan, TableSource
 from streamveil.sql.table import counted_points
 
 CLEARLY = 0.5  # a mechanism without proved intervals must be this much better

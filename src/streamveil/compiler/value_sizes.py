@@ -15,8 +15,8 @@ from streamveil.compiler.sizing import expected_stream
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import driver
-from streamveil.plan.plan import Aggregate, Plan
-from streamveil.plan.value_bounds import LEAST, MOST
+from streamveil.plan import Aggregate, Plan
+from streamveil.plan.look import LEAST, MOST
 from streamveil.special import gammainc, gammaincinv, ndtr
 from streamveil.types import Array, Float64, Int64
 

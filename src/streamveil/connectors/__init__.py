@@ -1,15 +1,366 @@
-"""Outside systems: where rows come from and where releases go. One file, one line in `systems`."""
+"""Outside systems: where rows come from and where releases go. One file, one line in `systems`.
+
+A source and a sink are the protocols below.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from streamveil.connectors.base import Chunk, Sink, Source
-from streamveil.errors import SourceError, nearest
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import Release
+from streamveil.calendars import Cells
+from streamveil.errors import SourceError, StreamveilError, nearest
 from streamveil.systems import SINKS, SOURCES
+from streamveil.types import Array, Bool, Int64
+
+
+@dataclass(frozen=True, repr=False)  # secret: holds raw rows
+class Chunk:
+    """Rows as they came, and where to go on after them."""
+
+    rows: pa.Table
+    position: str  # JSON; reading from here gives what follows, always in the same order
+    rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows that were no rows
+    rejected_rows: tuple[
+        pa.Table, ...
+    ] = ()  # what was rejected, as it came: where a source is traced
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows in a canonical order that never changes: the position of a row decides its place."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether reading to the end means there will never be more."""
+
+    def schema(self) -> pa.Schema:
+        """Column names and types, without reading rows where the format allows."""
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """Chunks of at most `max_rows` rows from `position` on, until nothing more is there now."""
+
+
+def changed() -> SourceError:
+    """The error for rows that changed after a part of them was read."""
+    return SourceError(
+        "the rows of a step that was taken in part are no longer the same: some would be lost or "
+        "counted twice.\n  to fix  restore the source as it was when the job started"
+    )
+
+
+def decoded(table: pa.Table) -> pa.Table:
+    """The table with dictionaries written out: those of several chunks may differ."""
+    for place, one in enumerate(table.schema):
+        if pa.types.is_dictionary(one.type):
+            plain = table.column(place).cast(one.type.value_type)
+            table = table.set_column(place, one.name, plain)
+    return table
+
+
+def hand_on(source: Source, what: str, said: Any) -> None:
+    """Calls a method of a source, if it has one of that name."""
+    hear = getattr(source, what, None)
+    if hear is not None:
+        hear(said)
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A place for releases. Writing the same release again leaves the same content."""
+
+    def write(self, job: str, release: Release) -> None:
+        """Publishes one release under its identity (job, window, trigger).
+
+        Nothing but a `Release` is accepted: an exact table cannot be made one.
+        """
+
+    def close(self) -> None:
+        """Flushes what is pending, if anything is."""
+
+
+@contextmanager
+def in_words(
+    errors: type[Exception] | tuple[type[Exception], ...],
+    what: str,
+    fix: str,
+    why: Callable[[Any], str] = lambda error: type(error).__name__,
+) -> Iterator[None]:
+    """Tells a client's error in words of ours: its own may hold a row or a password.
+
+    >>> with in_words(OSError, "the source cannot be read", "start again"):
+    ...     raise ConnectionResetError("row 7: Ann")
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.SourceError: the source cannot be read: ConnectionResetError.
+      to fix  start again
+    """
+    try:
+        yield
+    except StreamveilError:
+        raise
+    except errors as error:
+        told = f"{what}: {why(error)}.\n  to fix  {fix}"
+        raise SourceError(told) from None
+
+
+def write_all(sink: Sink, job: str, releases: Sequence[Release]) -> None:
+    """Publishes releases in order; all at once where a sink has a `write_together`."""
+    together = getattr(sink, "write_together", None)
+    if together is not None and len(releases) > 1:
+        together(job, releases)
+        return
+    for release in releases:
+        sink.write(job, release)
+
+
+TYPES: dict[str, pa.DataType] = {
+    "INT64": pa.int64(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int64(),
+    "INTEGER": pa.int64(),
+    "FLOAT64": pa.float64(),
+    "DOUBLE": pa.float64(),
+    "FLOAT": pa.float64(),
+    "NUMERIC": pa.float64(),
+    "BOOL": pa.bool_(),
+    "BOOLEAN": pa.bool_(),
+    "STRING": pa.string(),
+    "TEXT": pa.string(),
+    "VARCHAR": pa.string(),
+    "BYTES": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "DATETIME": pa.timestamp("us", tz="UTC"),
+}
+
+FAR_US = 1 << 61  # 73,000 years from 1970
+TEXTS = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
+MOST_BYTES = 1 << 30  # of the rows of a chunk: a column of text holds twice as much
+MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def declared_schema(columns: dict[str, str]) -> pa.Schema:
+    """An Arrow schema from column names and SQL type names."""
+    for name, word in columns.items():
+        if word.upper() not in TYPES:
+            raise SourceError(f"column '{name}' has unknown type '{word}'{nearest(word, TYPES)}")
+    return pa.schema([(name, TYPES[word.upper()]) for name, word in columns.items()])
+
+
+def declared_beside(columns: dict[str, str], own: Collection[str]) -> pa.Schema:
+    """Declared columns, beside those that every row of a source has; SourceError for one of these.
+
+    >>> declared_beside({"n": "INT64"}, ["kafka_key"])
+    n: int64
+    """
+    for name in columns:
+        if name in own:
+            raise SourceError(
+                f"the source itself gives every row the column '{name}'.\n"
+                "  to fix  leave it out of the declared columns"
+            )
+    return declared_schema(columns)
+
+
+def as_declared(known: pa.Schema, declared: pa.Schema, where: str) -> pa.Schema:
+    """Known columns, of the types that are declared of them; SourceError where one is not there."""
+    select(known, declared.names, where)
+    names = {*declared.names}
+    return pa.schema([declared.field(one.name) if one.name in names else one for one in known])
+
+
+def settings_in(config: str | None, kind: str, what: str = "settings") -> dict[str, Any]:
+    """What a file of settings says, a JSON object. Its content appears in no message."""
+    try:
+        found = {} if config is None else json.loads(Path(config).read_text())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise SourceError(
+            f"config='{config}' of '{kind}' cannot be read as a JSON object of {what}.\n"
+            "  to fix  give a JSON object, in a file that every process of the job can read"
+        )
+    return found
+
+
+def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schema:
+    """The wanted columns of a schema, or SourceError naming the missing one."""
+    if columns is None:
+        return schema
+    for name in columns:
+        if name not in schema.names:
+            raise SourceError(f"column '{name}' is not in {where}{nearest(name, schema.names)}")
+        if schema.names.count(name) > 1:
+            raise SourceError(
+                f"{where} has {schema.names.count(name)} columns called '{name}'.\n"
+                "  to fix  give each a name of its own"
+            )
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def slices(table: pa.Table, max_rows: int) -> Iterator[pa.Table]:
+    """The rows in order, at most `max_rows` at a time and no more than an array can hold.
+
+    >>> [part.num_rows for part in slices(pa.table({"n": [1, 2, 3]}), 2)]
+    [2, 1]
+    """
+    for row in range(0, table.num_rows, max_rows):
+        part = table.slice(row, max_rows)
+        if part.nbytes + coded_bytes(part) > MOST_BYTES and part.num_rows > 1:
+            yield from slices(part, part.num_rows // 2)
+        else:
+            yield part
+
+
+def coded_bytes(table: pa.Table) -> int:
+    """Bytes of the texts that stand once in a dictionary, written out for each row.
+
+    >>> coded_bytes(pa.table({"s": pa.array(["abc", None, "abc"]).dictionary_encode()}))
+    6
+    """
+    found = 0
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type) and column.type.value_type in TEXTS:
+            for chunk in column.chunks:
+                sizes = pc.binary_length(chunk.dictionary).take(chunk.indices)
+                found += pc.sum(sizes.cast(pa.int64())).as_py() or 0
+    return found
+
+
+def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A time column as microseconds since 1970 UTC (int64, nulls kept), rounded down.
+
+    Times beyond `FAR_US` become that, so order is kept and sums of two times fit 64 bits.
+    Raises SourceError when the column is no timestamp or date; never because of a value.
+    """
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        values = as_they_lie(column)
+        return floored(values, 1_000) if kind.unit == "ns" else times(values, MICROS[kind.unit])
+    if pa.types.is_date64(kind):  # milliseconds, which need not be whole days
+        return times(as_they_lie(column), MICROS["ms"])
+    if pa.types.is_date(kind):
+        days = column.cast(pa.int32()).cast(pa.int64())
+        return times(days, 86_400_000_000)
+    if pa.types.is_int64(kind):
+        return times(column, 1)  # microseconds already
+    raise SourceError(
+        f"column '{name}' must hold timestamps or dates, not {kind}.\n"
+        "  to fix  declare its type, or name another column"
+    )
+
+
+def as_they_lie(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The integers that a column of times holds. A cast of few rows would cost four times more."""
+    return pa.chunked_array([part.view(pa.int64()) for part in column.chunks], pa.int64())
+
+
+def times(values: pa.ChunkedArray, factor: int) -> pa.ChunkedArray:
+    """`values` * `factor`, no further from 0 than `FAR_US`."""
+    most, ends = FAR_US // factor, pc.min_max(values)
+    if (ends["max"].as_py() or 0) > most or (ends["min"].as_py() or 0) < -most:
+        values = pc.min_element_wise(values, most, skip_nulls=False)
+        values = pc.max_element_wise(values, -most, skip_nulls=False)
+    return values if factor == 1 else pc.multiply(values, factor)
+
+
+def floored(values: pa.ChunkedArray, each: int) -> pa.ChunkedArray:
+    """Numbers divided by `each`, rounded down."""
+    whole = pc.divide(values, each)  # towards 0
+    below = pc.less(values, pc.multiply(whole, each))
+    return pc.subtract(whole, below.cast(pa.int64()))
+
+
+def signed(table: pa.Table) -> pa.Table:
+    """The table for systems without unsigned 64-bit integers: these become decimals of 20 digits.
+
+    >>> signed(pa.table({"id": pa.array([2**64 - 1], pa.uint64())})).schema.field("id").type
+    Decimal128Type(decimal128(20, 0))
+    """
+    kinds = [
+        part.with_type(pa.decimal128(20, 0)) if pa.types.is_uint64(part.type) else part
+        for part in table.schema
+    ]
+    return table.cast(pa.schema(kinds, table.schema.metadata))
+
+
+OUTSIDE = "arrival outside the schedule"
+
+
+class Arrivals(NamedTuple):
+    """The steps of rows, and why some have none."""
+
+    step: Int64[Array, " rows"]  # where `inside`
+    inside: Bool[Array, " rows"]
+    outside: dict[str, Bool[Array, " rows"]]  # reason -> which rows have none
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many rows have none, by reason."""
+        return {reason: int(rows.sum()) for reason, rows in self.outside.items() if rows.any()}
+
+
+def arrivals(rows: pa.Table, column: str, span: tuple[int, int], ticks: Cells) -> Arrivals:
+    """Steps, the cells of `ticks` from 1 on, from the start of `span` to before its end.
+
+    >>> rows = pa.table({"seen": [5, 10, 29, 30, None]})
+    >>> found = arrivals(rows, "seen", (10, 30), Cells(length_us=15, origin_us=10))
+    >>> found.step[found.inside].tolist(), found.left_out
+    ([1, 2], {'null in seen': 1, 'arrival outside the schedule': 2})
+    """
+    start, end = span
+    time = micros(rows.column(column), column)
+    known = np.asarray(pc.is_valid(time))
+    us = np.asarray(pc.fill_null(time, start - 1))
+    inside = known & (us >= start) & (us < end)
+    outside = {f"null in {column}": ~known, OUTSIDE: known & ~inside}
+    return Arrivals(ticks.numbers(us) + 1, inside, outside)
+
+
+class SeveralSinks(Sink):
+    """Writes to one sink after the other: each gets every release.
+
+    Exactly once each. Proof: a job sends a release again until its own state says that it was sent,
+        which it says when the last sink has it; and writing the same release again changes none of
+        them. So wherever a process, a server or a disk fails, the next life writes to all of them,
+        and those that have the release stay as they are. None gets one before those in front of it.
+    """
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self.sinks = sinks
+        keeper = next((sink for sink in sinks if getattr(sink, "keeps", False)), None)
+        self.keeps = keeper is not None  # whether one gives back what it was given
+        self.path = getattr(keeper, "path", None)  # where that one is
+
+    def write(self, job: str, release: Release) -> None:
+        """See `Sink.write`."""
+        for sink in self.sinks:
+            sink.write(job, release)
+
+    def write_together(self, job: str, releases: Sequence[Release]) -> None:
+        """Publishes releases in their order, to one sink after the other."""
+        for sink in self.sinks:
+            write_all(sink, job, releases)
+
+    def close(self) -> None:
+        """Closes all, also where one of them fails."""
+        with ExitStack() as stack:
+            for sink in self.sinks:
+                stack.callback(sink.close)
 
 
 def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
@@ -35,8 +386,6 @@ def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
     sinks = [open_sink(kind, options) for kind, options in asked]
     if len(sinks) < 2:
         return next(iter(sinks), None)
-    from streamveil.connectors.sinks import SeveralSinks  # loaded where there are some
-
     return SeveralSinks(sinks)
 
 

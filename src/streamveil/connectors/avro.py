@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.connectors.base import times
+from streamveil.connectors import times
 from streamveil.connectors.json_lines import json_text, text_array
 from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema

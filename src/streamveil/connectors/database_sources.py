@@ -28,11 +28,10 @@ import pyarrow.csv
 import sqlglot
 from sqlglot import exp
 
-from streamveil.connectors.base import Chunk, as_declared, declared_schema, select, slices
+from streamveil.connectors import Chunk, as_declared, declared_schema, select, slices
 from streamveil.connectors.databases import Database, plain_kind, require_file
-from streamveil.connectors.fit import TIME, cast_or_null, fit
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
-from streamveil.connectors.rejected_rows import MISFIT, TracedSource
+from streamveil.connectors.rejected_rows import MISFIT, TIME, TracedSource, cast_or_null, fit
 from streamveil.connectors.sinks import as_text
 from streamveil.errors import SourceError, requires_extra
 

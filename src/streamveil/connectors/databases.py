@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.batch import Release
-from streamveil.connectors.base import in_words, signed
+from streamveil.connectors import in_words, signed
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.postgres_server import WAIT, PostgresServer
 from streamveil.display import rows_of

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from streamveil.batch import Release
-from streamveil.connectors.base import in_words, signed
+from streamveil.connectors import in_words, signed
+from streamveil.connectors.manifest import shown
 from streamveil.connectors.marks import ContentMark, MarkedSink
-from streamveil.connectors.names import shown
 from streamveil.errors import require_file_name, requires_extra
 
 

@@ -21,12 +21,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs
 
-from streamveil.connectors.base import Chunk, select
-from streamveil.connectors.fit import fitted, groups_behind
+from streamveil.batch import plain_schema
+from streamveil.connectors import Chunk, select
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
-from streamveil.connectors.names import shown
+from streamveil.connectors.manifest import shown
+from streamveil.connectors.rejected_rows import fitted, groups_behind
 from streamveil.errors import SourceError, requires_extra
-from streamveil.frames import plain_schema
 
 
 @dataclass(frozen=True)

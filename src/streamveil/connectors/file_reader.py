@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import Source, micros, select
-from streamveil.connectors.fit import fitted, groups_behind
-from streamveil.connectors.names import guarded, shown
-from streamveil.connectors.rejected_rows import MISFIT, as_lines, misfits
+from streamveil.batch import plain_schema
+from streamveil.connectors import Source, micros, select
+from streamveil.connectors.manifest import guarded, shown
+from streamveil.connectors.rejected_rows import MISFIT, as_lines, fitted, groups_behind, misfits
 from streamveil.errors import SourceError, StreamveilError, nearest
-from streamveil.frames import plain_schema
 from streamveil.types import Array, Int64
 
 MOST_LINE = 1 << 24  # bytes of a line of text, unless another limit is given

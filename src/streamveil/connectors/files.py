@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select
+from streamveil.connectors import MOST_BYTES, Chunk, declared_schema, select
 from streamveil.connectors.file_reader import (
     MOST_LINE,
     FilePart,
@@ -36,21 +36,24 @@ from streamveil.connectors.file_reader import (
     RowGroup,
     row_groups,
 )
-from streamveil.connectors.fit import TIME
-from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
-from streamveil.connectors.names import (
+from streamveil.connectors.manifest import (
     FORMATS,
     MARK,
+    RECENT,
     FileGoneError,
+    FileIdentity,
     ListedFile,
     LocalFiles,
+    Manifest,
     fixed_part,
     format_of,
     guarded,
+    identity,
+    is_cut_short,
     require_formats,
     shown,
 )
-from streamveil.connectors.rejected_rows import TracedSource, rejected_lines, with_places
+from streamveil.connectors.rejected_rows import TIME, TracedSource, rejected_lines, with_places
 from streamveil.errors import SourceError, require_one_of
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pyarrow import fs
 
-from streamveil.connectors.names import LIST, format_of
+from streamveil.connectors.manifest import LIST, format_of
 
 WAIT = 10.0  # seconds without an answer before reading fails
 MOST_LINKS = 1 << 26  # bytes of a page or list

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.batch import Release
-from streamveil.connectors.base import in_words, signed
+from streamveil.connectors import in_words, signed
 from streamveil.connectors.databases import plain
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.errors import SourceError, require_file_name, requires_extra

@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import Chunk, select
-from streamveil.connectors.fit import FittedRows, fitted, groups_behind
+from streamveil.batch import plain_schema
+from streamveil.connectors import Chunk, select
 from streamveil.connectors.iceberg import opened, require_package, table_name, words
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
+from streamveil.connectors.rejected_rows import FittedRows, fitted, groups_behind
 from streamveil.errors import SourceError
-from streamveil.frames import plain_schema
 
 NUMBER = b"PARQUET:field_id"  # of a column, whatever it is called
 NOTHING = 0  # the snapshot of a table that has none

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from streamveil.connectors.fit import parse
+from streamveil.connectors.rejected_rows import parse
 from streamveil.connectors.text import Lines, is_text
 from streamveil.types import Array, Int64
 

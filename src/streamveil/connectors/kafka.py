@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, select
+from streamveil.connectors import Chunk, select
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import (
     AT_ONCE,

@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import whole
-from streamveil.connectors import avro, protobuf
-from streamveil.connectors.base import Chunk, declared_beside
-from streamveil.connectors.fit import cast_or_null, fit
+from streamveil.connectors import Chunk, avro, declared_beside, protobuf
 from streamveil.connectors.kafka_topic import Format, Topic
 from streamveil.connectors.messages import Part, chunk_of, kept, of_json
+from streamveil.connectors.rejected_rows import cast_or_null, fit
 from streamveil.connectors.schema_registry import RegisteredMessages
 from streamveil.errors import SourceError, nearest
 from streamveil.types import Array, Int64

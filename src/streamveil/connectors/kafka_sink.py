@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from streamveil.batch import Release
-from streamveil.connectors.base import in_words
+from streamveil.connectors import in_words
 from streamveil.connectors.kafka_topic import QUIET, WAIT, Range, Topic, messages
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.sinks import to_json as to_json_lines

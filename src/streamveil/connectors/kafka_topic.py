@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from streamveil.connectors.base import settings_in
+from streamveil.connectors import settings_in
 from streamveil.connectors.schema_registry import PREFIX, Registry
 from streamveil.errors import PlanError, SourceError, requires_extra
 

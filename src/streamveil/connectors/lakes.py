@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple, TypeVar
 
-from streamveil.connectors.base import Chunk
-from streamveil.connectors.fit import FittedRows
-from streamveil.connectors.names import shown
-from streamveil.connectors.rejected_rows import TracedSource
+from streamveil.connectors import Chunk
+from streamveil.connectors.manifest import shown
+from streamveil.connectors.rejected_rows import FittedRows, TracedSource
 from streamveil.errors import SourceError
 
 AT_ONCE = 50_000  # rows

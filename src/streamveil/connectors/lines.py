@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
-from streamveil.connectors.names import COMPRESSIONS, guarded, shown
+from streamveil.connectors.manifest import COMPRESSIONS, guarded, shown
 from streamveil.errors import SourceError
 
 KEPT = 1 << 16  # bytes of a longer line that are told

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.batch import Release, require_release
-from streamveil.connectors.base import Sink
+from streamveil.connectors import Sink
 from streamveil.connectors.content import computed, exact_columns, is_near, norm
 from streamveil.errors import StoreError
 

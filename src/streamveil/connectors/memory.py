@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, select, slices
+from streamveil.batch import as_table
+from streamveil.connectors import Chunk, select, slices
 from streamveil.connectors.rejected_rows import TracedSource
-from streamveil.frames import as_table
 
 
 class MemorySource(TracedSource):

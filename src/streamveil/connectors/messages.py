@@ -9,13 +9,13 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, declared_beside
-from streamveil.connectors.fit import fit
+from streamveil.connectors import Chunk, declared_beside
 from streamveil.connectors.json_lines import json_messages
 from streamveil.connectors.rejected_rows import (
     MALFORMED,
     MISFIT,
     TracedSource,
+    fit,
     misfits,
     rejected_lines,
     with_places,

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, in_words, select, settings_in
-from streamveil.connectors.fit import TIME
+from streamveil.connectors import Chunk, in_words, select, settings_in
 from streamveil.connectors.messages import Messages
+from streamveil.connectors.rejected_rows import TIME
 from streamveil.errors import SourceError, requires_extra
 
 WAIT = 10.0  # seconds without an answer before a read fails

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import FAR_US
+from streamveil.connectors import FAR_US
 from streamveil.connectors.json_lines import text_array
 from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, select
+from streamveil.connectors import Chunk, select
 from streamveil.connectors.rejected_rows import TracedSource
 from streamveil.errors import SourceError
 from streamveil.types import Array, Int64

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from streamveil.connectors.blocks import NO_ROOM, no_scratch, room, scratch_folder
-from streamveil.connectors.names import (
+from streamveil.connectors.manifest import (
     LIST,
     MARK,
     Columns,

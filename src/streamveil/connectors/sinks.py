@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from streamveil.batch import Release, require_release
-from streamveil.connectors.base import Sink, in_words
-from streamveil.connectors.base import write_all as publish
+from streamveil.connectors import Sink, in_words
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
@@ -307,35 +305,3 @@ def is_number(table: pa.Table, name: str) -> bool:
 def cell(value: Any) -> str:
     """One cell as text."""
     return f"{value:,.1f}" if isinstance(value, float) else str(value)
-
-
-class SeveralSinks(Sink):
-    """Writes to one sink after the other: each gets every release.
-
-    Exactly once each. Proof: a job sends a release again until its own state says that it was sent,
-        which it says when the last sink has it; and writing the same release again changes none of
-        them. So wherever a process, a server or a disk fails, the next life writes to all of them,
-        and those that have the release stay as they are. None gets one before those in front of it.
-    """
-
-    def __init__(self, sinks: list[Sink]) -> None:
-        self.sinks = sinks
-        keeper = next((sink for sink in sinks if getattr(sink, "keeps", False)), None)
-        self.keeps = keeper is not None  # whether one gives back what it was given
-        self.path = getattr(keeper, "path", None)  # where that one is
-
-    def write(self, job: str, release: Release) -> None:
-        """See `Sink.write`."""
-        for sink in self.sinks:
-            sink.write(job, release)
-
-    def write_together(self, job: str, releases: Sequence[Release]) -> None:
-        """Publishes releases in their order, to one sink after the other."""
-        for sink in self.sinks:
-            publish(sink, job, releases)
-
-    def close(self) -> None:
-        """Closes all, also where one of them fails."""
-        with ExitStack() as stack:
-            for sink in self.sinks:
-                stack.callback(sink.close)

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, in_words, select, settings_in
+from streamveil.connectors import Chunk, in_words, select, settings_in
 from streamveil.connectors.file_reader import MOST_LINE
 from streamveil.connectors.http_files import WAIT, credentials
 from streamveil.connectors.messages import Messages

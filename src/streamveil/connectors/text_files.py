@@ -11,12 +11,18 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.base import slices
+from streamveil.connectors import slices
 from streamveil.connectors.file_reader import FilePart, Numbers, Reader, ReadPosition, RejectedLines
-from streamveil.connectors.fit import fit, is_text_or_bytes
 from streamveil.connectors.lines import Long, ahead, blocks, first_line, opened
-from streamveil.connectors.names import guarded, shown
-from streamveil.connectors.rejected_rows import MALFORMED, MISFIT, TOO_LONG, misfits
+from streamveil.connectors.manifest import guarded, shown
+from streamveil.connectors.rejected_rows import (
+    MALFORMED,
+    MISFIT,
+    TOO_LONG,
+    fit,
+    is_text_or_bytes,
+    misfits,
+)
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_gaussian, rounded_laplace
 from streamveil.core.noise.samplers.choice import exponential_choice
 from streamveil.core.noise.samplers.inverse import discrete_laplace

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.counters.protocol import Counter
-from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
+from streamveil.core.counters import Counter
+from streamveil.core.release import WeightRule, blt_of, weighted_loss
+from streamveil.core.selection import Counted, Selection
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.protocol import Counted, Selection
 from streamveil.core.selection.total_test import TotalsAlone, TotalTest, TotalTesting
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.types import Exact

@@ -2,26 +2,101 @@
 
 Every counter draws in its own way (`Counter.step`); what it gives becomes `Noisy` here and nowhere
 else, with the noise of this step in it.
+
+Keys may carry public weights: large ones are then counted less precisely, and cost less.
+
+Rows of a key of weight w are charged w in their unit's quadratic filter, and the noise of the key
+is 1 / w times larger. Where a key's total is large, that noise is still small beside it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from fractions import Fraction
+
 import numpy as np
 
-from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.kernels import Coefficients, blt_step
-from streamveil.core.counters.protocol import (
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters import (
     Counter,
     CounterState,
     Estimates,
     Ids,
     Increments,
+    correlated_noise,
     draws_at,
     next_step,
 )
-from streamveil.core.noise.keyed import Place
+from streamveil.core.counters.anytime import AnytimeBltCounter
+from streamveil.core.counters.blt import BltCounter
+from streamveil.core.counters.kernels import Coefficients, blt_step
+from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, drawn
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Exact, Float64, Int64, UInt8
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRule:
+    """Which weight a key has, in quanta of 1 / scale; a function of what has been released.
+
+    Algorithm: a key enters with `entry`; from then on its weight is the smallest so far of
+        entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum. With
+        noise 1 / w and cost w^2 per row, the sum over keys of their noise is least when the
+        weights fall as the cube root of the totals. Totals are taken `caution` deviations too low:
+        keys that are public from the start have no total yet when their weight is first asked for,
+        and a weight never rises again.
+    """
+
+    scale: int  # quanta of weight one
+    entry: int  # of a key that is not shown, or just shown; 1..scale
+    reference: float  # total up to which a key keeps its first weight
+    caution: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.entry <= self.scale:
+            raise ValueError(f"a key enters with {self.entry} of {self.scale} quanta of weight")
+
+    def next(
+        self, weights: UInt8[Array, " keys"], totals: Float64[Array, " keys"], share: float
+    ) -> UInt8[Array, " keys"]:
+        """The weights after a release; `share` is the part of the window that is over."""
+        forecast = np.maximum(totals / share, self.reference)
+        wanted = np.floor(self.entry * np.cbrt(self.reference / forecast))
+        return np.asarray(np.minimum(weights, np.maximum(wanted, 1).astype(np.uint8)))
+
+
+def blt_of(counter: Counter) -> BltCounter | None:
+    """The BLT inside a counter, if it is one."""
+    if isinstance(counter, AnytimeBltCounter):
+        return counter.inner
+    return counter if isinstance(counter, BltCounter) else None
+
+
+def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | None) -> Loss:
+    """The loss of a counter when one unit's weighted moves sum to `moved` in L2 over all keys.
+
+    Proof: given what was released, step t of a key adds a Gaussian of scale sigma v_t D_t / w_t
+        about a centre that moves by D_t (C D^-1 dx)_t. As w does not rise, column s of the weighted
+        encoder has entries w_t (C D^-1)_ts <= w_s (C D^-1)_ts, so its norm is at most w_s times the
+        plain one, and the moves of one key add up to at most (sum of w_s |dx_s|) times it; over
+        keys, the sum of squares is what the quadratic filter bounds.
+        Slack for float64 offsets: up to step t no weight of the key was below w_t, so its noise,
+        its rounding and the moves of its z and buffers are at most 1 / w_t times those that
+        `feedback` bounds for weight 1 (where the bias of rounding, which falls with the noise, is
+        largest). So z_t is off by at most eta / w_t, against noise of scale sigma v_t / w_t: a key
+        adds the plain slack, whatever its weight. Each group moves by one or more, at a weight of
+        1 / scale or more: a unit touches at most `keys` of them, and at most (moved * scale)^2.
+        Both parts of mu fall as sigma grows: (moves + rounding) / sigma, and a constant. That is
+        the floor which no noise passes.
+    """
+    if rule is None:
+        return counter.loss(moved, keys)
+    blt = blt_of(counter)
+    if blt is None:
+        raise ValueError("weights need a BLT: other counters do not draw noise by weight")
+    slack = correlated_noise.up(Fraction(blt.slack(moved)) * rule.scale)
+    whole = -(-keys // rule.scale**2)  # as many keys of weight 1 have the slack of all of them
+    return correlated_noise.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, whole)
 
 
 def count(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamveil.calibrate import fit
+    from streamveil.core.counters import Counter, CounterState, CounterStream, skip
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
-    from streamveil.core.counters.protocol import Counter, CounterState, CounterStream, skip
     from streamveil.core.counters.rational import Blt, best_blt
     from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
@@ -32,10 +32,10 @@ _HOMES = {
     "Blt": f"{_CORE}.rational",
     "BltCounter": f"{_CORE}.blt",
     "Comparison": f"{_HERE}.choice",
-    "Counter": f"{_CORE}.protocol",
+    "Counter": _CORE,
     "CounterChoice": f"{_HERE}.choice",
-    "CounterState": f"{_CORE}.protocol",
-    "CounterStream": f"{_CORE}.protocol",
+    "CounterState": _CORE,
+    "CounterStream": _CORE,
     "HaarCounter": f"{_HERE}.haar",
     "HonakerCounter": f"{_HERE}.tree",
     "KaryTreeCounter": f"{_HERE}.kary",
@@ -46,7 +46,7 @@ _HOMES = {
     "compare": f"{_HERE}.choice",
     "fit": "streamveil.calibrate",
     "moved_by": f"{_HERE}.participation",
-    "skip": f"{_CORE}.protocol",
+    "skip": _CORE,
 }
 _KINDS = {
     "blt": "BltCounter",

@@ -9,11 +9,11 @@ from time import perf_counter
 import numpy as np
 
 from streamveil.calibrate import fit, require_budget
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
+from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import Counter
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise import Place, SeededNoise
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.kary import KaryTreeCounter

@@ -11,11 +11,10 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.protocol import Ids, checked_times
-from streamveil.core.counters.schedule import check_horizon
-from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import exact, gaussian_table
+from streamveil.core.counters import Ids, checked_times, correlated_noise
+from streamveil.core.counters.blt import check_horizon
+from streamveil.core.noise import Draws, samplers
+from streamveil.core.noise.samplers import gaussian_table
 from streamveil.core.noise.samplers.quantiles import quantile_word
 from streamveil.counters.keyed import Keyed, node_words
 from streamveil.errors import require_one_of, require_positive
@@ -144,15 +143,15 @@ class HaarNode:
         """The coefficient of this node's Gaussian, within a few roundings."""
         return float(sigma * np.sqrt(float(self.height) / weights[self.level]))
 
-    def to_exact(self, weights: tuple[float, ...], sigma: float) -> exact.Number:
+    def to_exact(self, weights: tuple[float, ...], sigma: float) -> samplers.Number:
         """The coefficient at the context's precision."""
         square = self.height / Fraction(weights[self.level]) * Fraction(sigma) ** 2
-        return exact.context().sqrt(exact.exact(square))
+        return samplers.context().sqrt(samplers.exact(square))
 
-    def tail(self, draws: Draws, ids: Ids | None, key: int) -> exact.Tail:
+    def tail(self, draws: Draws, ids: Ids | None, key: int) -> samplers.Tail:
         """Further bits of one key's draw at this node."""
         node = draws.at("node", self.level, self.index)
-        return exact.tail_at(node, key) if ids is None else exact.tail_for(node, ids[key], 0)
+        return samplers.tail_at(node, key) if ids is None else samplers.tail_for(node, ids[key], 0)
 
 
 def haar_path(t: int, levels: int) -> list[HaarNode]:
@@ -191,14 +190,14 @@ def settle(
     path: list[HaarNode],
     sizes: tuple[tuple[float, ...], float],
     words: UInt64[Array, " nodes"],
-    tails: list[exact.Tail],
+    tails: list[samplers.Tail],
 ) -> int:
     """round(N_t) in multiprecision, with as many bits of every node as it takes."""
-    mp, more = exact.context(), 0
+    mp, more = samplers.context(), 0
     while True:
-        with exact.LOCK, mp.workprec(64 * (more + 2) + 4 * exact.GUARD):
+        with samplers.LOCK, mp.workprec(64 * (more + 2) + 4 * samplers.GUARD):
             low = high = mp.mpf(0)
-            slack = mp.mpf(2) ** (exact.GUARD - mp.prec)
+            slack = mp.mpf(2) ** (samplers.GUARD - mp.prec)
             for node, word, tail in zip(path, words, tails, strict=True):
                 least, most = gaussian_between(int(word), tail(more) if more else words[:0])
                 size = node.to_exact(*sizes)
@@ -209,13 +208,15 @@ def settle(
         more = 2 * more or 1
 
 
-def gaussian_between(word: int, more: UInt64[Array, " n"]) -> tuple[exact.Number, exact.Number]:
+def gaussian_between(
+    word: int, more: UInt64[Array, " n"]
+) -> tuple[samplers.Number, samplers.Number]:
     """The ends of what a Gaussian spelled by these bits can be."""
-    mp = exact.context()
-    uniform = exact.Uniform.of(word).refined(more)
+    mp = samplers.context()
+    uniform = samplers.Uniform.of(word).refined(more)
     scale = mp.mpf(2) ** -uniform.bits
-    least = exact.GAUSSIAN.quantile((uniform.low + 1) * scale)
-    most = exact.GAUSSIAN.quantile(uniform.low * scale) if uniform.low else mp.inf
+    least = samplers.GAUSSIAN.quantile((uniform.low + 1) * scale)
+    most = samplers.GAUSSIAN.quantile(uniform.low * scale) if uniform.low else mp.inf
     return (-most, -least) if word >> 63 else (least, most)
 
 

@@ -9,10 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss, Pure
-from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.protocol import Ids, checked_times
-from streamveil.core.counters.schedule import check_horizon
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.counters import Ids, checked_times, correlated_noise
+from streamveil.core.counters.blt import check_horizon
+from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
 from streamveil.counters.keyed import Keyed
 from streamveil.errors import require_positive

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from streamveil.core.counters.protocol import (
+from streamveil.core.counters import (
     CounterState,
     Estimates,
     Ids,
@@ -20,7 +20,7 @@ from streamveil.core.counters.protocol import (
     column,
     zeros,
 )
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.types import Array, Int64, UInt64
 
 

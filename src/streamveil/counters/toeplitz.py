@@ -10,9 +10,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.correlated_noise import gaussian_about
-from streamveil.core.counters.protocol import (
+from streamveil.core.counters import (
     CounterState,
     Estimates,
     Ids,
@@ -20,12 +18,14 @@ from streamveil.core.counters.protocol import (
     Stepping,
     checked_times,
     column,
+    correlated_noise,
     next_step,
     zeros,
 )
+from streamveil.core.counters.blt import MARGIN, check_horizon
+from streamveil.core.counters.correlated_noise import gaussian_about
 from streamveil.core.counters.rational import root_coefficients
-from streamveil.core.counters.schedule import MARGIN, check_horizon
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 

@@ -9,9 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.correlated_noise import gaussian_rows
-from streamveil.core.counters.protocol import (
+from streamveil.core.counters import (
     CounterState,
     Estimates,
     Ids,
@@ -19,9 +17,12 @@ from streamveil.core.counters.protocol import (
     Stepping,
     checked_times,
     column,
+    correlated_noise,
     next_step,
     zeros,
 )
+from streamveil.core.counters.blt import check_horizon
+from streamveil.core.counters.correlated_noise import gaussian_rows
 from streamveil.core.counters.restarting_trees import (
     ROUNDING,
     blocks_of,
@@ -31,8 +32,7 @@ from streamveil.core.counters.restarting_trees import (
     tree_rounding,
     tree_std,
 )
-from streamveil.core.counters.schedule import check_horizon
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from streamveil.batch import Batch, Release
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.types import Array
 
 State = Any  # each operator's own; mutable, never shown, saved only as arrays

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamveil.core.counters.protocol import Counter
-from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.counters import Counter
+from streamveil.core.counters import CounterState as CounterState
 from streamveil.core.mechanism import BANDS, BASE, CutCounter
-from streamveil.core.noise.keyed import Address, Place
+from streamveil.core.noise import Address, Place
 from streamveil.core.noisy import Noisy
 from streamveil.core.portable import portable
 from streamveil.core.release import count

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamveil.core.counters.protocol import CounterState as CounterState
-from streamveil.core.noise.keyed import Address
+from streamveil.core.counters import CounterState as CounterState
+from streamveil.core.noise import Address
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.portable import portable
 from streamveil.core.selection.rounds import RoundSelection

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release, ReleaseRun
-from streamveil.core.noise.keyed import Address, Noise
+from streamveil.core.noise import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations

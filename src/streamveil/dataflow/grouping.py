@@ -22,12 +22,12 @@ from streamveil.batch import Batch
 from streamveil.calendars import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.rational import Blt
 from streamveil.core.mechanism import Look, MechanismDesign
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.selection.total_test import TotalsAlone
@@ -360,7 +360,7 @@ def ahead(operator: Grouping, batches: Iterator[Batch], noise: Noise) -> Iterato
     """The same micro-batches, large ones with their row stage done.
 
     Whoever takes one does not use the one before it any more: each lies in the memory of the next
-    but one, as in `runtime.prefetch`.
+    but one, as in `runtime.grouping`.
     """
     rooms = cycle((BatchScratch(), BatchScratch()))
     for batch in batches:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from streamveil.core.counters import Counter
 from streamveil.core.counters.kernels import advance_spread
-from streamveil.core.counters.protocol import Counter
-from streamveil.core.counters.weights import blt_of
 from streamveil.core.portable import portable
+from streamveil.core.release import blt_of
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.hashing import text_buffers
 from streamveil.dataflow.keys import Types, decode_keys, sort_keys

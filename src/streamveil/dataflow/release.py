@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.counters.protocol import CounterState as CounterState
-from streamveil.core.counters.weights import blt_of
+from streamveil.core.counters import CounterState as CounterState
 from streamveil.core.mechanism import Mechanism
-from streamveil.core.noise.keyed import Address, Place
+from streamveil.core.noise import Address, Place
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
-from streamveil.core.release import count, count_weighted, lanes_start
+from streamveil.core.release import blt_of, count, count_weighted, lanes_start
 from streamveil.core.selection.coins import withdrawn
 from streamveil.core.selection.gaussian import GaussianSelection, join
 from streamveil.core.selection.total_test import TotalsAlone, TotalTest

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.core.mechanism import BANDS
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.core.sensitivity import within_reach
 from streamveil.dataflow import BOUNDED, count
 from streamveil.dataflow.aggregate import (

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes
 from streamveil.dynamic.trees import Difference, Tree, accumulator, error_of, released
@@ -38,7 +38,7 @@ class TwoStream:
         HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> table = TwoStream(
     ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8)
@@ -111,7 +111,7 @@ class Rerun:
         HorizonError: a step after the last of `steps`.
 
     >>> import numpy as np
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> table = Rerun(
     ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), steps=8)
@@ -191,7 +191,7 @@ class SnapshotDelta:
         HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> table = SnapshotDelta(
     ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.trees import Accumulator, accumulator, released

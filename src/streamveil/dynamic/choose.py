@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.continual_mwem import ContinualMwem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Noise, Place
+from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.erm import Trainer, trainer, unit_rows
 from streamveil.dynamic.schedulers import Reruns, RunSchedule
 from streamveil.errors import PlanError, require_positive
@@ -32,8 +32,8 @@ class GrowingClassifier:
         PlanError: `fit` on a model that already has records.
 
     >>> from streamveil.dynamic.schedulers import DisjointDoubling
-    >>> from streamveil.core.accounting.budget import Budget
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.accounting import Budget
+    >>> from streamveil.core.noise import SeededNoise
     >>> plan = DisjointDoubling(start=500, budget=Budget(rho=1))
     >>> model = GrowingClassifier(features=2, classes=(0, 1), schedule=plan, noise=SeededNoise(1))
     >>> x = np.random.default_rng(1).normal(size=(2000, 2))

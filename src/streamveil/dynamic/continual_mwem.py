@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import restored
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.sensitivity import presence_moves
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import EMPTY, Changes
@@ -56,7 +56,7 @@ class DistinctCounter:
         ValueError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> cells = Marginals((2,), ((), (0,)))
     >>> table = DistinctCounter(cells=cells, share=Share("zcdp", 1), horizon=8, changes=2)
     >>> place = Place(SilentNoise(), "doc")

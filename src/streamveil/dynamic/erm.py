@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from streamveil.core.measure import about, sums_with_noise
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
@@ -113,7 +113,7 @@ class NoisyGradientDescent:
         ValueError: a setting is out of its range, the share is pure, or there are 2**30 records or
             more.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
     >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
     >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)
@@ -186,7 +186,7 @@ class OutputPerturbation:
         ValueError: a setting is out of its range.
         ArithmeticError: the solver did not reach `tolerance`.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
     >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
     >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.schedulers import PUBLIC_SIZES

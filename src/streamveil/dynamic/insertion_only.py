@@ -10,7 +10,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.dynamic.partition import (
     EVENT,
     Partition,
@@ -56,7 +56,7 @@ class InsertionOnly:
         ValueError: a step deletes records, or `protects` is not what the parts protect.
         HorizonError: a step after the last of the horizon.
 
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> table = InsertionOnly.dense(
     ...     noisy_queries(Marginals((2, 2), ((0,),))), Share("pure", 1), horizon=8)

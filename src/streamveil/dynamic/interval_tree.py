@@ -11,7 +11,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired
 from streamveil.dynamic.insertion_only import partition_share, require_one_change
@@ -89,7 +89,7 @@ class FullyDynamic:
             protects do not go together.
         HorizonError: a segment after the last of `horizon`.
 
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> table = FullyDynamic.repaired(
     ...     noisy_queries(Marginals((2, 2), ((0,),))), Share("pure", 1), horizon=8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Noise, Place
+from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
 from streamveil.dynamic.records import (
     BORN,
@@ -32,7 +32,7 @@ class LiveTable:
 
     >>> from streamveil.dynamic import FullyDynamic
     >>> from streamveil.linear import Marginals, Share, noisy_queries
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> cells = Marginals((2, 2), ((0,), (1,)))
     >>> mechanism = FullyDynamic.repaired(noisy_queries(cells), Share("pure", 1), horizon=8)
     >>> table = LiveTable.open(mechanism, SilentNoise(), "doc")

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
 from streamveil.dynamic.protocol import Changes
 from streamveil.errors import require_between, require_positive
@@ -45,7 +45,7 @@ class LivePmw:
         ValueError: a setting is out of its range, or a question is not one weight in [0, 1] for
             each point of the domain.
 
-    >>> from streamveil.core.noise.keyed import Place, SilentNoise
+    >>> from streamveil.core.noise import Place, SilentNoise
     >>> live = LivePmw(share=Share("pure", 1), start=1000, domain=4, halts=5)
     >>> place = Place(SilentNoise(), "doc")
     >>> state = live.init(place)

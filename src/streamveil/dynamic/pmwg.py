@@ -11,7 +11,7 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, restored, values
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
@@ -70,7 +70,7 @@ class Pmwg:
         ValueError: a setting is out of its range, points are not in the domain, or a question is
             not one weight in [0, 1] for each point.
 
-    >>> from streamveil.core.noise.keyed import Place, SilentNoise
+    >>> from streamveil.core.noise import Place, SilentNoise
     >>> share = Share("pure", 1)
     >>> pmwg = Pmwg.practical(share, start=100_000, domain=4)
     >>> place = Place(SilentNoise(), "doc")

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Int64

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Place, require_place
+from streamveil.core.noise import Place, require_place
 from streamveil.errors import require_between, require_positive, require_with
 from streamveil.linear.budget_shares import Meter, Share
 
@@ -284,7 +284,7 @@ class Reruns(Generic[Data]):
         BudgetError: a run would pass the schedule's budget.
         ValueError: fewer than 0 or more than 2**62 records arrive at once.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
     >>> runs = Reruns(plan, lambda data, share, place: len(data), lambda a, b: range(a, b),
     ...     Place(SeededNoise(1), "doc"))

@@ -11,7 +11,7 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import sums_with_noise
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, require_growth
@@ -114,7 +114,7 @@ class SignedCounter:
         ValueError: a setting is out of its range, the share is pure, or a growing table shrinks.
         HorizonError: a step after the last of `horizon`.
 
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, Points
     >>> table = SignedCounter(
     ...     strategy=Points(Marginals((2, 2), ((0,),))), share=Share("zcdp", 1), horizon=8)
@@ -245,7 +245,7 @@ class TreeCounter:
         ValueError: a growing table shrinks.
         HorizonError: a step after the last of the horizon.
 
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, Points
     >>> table = TreeCounter(
     ...     strategy=Points(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8)

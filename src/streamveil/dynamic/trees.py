@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.dynamic.protocol import Bag
 from streamveil.errors import HorizonError, require_between, require_positive
 from streamveil.linear.budget_shares import Share

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.insertion_only import partition_share
 from streamveil.dynamic.interval_tree import RECORD
@@ -60,7 +60,7 @@ class TriggeredSnapshots:
         HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> table = TriggeredSnapshots(
     ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), most=3)

@@ -27,7 +27,7 @@ import numpy as np
 
 from streamveil.batch import Batch
 from streamveil.compiled import at_once
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import (
     SMALLEST,

@@ -1,1 +1,311 @@
-"""Expressions over columns: names, types, functions, kernels."""
+"""Per-row SQL expressions, compiled once against a schema and run on whole Arrow tables.
+
+An expression is a function of its own row and of nothing else: no subquery, no aggregate, no
+window function, no random number, no clock. That is what lets WHERE and computed columns run
+before contribution bounding without one person's rows moving another's.
+
+Numerics: a row that SQL would refuse (division by zero, a bad cast, overflow) becomes null, which
+every operator counts and skips; nothing is raised and no message holds a value from the data.
+
+>>> import pyarrow as pa
+>>> table = pa.table({"ms": [10, None, 0], "kind": ["a", "b", "A"]})
+>>> run = compile_expression("IF(LOWER(kind) = 'a', 100 / ms, 0)", table.schema)
+>>> run(table).to_pylist()
+[10.0, 0.0, None]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from streamveil.batch import whole
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions import nodes
+from streamveil.expressions.convert import KINDS, Node
+from streamveil.expressions.dialect import canonical, parse_text, plain_names, shown
+from streamveil.expressions.kernels import Column, instants, uint_to_int
+
+Evaluator = Callable[[pa.Table], Column]
+EXACT_DIGITS = 15  # of decimals, that float64 tells apart
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A checked expression: `kind` is its SQL type, calling it evaluates it."""
+
+    text: str
+    kind: str
+    columns: tuple[str, ...]  # the columns it reads, in order of appearance
+    run: Evaluator
+
+    def __call__(self, table: pa.Table) -> Column:
+        """One value per row, of the Arrow type of `kind`; null where the row has none."""
+        return total(self.run, table, KINDS[self.kind])
+
+
+def compile_expression(text: str, schema: pa.Schema) -> Compiled:
+    """Checks `text` against `schema` and returns its vectorised evaluator.
+
+    Raises PlanError for anything but a per-row expression over known columns and functions.
+    """
+    scope = Scope(schema)
+    tree = plain_names(parse_text(text))
+    try:
+        node = nodes.build(tree, scope.column)
+    except RecursionError:
+        raise PlanError(f"the expression '{shown(text)}' is nested too deeply") from None
+    if node.kind in ("unit", "interval"):
+        raise PlanError(f"'{shown(text)}' is a unit or a length of time, and no column or value")
+    compiled = Compiled(canonical(tree), node.kind, tuple(scope.used), node.run)
+    compiled(schema.empty_table())  # a kernel Arrow does not have fails here, not on a stream
+    return compiled
+
+
+def compile_value(text: str, schema: pa.Schema) -> Compiled:
+    """As `compile_expression`; a column alone is read whole also where it is unsigned.
+
+    >>> ids = pa.table({"id": pa.array([2**64 - 1], pa.uint64())})
+    >>> compile_value("id", ids.schema)(ids).to_pylist()
+    [18446744073709551615]
+    """
+    compiled = compile_expression(text, schema)
+    name = alone(text, compiled)
+    if name is None or not pa.types.is_uint64(plain_type(schema.field(name).type)):
+        return compiled
+    return replace(compiled, kind="uint", run=lambda table: decoded(whole(table.column(name))))
+
+
+def compile_key(text: str, schema: pa.Schema) -> Compiled:
+    """What tells groups, or values, apart. PlanError where a column alone would lose digits."""
+    compiled = compile_value(text, schema)
+    name = alone(text, compiled)
+    if name is not None and loses_digits(schema.field(name).type):
+        raise PlanError(
+            f"column '{shown(name)}' of type {schema.field(name).type} tells groups or values "
+            "apart, but its last digits are not kept: several would count as one.\n"
+            "  to fix  round it (TIMESTAMP_TRUNC(t, MICROSECOND), ROUND(x, 2)), or store it as text"
+        )
+    return compiled
+
+
+def compile_unit(text: str, schema: pa.Schema) -> Compiled:
+    """The privacy unit. PlanError where reading a column would make several units one.
+
+    Units that share a name share one allowance: without one of them, rows of another would pass.
+    """
+    compiled = compile_value(text, schema)
+    for name in compiled.columns:
+        kind = schema.field(name).type
+        if loses_digits(kind) or pa.types.is_date64(plain_type(kind)):  # need not be whole days
+            raise PlanError(
+                f"the privacy unit reads column '{shown(name)}' of type {kind}, of which the last "
+                "digits are not kept: several units would count as one.\n"
+                "  to fix  store it as text or as an integer of 64 bits"
+            )
+    return compiled
+
+
+def alone(text: str, compiled: Compiled) -> str | None:
+    """The column that an expression is, if it is nothing more."""
+    tree = plain_names(parse_text(text)).unnest()
+    return compiled.columns[0] if isinstance(tree, exp.Column) and compiled.columns else None
+
+
+def loses_digits(kind: Any) -> bool:
+    """Whether different values of a column may be read as one."""
+    plain = plain_type(kind)
+    return bool(
+        (pa.types.is_decimal(plain) and plain.precision > EXACT_DIGITS)
+        or (pa.types.is_timestamp(plain) and plain.unit == "ns")
+    )
+
+
+def plain_type(kind: Any) -> Any:
+    """The type of a column's values, however they are coded."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def compile_predicate(text: str, schema: pa.Schema) -> Compiled:
+    """A WHERE condition: must be BOOL. Rows where it is null do not pass (the caller's filter)."""
+    compiled = compile_expression(text, schema)
+    if compiled.kind not in ("bool", "null"):
+        raise PlanError(f"WHERE must be a condition (BOOL), not {compiled.kind}: {shown(text)}")
+    if compiled.kind == "null":
+        raise PlanError(
+            f"WHERE {shown(text)} is null in every row, so that no row would count.\n"
+            "  to fix  write x IS NULL for x = NULL, or leave it out"
+        )
+    return compiled
+
+
+def normalize_expression(text: str) -> str:
+    """The canonical spelling that plans store; checks its shape, needs no schema.
+
+    >>> normalize_expression("lower( `url` )")
+    'LOWER(url)'
+    """
+    return canonical(nodes.check_shape(plain_names(parse_text(text))))
+
+
+def conjunction(conditions: Sequence[str]) -> str:
+    """All conditions joined by AND, however they were grouped or spread over several calls.
+
+    >>> conjunction(["a = 1 and (b or c)", "(d AND (e))"])
+    'a = 1 AND (b OR c) AND d AND e'
+    """
+    parts: list[exp.Expr] = []
+    todo = [plain_names(parse_text(text, "the condition")) for text in reversed(conditions)]
+    while todo:
+        tree = todo.pop()
+        if isinstance(tree, exp.And):
+            todo += [tree.expression, tree.this]
+        elif isinstance(tree, exp.Paren):
+            todo.append(tree.this)
+        else:
+            parts.append(exp.paren(tree) if isinstance(tree, exp.Or) else tree)
+    return " AND ".join(canonical(nodes.check_shape(part)) for part in parts)
+
+
+def columns_of(text: str) -> tuple[str, ...]:
+    """Every column an expression mentions, before any schema is known."""
+    tree = parse_text(text)
+    return tuple(dict.fromkeys(column.name for column in tree.find_all(exp.Column)))
+
+
+@dataclass
+class Scope:
+    """The columns in reach while one expression is compiled."""
+
+    schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        self.used: dict[str, None] = {}
+
+    def column(self, name: str) -> Node:
+        """The node that reads a column; names match exactly, else without case."""
+        found = column_named(self.schema, name)
+        if self.schema.names.count(found) > 1:
+            raise PlanError(
+                f"there are {self.schema.names.count(found)} columns called '{shown(found)}'.\n"
+                "  to fix  give each a name of its own, where they are stored"
+            )
+        field = self.schema.field(found)
+        kind = kind_of(field.type)
+        if kind is None:
+            raise PlanError(
+                f"column '{shown(found)}' has type {field.type}, which expressions cannot read.\n"
+                "  to fix  store it as text or as numbers"
+            )
+        self.used[found] = None
+        return Node(kind, lambda table: read_column(table, found))
+
+
+def column_named(schema: pa.Schema, name: str) -> str:
+    """The column of that name, else the one whose name differs in case only.
+
+    >>> column_named(pa.schema([("Seen", pa.int64())]), "SEEN")
+    'Seen'
+    """
+    if name in schema.names:
+        return name
+    matches = [known for known in schema.names if known.lower() == name.lower()]
+    if len(matches) == 1:
+        return str(matches[0])
+    if matches:
+        raise PlanError(f"column '{shown(name)}' is ambiguous: names differ only in case")
+    sides = [one for one in schema.names if one.lower().endswith(f":{name.lower()}")]
+    if sides:  # of a join
+        words = " or ".join(shown(one.replace(":", ".")) for one in sides)
+        raise PlanError(f"column '{shown(name)}' is in both tables of the join: write {words}")
+    raise PlanError(f"unknown column '{shown(name)}'{nearest(name, schema.names)}")
+
+
+def kind_of(type_: Any) -> str | None:
+    """The SQL kind an Arrow type is read as, or None."""
+    is_ = pa.types
+    if is_.is_dictionary(type_):
+        return kind_of(type_.value_type)
+    if is_.is_integer(type_):
+        return "int"
+    if is_.is_floating(type_) or is_.is_decimal(type_):
+        return "float"
+    if is_.is_boolean(type_):
+        return "bool"
+    if is_.is_string(type_) or is_.is_large_string(type_) or is_.is_string_view(type_):
+        return "string"
+    if is_.is_binary(type_) or is_.is_large_binary(type_) or is_.is_fixed_size_binary(type_):
+        return "bytes"
+    if is_.is_timestamp(type_):
+        return "timestamp"
+    if is_.is_date(type_):
+        return "date"
+    return "null" if is_.is_null(type_) else None
+
+
+def read_column(table: pa.Table, name: str) -> Column:
+    """A column in the canonical Arrow type of its kind; values that do not fit become null."""
+    column = whole(table.column(name))
+    if isinstance(column, pa.ChunkedArray):  # more text than one array can hold
+        return pa.chunked_array([_canonical_type(c) for c in column.chunks]).combine_chunks()
+    return _canonical_type(column)
+
+
+def decoded(column: Column) -> Column:
+    """The same values, each written out."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _canonical_type(column: Column) -> Column:
+    kind = kind_of(column.type)
+    target = KINDS[kind or "null"]
+    if column.type == target:
+        return column
+    if pa.types.is_dictionary(column.type):
+        return _canonical_type(decoded(column))
+    if pa.types.is_uint64(column.type):
+        return uint_to_int(column)
+    if pa.types.is_timestamp(column.type):
+        return instants(column)
+    if pa.types.is_decimal(column.type):
+        return column.cast(pa.string()).cast(target)  # the nearest number, as 1.1 in a query is
+    return column.cast(target, safe=False)
+
+
+def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
+    """Runs an evaluator; rows on which a kernel fails become null, all others keep their value.
+
+    Kernels are written not to fail. Should one fail all the same (an invalid UTF-8 text, say, or
+    results that take more than a column holds), the failing rows are found by halving, so that they
+    cannot change the result of any other row, and no error quotes a value.
+    """
+    try:
+        column = run(table)
+    except PlanError:  # the query's fault, and no row's
+        raise
+    except (ValueError, ArithmeticError, pa.ArrowCapacityError):  # Arrow's, or Python's own
+        if table.num_rows <= 1:
+            return pa.nulls(table.num_rows, kind)
+        half = table.num_rows // 2
+        parts = [table.slice(0, half), table.slice(half)]
+        return pa.concat_arrays([total(run, part, kind) for part in parts])
+    return column if column.type == kind else column.cast(kind)
+
+
+__all__ = [
+    "Compiled",
+    "column_named",
+    "columns_of",
+    "compile_expression",
+    "compile_key",
+    "compile_predicate",
+    "compile_unit",
+    "compile_value",
+    "conjunction",
+    "kind_of",
+    "normalize_expression",
+]

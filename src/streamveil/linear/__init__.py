@@ -1,6 +1,6 @@
 """Static mechanisms for linear queries: one histogram in, answers to a whole class out."""
 
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.linear.additive import Additive, noisy_histogram, noisy_queries
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.mwem import Mwem

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from streamveil.core.measure import rows_with_noise
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public
 from streamveil.linear.budget_shares import Kind, Share
 from streamveil.linear.protocol import NoiseBound, QueryAnswers
@@ -35,7 +35,7 @@ class Additive:
 
     >>> import numpy as np
     >>> from streamveil.linear import Direct, Marginals
-    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.core.noise import SilentNoise
     >>> sums = Additive(Direct(Marginals((2, 2), ((0,),))))
     >>> sums.release(np.array([1, 2, 3, 4]), Share("pure", 1), Place(SilentNoise(), "doc")).values
     array([3., 7.])

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 
 from streamveil.calibrate import gaussian_mu, zcdp_rho
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
 from streamveil.core.measure import chosen, with_gaussian, with_laplace
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import BudgetError, require_one_of
 from streamveil.types import Array, Exact, Float64, Int64

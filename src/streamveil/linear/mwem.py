@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice

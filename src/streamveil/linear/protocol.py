@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, restored, values
 from streamveil.errors import require_between
 from streamveil.linear.budget_shares import Kind, Share

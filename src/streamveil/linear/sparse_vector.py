@@ -18,7 +18,7 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, values
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Share

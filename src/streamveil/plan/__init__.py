@@ -1,1 +1,497 @@
-"""Plans: what a query says, checked."""
+"""Plans, what may be asked: one frozen value that every spelling builds and every engine runs.
+
+A plan knows schemas and numbers, never rows. Its `fingerprint` names the query in durable state: a
+state directory refuses a plan whose fingerprint differs from the one it was created with. What is
+done with the rows of a release costs nothing, is no part of the fingerprint and may change while a
+job runs: filters, order, limits, and columns computed from those of the release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from streamveil.calendars import Cells, clock_of, digest, follows_clocks
+from streamveil.core.accounting import Budget
+from streamveil.errors import require_file_name
+from streamveil.systems import SOURCES, SourceKind
+
+RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
+KEPT = RESERVED[:3]  # what every release carries, whatever is selected
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostColumn:
+    """A column of what is shown: a name and an expression over columns of the release."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortKey:
+    """One key by which rows are sorted. Rows that are equal in all keys stay in their order."""
+
+    expression: str
+    descending: bool = False
+    nulls_first: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostShift:
+    """A released number some rows earlier in the same release, with its interval: LAG, LEAD.
+
+    Of a frame (AVG, SUM) with 0 where there is no such row; `here_column` then says where there is.
+    """
+
+    name: str
+    column: str
+    rows: int  # how many before; below 0: after
+    by: tuple[str, ...] = ()
+    order: tuple[SortKey, ...] = ()
+    filled: bool = False
+
+    @property
+    def here_column(self) -> str:
+        """1 where the row is there, 0 where not."""
+        return self.name + "_here"
+
+    @property
+    def row_column(self) -> str:
+        """Of which row of the release it is."""
+        return self.name + "_row"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostTotal:
+    """The sum of a released number over rows of the same release, with its interval.
+
+    Without a column: how many rows there are.
+    """
+
+    name: str
+    column: str | None
+    by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostPlace:
+    """The place of a row among those of its release: RANK, DENSE_RANK, ROW_NUMBER."""
+
+    name: str
+    function: str
+    by: tuple[str, ...] = ()
+    order: tuple[SortKey, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostJoin:
+    """Rows of one SELECT beside those of another; columns that are not named are dropped."""
+
+    left: tuple[Post, ...]
+    right: tuple[Post, ...]
+    how: Literal["inner", "left", "right", "full"]
+    on: tuple[tuple[str, str], ...]  # columns of groups that must match; none: every row does
+    left_names: tuple[tuple[str, str], ...]  # a column, and what it is called afterwards
+    right_names: tuple[tuple[str, str], ...]
+    using: tuple[tuple[str, str], ...] = ()  # a column afterwards, and the right one that fills it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """One SELECT over released rows: WHERE, ORDER BY and LIMIT of each release, then columns."""
+
+    where: str | None = None
+    order: tuple[SortKey, ...] = ()
+    limit: int | None = None
+    offset: int = 0
+    columns: tuple[PostColumn, ...] | None = None  # None: all of the release
+    shifts: tuple[PostShift, ...] = ()  # numbers of other rows that columns compute with
+    totals: tuple[PostTotal, ...] = ()
+    places: tuple[PostPlace, ...] = ()
+    one_for: tuple[str, ...] | None = None  # GROUP BY: the first row of each is left
+    branches: tuple[tuple[Post, ...], ...] = ()  # UNION ALL of what each makes, and nothing else
+    part: int | None = None  # begins with that one of several private answers, and nothing else
+    join: PostJoin | None = None  # of what two pipelines make, and nothing else
+
+    @property
+    def words(self) -> str:
+        """What it does, for people."""
+        if self.branches:
+            return " and ".join(
+                "; ".join(one.words for one in steps) or "all" for steps in self.branches
+            )
+        if self.part is not None:
+            return f"answer {self.part + 1}"
+        if self.join is not None:
+            both = (self.join.left, self.join.right)
+            sides = ["; ".join(one.words for one in steps) or "all" for steps in both]
+            equal = ", ".join(f"{left} = {right}" for left, right in self.join.on) or "every row"
+            return f"{sides[0]} beside {sides[1]} ({self.join.how}: {equal})"
+        parts = [] if self.where is None else [f"rows where {self.where}"]
+        if self.one_for is not None:
+            parts.append(f"totals by {', '.join(self.one_for) or 'nothing'}")
+        if self.order:
+            keys = (f"{one.expression}{' DESC' if one.descending else ''}" for one in self.order)
+            parts.append(f"ordered by {', '.join(keys)}")
+        if self.limit is not None:
+            parts.append(f"the first {self.limit:,} of each release")
+        if self.offset:
+            parts.append(f"without the first {self.offset:,}")
+        if self.columns is not None:
+            parts.append(f"columns {', '.join(column.name for column in self.columns)}")
+        return "; ".join(parts) or "nothing"
+
+
+MICROS = 1_000_000
+UNKNOWN = SourceKind("")
+LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
+ClockKind = Literal["event", "rows", "wall", "once"]
+WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
+Function = Literal[
+    "count",
+    "count_units",
+    "sum",
+    "avg",
+    "variance",
+    "stddev",
+    "quantile",
+    "count_distinct",
+    "approx_frequency",
+    "heavy_hitters",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Where rows come from. `kind` names a file in `connectors`; options are its own."""
+
+    name: str  # what the ledger and messages call it
+    kind: str  # 'files', 'memory', 'kafka', ...
+    options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
+    event_time: str | None = None  # column; required by windows and by the 'event' clock
+    public: bool = False  # its rows are declared public: it may name groups
+    combines: ClassVar[bool] = False  # whether it has steps over each unit's rows (`own_rows`)
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """What makes the rows may leave out of every number, in words: public."""
+        return ()
+
+    @property
+    def known(self) -> SourceKind:
+        """What its kind tells; of one that there is not, nothing."""
+        return SOURCES.get(self.kind, UNKNOWN)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether more rows may always come."""
+        return self.options.get("follow", self.known.follows) is True
+
+    @property
+    def has_one_row_each(self) -> bool:
+        """Whether every unit has one row at most, by what makes the rows."""
+        return False
+
+
+Changelog = Literal["insert", "insert-delete"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource(SourceSpec):
+    """Change data: its rows insert and delete the records of a table."""
+
+    changelog: Changelog
+    domains: tuple[tuple[str, tuple[Any, ...]], ...]  # columns with their public values, in order
+    operation: str | None = None  # column that says what a row does; None: every row inserts
+    record: str | None = None  # column that names a record; required where rows delete
+    lives: int = 1  # how often one id may be inserted; an update takes a life
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is read besides columns of expressions."""
+        named = (self.operation, self.record)
+        return (*(name for name in named if name), *(name for name, _ in self.domains))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """When triggers happen. All of it is public and fixed before any row is read.
+
+    event: a replay of bounded data. A row arrives at its own arrival column (event time when none
+        is named); step i covers arrivals in [start + (i-1) every, start + i every). A function of
+        each row alone, so no row moves another's step. Rows outside [start, end) are counted.
+    rows: step i is the i-th run of `every` source rows. Row positions are public (neighbours blank
+        a unit's rows, they do not close the gap).
+    wall: step i ends at wall-clock time start + i every.
+    once: one step that reads everything: a one-shot query.
+    """
+
+    kind: ClockKind
+    every: int = 0  # microseconds ('event', 'wall') or rows ('rows')
+    start_us: int | None = None  # microseconds since 1970 UTC
+    end_us: int | None = None
+    steps: int | None = None  # number of steps covered by the guarantee; None: unknown horizon
+    arrival: str | None = None  # column; 'event' only
+    months: int = field(default=0, metadata=LATER)  # instead of microseconds: of a calendar
+    zone: str = field(default="", metadata=LATER)  # whose clocks steps of days or longer follow
+
+    @property
+    def timed(self) -> bool:
+        """Whether steps have a time."""
+        return self.kind in ("event", "wall") and self.start_us is not None
+
+    @property
+    def ticks(self) -> Cells:
+        """The steps of a clock with a time: step i is cell i - 1."""
+        zone = self.zone if self.months or follows_clocks(self.every) else ""
+        origin = clock_of(self.start_us or 0, zone)
+        return Cells(length_us=self.every, months=self.months, origin_us=origin, zone=zone)
+
+    def steps_until(self, end_us: int) -> int:
+        """How many steps there are from the start to a time; the last may be shorter."""
+        return self.ticks.number(end_us - 1) + 1
+
+    def due_us(self, step: int) -> int:
+        """When a step ends."""
+        return self.ticks.start(step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Event time to windows. A row in several overlapping windows counts in each of them."""
+
+    kind: WindowKind = "whole"
+    size_us: int = 0
+    slide_us: int = 0  # 'hop': distance of starts; 'cumulate': the step by which windows grow
+    lateness_us: int = 0  # how long after its end a window still takes rows and triggers
+    size_months: int = field(default=0, metadata=LATER)  # instead of size_us
+    slide_months: int = field(default=0, metadata=LATER)
+    zone: str = field(default="", metadata=LATER)  # whose clocks long windows follow; '': UTC
+    origin_us: int = field(default=0, metadata=LATER)  # what they show where a window begins
+
+    @property
+    def size(self) -> Cells:
+        """Cells as long as a window; windows are made of whole ones but where they hop."""
+        return Cells(
+            length_us=self.size_us,
+            months=self.size_months,
+            origin_us=self.origin_us,
+            zone=self.zone,
+        )
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether each row is in one window alone."""
+        return self.kind in ("whole", "tumble")
+
+    @property
+    def slide(self) -> Cells:
+        """Cells as long as a window's begin is from the next one's, or as it grows by."""
+        if not self.slide_us and not self.slide_months:
+            return self.size
+        return replace(self.size, length_us=self.slide_us, months=self.slide_months)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyColumn:
+    """One column of the group: a name and a per-row expression in SQL text."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySet:
+    """Which groups may be shown: discovered privately (public is None), or declared public."""
+
+    min_units: int = 1  # 'discover': a group is shown only well above this many privacy units
+    public: tuple[tuple[Any, ...], ...] | None = None  # one tuple of column values per group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """One output column. `expression` is per-row SQL text, or None for COUNT(*)."""
+
+    name: str
+    function: Function
+    expression: str | None = None
+    low: float | None = None  # bounds per row (combined row, if the bounding combines); required
+    high: float | None = None  # where a value is added
+    quantum: float | None = None  # lattice step of the value; None: chosen from the bounds
+    options: dict[str, Any] = field(default_factory=dict)  # e.g. {'q': 0.5}, {'k': 100}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounding:
+    """How much one privacy unit (in one scope) may contribute."""
+
+    max_rows: int | None = None  # C: the first C rows pass
+    max_rows_per_group: int | None = None  # c: of those, at most c per (window, key)
+    quadratic: int | None = None  # B: instead of c, accept while sum over keys of (rows)^2 <= B
+    combine: bool = False  # one-shot: a unit's rows in one group become one row before bounding
+    max_groups: int | None = field(default=None, metadata=LATER)  # (window, key) pairs with rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSpec:
+    """Where releases go. `kind` names a file in `connectors`."""
+
+    name: str
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A private continual group-by."""
+
+    name: str  # the job; part of every noise address and ledger entry
+    source: SourceSpec
+    unit: str  # per-row expression of the privacy unit
+    period_us: int | None = None  # unit-period scope; None: the whole stream, or months
+    where: str | None = None  # per-row SQL predicate, before bounding
+    keys: tuple[KeyColumn, ...] = ()
+    key_set: KeySet = KeySet()
+    aggregates: tuple[Aggregate, ...]
+    window: Window = Window()
+    clock: Clock
+    bounding: Bounding
+    budget: Budget
+    preset: Literal["default", "dp-sqlp", "theorem"] = "default"
+    counter: str = "auto"
+    sinks: tuple[SinkSpec, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
+    sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
+    period_months: int = 0  # instead of period_us
+    period_origin_us: int = 0  # what clocks show where a period begins
+    post: tuple[Post, ...] = ()  # of every release; free, so no part of the fingerprint
+
+    def __post_init__(self) -> None:
+        require_file_name("query", self.name)
+
+    @property
+    def zone(self) -> str:
+        """The time zone of windows, steps and periods; '': UTC."""
+        return self.window.zone or self.clock.zone
+
+    @property
+    def periods(self) -> Cells | None:
+        """The unit-periods; None: the whole stream is one."""
+        if self.period_us is None and not self.period_months:
+            return None
+        return Cells(
+            length_us=self.period_us or 0, months=self.period_months,
+            origin_us=self.period_origin_us, zone=self.zone,
+        )  # fmt: skip
+
+    @property
+    def asks_for_times(self) -> bool:
+        """Whether windows or periods of units follow from the times of rows."""
+        return self.window.kind != "whole" or self.periods is not None
+
+    @property
+    def counts_once(self) -> bool:
+        """Whether only a unit's first row in each window can change an answer."""
+        return self.has_one_row_each or (self.counts_units and not self.keys)
+
+    @property
+    def has_one_row_each(self) -> bool:
+        """Whether every unit has one row at most, in the only window that there is."""
+        return self.source.has_one_row_each and self.window.kind == "whole"
+
+    @property
+    def counts_units(self) -> bool:
+        """Whether only a unit's first row in each group of a window can change an answer."""
+        counted = all(agg.function == "count_units" for agg in self.aggregates)
+        return counted and self.window.side_by_side
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A stable digest of everything that decides what is released.
+
+        Sinks do not, nor does post-processing, and where the source lies does not: what was
+        read is checked by its reader, by names below the place, sizes and more.
+        """
+        later = ("sets", "period_months", "period_origin_us")  # older states do not know them
+        unsaid = {"sinks", "post", *(name for name in later if not getattr(self, name))}
+        content = {
+            f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
+        }
+        unplaced(content["source"])
+        if self.zone:  # the same query by other rules is another division of time
+            content["rules"] = digest(self.zone)
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def unplaced(source: dict[str, Any]) -> None:
+    """Leaves out where a source lies, and where those lie that its rows are joined with."""
+    for place in SOURCES.get(source["kind"], UNKNOWN).places:
+        source["options"].pop(place, None)
+        source["name"] = ""  # which may come from the place
+    for step in source.get("steps", ()):
+        if step.get("other") is not None:
+            unplaced(step["other"])
+
+
+def plain(value: Any) -> Any:
+    """The JSON form of a part of a plan; of a table in memory only its columns and types."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, Budget):
+        return value.to_dict()
+    if is_dataclass(value):
+        said = {f.name: getattr(value, f.name) for f in fields(value)
+                if not (f.metadata == LATER and getattr(value, f.name) == f.default)}  # fmt: skip
+        return {name: plain(part) for name, part in said.items()}
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, date | Fraction | Decimal):
+        return str(value)
+    schema = getattr(value, "schema", None)
+    described = [] if schema is None else [f"{column.name} {column.type}" for column in schema]
+    return [type(value).__name__, described]
+
+
+PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
+
+
+def combined_plan(plan: Plan) -> Plan:
+    """The plan over combined rows; any other plan as it is."""
+    if not plan.bounding.combine:
+        return plan
+    return replace(
+        plan,
+        unit=unit_column(plan),
+        where=None,
+        keys=tuple(
+            KeyColumn(name=key.name, expression=f"key_{i}") for i, key in enumerate(plan.keys)
+        ),
+        aggregates=tuple(_planned(agg, i) for i, agg in enumerate(plan.aggregates)),
+        source=replace(plan.source, event_time=None),
+        bounding=replace(plan.bounding, combine=False),
+    )
+
+
+def unit_column(plan: Plan) -> str:
+    """The name of the unit's column among combined rows: its own where that is a plain name."""
+    taken = plan.unit.startswith(("key_", "value_"))
+    return plan.unit if plan.unit.isidentifier() and not taken else "unit"
+
+
+def _planned(agg: Aggregate, place: int) -> Aggregate:
+    if agg.function == "count_units":
+        return agg
+    function: Any = PLANNED[agg.function]
+    planned = replace(agg, function=function, expression=f"value_{place}")
+    whole = agg.function == "count" and all(float(b or 0).is_integer() for b in (agg.low, agg.high))
+    return replace(planned, quantum=1.0, options={"integer": True}) if whole else planned

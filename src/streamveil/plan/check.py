@@ -17,17 +17,16 @@ from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
 from streamveil.expressions.dialect import key_name, shown
-from streamveil.plan import options
-from streamveil.plan.look import cannot_choose_bounds
-from streamveil.plan.options import OPTIONS, TABLE
-from streamveil.plan.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan
-from streamveil.plan.value_bounds import (
+from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
+from streamveil.plan.look import (
     VALUED,
+    cannot_choose_bounds,
     is_open,
     prove_no_overflow,
     reach_of,
     rows_of_a_group,
 )
+from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
 from streamveil.systems import SINKS, SOURCES
 

@@ -10,9 +10,9 @@ from sqlglot import exp
 
 from streamveil.calendars import DAY, HOUR
 from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.plan import Clock, Plan, SourceSpec
 from streamveil.plan.joins import MATCHES, OwnJoin
 from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import Clock, Plan, SourceSpec
 
 
 def complaints(plan: Plan) -> Iterator[str]:

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from streamveil.batch import whole
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_predicate, compile_value, decoded
-from streamveil.plan.plan import Aggregate, Plan, unit_column
+from streamveil.expressions import compile_predicate, compile_value, decoded
+from streamveil.plan import Aggregate, Plan, unit_column
 from streamveil.types import Array, Int64
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group

@@ -28,16 +28,16 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.errors import PlanError
-from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import (
+from streamveil.expressions import (
     column_named,
     compile_key,
     compile_predicate,
     kind_of,
     read_column,
 )
+from streamveil.expressions.dialect import canonical, shown
+from streamveil.plan import LATER, KeyColumn, SourceSpec
 from streamveil.plan.combine import numbered, plain, wide
-from streamveil.plan.plan import LATER, KeyColumn, SourceSpec
 from streamveil.types import Array, Bool, Int64
 
 MATCHES = 1000  # rows that one row is joined with, at most

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from streamveil.errors import PlanError, require_file_name
 from streamveil.expressions.dialect import shown
+from streamveil.plan import Plan, Post, SinkSpec, TableSource
 from streamveil.plan.options import CONFIDENCE
-from streamveil.plan.plan import Plan, Post, SinkSpec, TableSource
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,7 @@ from sqlglot import exp
 from streamveil.batch import whole
 from streamveil.core.accounting.neighbours import duration
 from streamveil.errors import PlanError
-from streamveil.expressions.dialect import canonical, parse_text, shown
-from streamveil.expressions.expr import (
+from streamveil.expressions import (
     column_named,
     columns_of,
     compile_key,
@@ -55,6 +54,8 @@ from streamveil.expressions.expr import (
     kind_of,
     normalize_expression,
 )
+from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.joins import (
     MATCHES,
@@ -67,7 +68,6 @@ from streamveil.plan.joins import (
     looked_up,
     selected,
 )
-from streamveil.plan.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.types import Array, Bool, Int64
 
 TOTALS = {  # of the rows of a unit, or of a group or partition of them

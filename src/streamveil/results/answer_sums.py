@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
+from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
-from streamveil.expressions.expr import compile_expression
 from streamveil.release_metadata import SUFFIXES, Facts
 from streamveil.results.intervals import COUNTED, LINEAR, deviations
 from streamveil.types import Array

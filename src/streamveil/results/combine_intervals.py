@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
+from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import compile_expression
 from streamveil.results.answer_sums import (
     Answered,
     Sum,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Moment
+from streamveil.core.counters import Counter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import Counter
 from streamveil.dataflow.grouping import counter_from
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.release_metadata import Facts

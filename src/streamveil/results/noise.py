@@ -17,7 +17,7 @@ from functools import lru_cache, singledispatch
 
 import numpy as np
 
-from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters import Counter
 from streamveil.core.counters.restarting_trees import refined_variances
 from streamveil.counters import (
     AnytimeBltCounter,

@@ -23,13 +23,10 @@ from sqlglot import exp
 from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import PlanError
+from streamveil.expressions import compile_expression, compile_key, compile_predicate
 from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import parse_text, shown
-from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
-from streamveil.plan.combine import numbered
-from streamveil.plan.joint import JointPlan
-from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
-from streamveil.plan.plan import (
+from streamveil.plan import (
     KEPT,
     RESERVED,
     Plan,
@@ -42,6 +39,9 @@ from streamveil.plan.plan import (
     SortKey,
     TableSource,
 )
+from streamveil.plan.combine import numbered
+from streamveil.plan.joint import JointPlan
+from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
 from streamveil.release_metadata import (
     FACTS,
     NOTE,

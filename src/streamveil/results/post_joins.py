@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
+from streamveil.plan import PostJoin
 from streamveil.plan.combine import numbered, plain
 from streamveil.plan.joins import matches
-from streamveil.plan.plan import PostJoin
 
 BOTH_NUMBERS = {pa.int64(), pa.float64()}
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from streamveil.accounts.ledger import Charge, Ledger, Where
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import counter_facts, distinct_counters, lane_facts
 from streamveil.dataflow.release import AggregationPlan
+from streamveil.plan import Plan, plain
 from streamveil.plan.options import HIDDEN_GROUPS, MAX_PER_GROUP, MAX_SQUARED, MAX_UNITS
-from streamveil.plan.plan import Plan, plain
 
 PACKAGES = ("streamveil", "numpy", "scipy", "numba", "pyarrow", "cryptography")
 LEFT_OUT = ("budget", "options", "sinks", "key_set")  # told elsewhere, or not about privacy

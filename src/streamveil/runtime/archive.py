@@ -24,11 +24,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from streamveil.batch import Moment, Release
-from streamveil.connectors.base import Sink
+from streamveil.connectors import Sink
 from streamveil.connectors.blocks import crash_only, write_all
 from streamveil.core.noisy import restored
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import disk, frame, notes, wal
+from streamveil.runtime import disk, formats, frame, wal
 from streamveil.runtime.checkpoint import Extent
 from streamveil.runtime.tables import Mark, from_parts, to_parts
 
@@ -102,7 +102,7 @@ class Archive:
         self.extent = needed  # what is durable
         if keeps(sink):
             where = str(Path(str(getattr(sink, "path", ""))).absolute())
-            notes.write(directory / ELSEWHERE, "sink", {"path": where})
+            formats.write(directory / ELSEWHERE, "sink", {"path": where})
         self.active = not keeps(sink) or self.path.exists() or needed is not None
         if self.active:
             self._open(needed)
@@ -112,7 +112,7 @@ class Archive:
             self._create(self.path, 0, frame.first_hash(self.epoch), [])
         self._held = contents(self.path, self.epoch)
         if needed is not None and not self._held.holds(needed):
-            raise wal.damaged(self.path)
+            raise formats.damaged(self.path)
         self._read_newest(self._next - self._held.dropped)
         with crash_only("open", self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -266,7 +266,7 @@ def contents(path: Path, epoch: str) -> Contents:
                     before, dropped = head[frame.BEFORE], head["dropped"]
                     held = Contents(dropped, before, sizes.frame, [], is_damaged=False)
                     if not dropped and before != frame.first_hash(epoch):
-                        raise wal.damaged(path)
+                        raise formats.damaged(path)
                     continue
                 if head.get(frame.BEFORE) != held.hash or "window" not in head:
                     raise frame.TornFrameError("a frame is of another chain")
@@ -278,7 +278,7 @@ def contents(path: Path, epoch: str) -> Contents:
     except frame.TornFrameError:
         held = None if held is None else replace(held, is_damaged=True)
     if held is None:
-        raise wal.damaged(path)
+        raise formats.damaged(path)
     return held
 
 
@@ -298,8 +298,8 @@ def committed(path: Path, entry: Entry) -> tuple[Mark, pa.Table]:
             file.seek(entry.offset)
             read = frame.read(file, entry.end - entry.offset)
     except frame.TornFrameError:
-        raise wal.damaged(path) from None
+        raise formats.damaged(path) from None
     if Moment(read.head.get("window", 0), read.head.get("trigger", 0)) != entry.place:
-        raise wal.damaged(path)
+        raise formats.damaged(path)
     del read.head[frame.BEFORE]
     return Mark(**read.head), from_parts(read.arrays, read.blobs)

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from streamveil.compiler import operator_of
 from streamveil.connectors import open_sinks
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.errors import PlanError, StoreError
+from streamveil.expressions import conjunction
 from streamveil.expressions.dialect import canonical
-from streamveil.expressions.expr import conjunction
-from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan import Plan, TableSource
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Randomness
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import SPARK_HEADER, require_header
 from streamveil.sql.script import read_question
 from streamveil.sql.table import points_where

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from streamveil.connectors.blocks import sync_directory
 from streamveil.errors import StoreError
-from streamveil.runtime import disk, notes
+from streamveil.runtime import disk, formats
 from streamveil.runtime.disk import LOCK, Lock
 from streamveil.runtime.store import BACKUP, SCRATCH, require_header
 from streamveil.runtime.verify import verify
@@ -44,12 +44,12 @@ def restore(copy: str | Path, state: str | Path) -> str:
             f"'{home.name}' is not a backup that `streamveil backup` made.\n"
             "  to fix  a state that was copied otherwise needs no `restore`"
         )
-    made: str = notes.read(home / BACKUP, "backup")["made"]
+    made: str = formats.read(home / BACKUP, "backup")["made"]
     copied(home, place, None)
     return made
 
 
-def copied(home: Path, place: Path, note: notes.Content | None) -> None:
+def copied(home: Path, place: Path, note: formats.Content | None) -> None:
     """A verified copy, with a note or without one; it has its name when it is durable."""
     if place.exists():
         raise StoreError(f"'{place.name}' exists already; name a place where there is nothing")
@@ -77,7 +77,7 @@ def copied(home: Path, place: Path, note: notes.Content | None) -> None:
         if faults:
             raise StoreError(f"{faults[0].part}: {faults[0].words}")
         if note is not None:
-            notes.write(draft / BACKUP, "backup", note)
+            formats.write(draft / BACKUP, "backup", note)
         sync_directory(draft)
         draft.rename(place)
         sync_directory(place.parent)

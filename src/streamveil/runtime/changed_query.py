@@ -42,10 +42,10 @@ from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
+from streamveil.plan import Clock, Plan, Post, PostColumn
 from streamveil.plan.look import with_look
 from streamveil.plan.options import MAX_ROWS
-from streamveil.plan.plan import Clock, Plan, Post, PostColumn
-from streamveil.runtime import notes
+from streamveil.runtime import formats
 from streamveil.runtime.store import LEDGER, LOOK, Header, read_header, require_header
 
 
@@ -107,7 +107,7 @@ def fits(plan: Plan, header: Header, state: Path) -> bool:
         return True
     if not (state / LOOK).is_file():
         return False
-    made_for: str = notes.read(state / LOOK, "look")["plan"]
+    made_for: str = formats.read(state / LOOK, "look")["plan"]
     return made_for == with_look(plan).fingerprint
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamveil.connectors import open_source
-from streamveil.connectors.base import Chunk, Source, changed, hand_on, select
+from streamveil.connectors import Chunk, Source, changed, hand_on, open_source, select
 from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow import NOT_FINITE, count
-from streamveil.expressions.expr import compile_unit
+from streamveil.expressions import compile_unit
+from streamveil.plan import SourceSpec
 from streamveil.plan.combine import Combined
 from streamveil.plan.own_rows import Load, OwnRows, own_rows
-from streamveil.plan.plan import SourceSpec
 from streamveil.sql.schema import check_declared
 
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from streamveil.compiler.group_by import compile_plan
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
-from streamveil.plan.plan import Plan, combined_plan
-from streamveil.runtime import disk, notes
+from streamveil.plan import Plan, combined_plan
+from streamveil.runtime import disk, formats
 from streamveil.runtime.changed_query import require_kept
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.store import FORK, require_empty
@@ -51,7 +51,7 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     require_empty(place)
     disk.make_directory(place)
     begins = clock.due_us(step) if step else int(clock.start_us or 0)
-    notes.write(place / FORK, "fork", {"start_us": begins, "skipped": step})
+    formats.write(place / FORK, "fork", {"start_us": begins, "skipped": step})
     return begins
 
 
@@ -76,7 +76,7 @@ def forked(plan: Plan, state: Path) -> Plan:
     """The plan that runs in a directory: of a fork, the one with its start."""
     if not (state / FORK).is_file():
         return plan
-    told = notes.read(state / FORK, "fork")
+    told = formats.read(state / FORK, "fork")
     clock = plan.clock
     steps = None if clock.steps is None else clock.steps - told["skipped"]
     return replace(plan, clock=replace(clock, start_us=told["start_us"], steps=steps))

@@ -21,22 +21,28 @@ they say they are.
 
 Noise, epoch and position are never touched: the upgraded job draws at the addresses at which the
 old one would have drawn. `tests/states` keeps states of every format and how they went on.
+
+Notes are small JSON files of a state, each with its format, its version and a checksum.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from streamveil.connectors.blocks import crc32
 from streamveil.dataflow import Operator
 from streamveil.errors import StoreError
+from streamveil.runtime import disk
 from streamveil.types import Array
 
 Content = dict[str, Any]
@@ -196,3 +202,44 @@ def words(value: Any, name: str = "") -> Iterator[str]:
         yield from (word for item in value.ravel().tolist() for word in words(item))
     else:
         raise TypeError(f"{name or 'a value'} of type {type(value).__name__} has no digest")
+
+
+def write(path: Path, kind: str, content: Content) -> None:
+    """Writes a note durably."""
+    whole = {"format": f"streamveil {kind}", "version": current(kind), **content}
+    text = json.dumps({**whole, "crc32": crc(whole)}, indent=2) + "\n"
+    disk.create(path, [memoryview(text.encode())])
+
+
+def read(path: Path, kind: str) -> Content:
+    """What a note says, in the present format; refuses one that is damaged, or of no known one."""
+    try:
+        content: Content = json.loads(disk.read(path))
+        version, what = content["version"], f"file '{path.name}'"
+        steps(what, NOTES.get(kind, ()), version)
+        if content.pop("crc32") != crc(content) or content["format"] != f"streamveil {kind}":
+            raise damaged(path)
+        del content["format"], content["version"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise damaged(path) from None
+    return upgraded(what, kind, content, version)
+
+
+def version_of(path: Path) -> int:
+    """The format in which a note was written."""
+    found: int = json.loads(disk.read(path))["version"]
+    return found
+
+
+def crc(content: Content) -> int:
+    """A checksum that does not depend on how the JSON is laid out."""
+    return crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def damaged(path: Path) -> StoreError:
+    """What to say about bytes that are neither whole nor a torn tail."""
+    return StoreError(
+        f"'{path.name}' in the state directory is damaged: a part that was once durable does not"
+        " match its checksum.\n"
+        "  to fix  restore the whole directory from a backup of one moment; nothing was changed"
+    )

@@ -1,6 +1,6 @@
 """Checksummed frames: one JSON head and plain arrays. Logs and checkpoints are written in them.
 
-(The head of a state directory is a note, `runtime.notes`; a ledger is a journal of JSON lines.)
+(The head of a state directory is a note, `runtime.formats`; a ledger is a journal of JSON lines.)
 
 A frame is `prefix | head | body`, little-endian, every part padded to 8 bytes. The prefix holds
 

@@ -1,4 +1,4 @@
-"""Which releases of a replay are published together: many small ones in one commit and one file.
+"""How micro-batches flow: one is made ahead in a thread, small ones are published together.
 
 A job over live data publishes every release at its trigger. A replay of history has all of its
 triggers behind it: nobody waits for one of them, so what each costs by itself (a sync of the log, a
@@ -13,17 +13,118 @@ Proof: `Together.ends` takes nothing else. It is asked at the end of each step, 
     in the log; the rest of a group that a crash cut in two is computed and published as it would
     have been. When a file appears depends on how long the steps took, as it does without groups:
     see docs/weaknesses.md.
+
+`Prefetch` holds one item ahead, and no more: back-pressure by construction. What is published
+together is many small releases of a replay, in one commit and one file.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from queue import Empty, Queue
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from streamveil.batch import Batch, RowBlock
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
+
+T = TypeVar("T")
+
+
+class Prefetch(Generic[T]):
+    """Iterates over `items` with the next one being made, or waiting, meanwhile.
+
+    At most two items exist at once if the caller drops one before it takes the next: the one in
+    use and the next. So the memory of an item is free again when the next but one is made. An
+    exception of the source is raised where its item would have been. `close` never blocks on a
+    source that waits for data.
+
+    >>> list(Prefetch(iter([1, 2, 3])))
+    [1, 2, 3]
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._ready: Queue[tuple[T | None, BaseException | None, bool]] = Queue()
+        self._taken = threading.Semaphore(0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True)
+        self._thread.start()
+
+    def _fill(self, items: Iterator[T]) -> None:
+        try:
+            for item in items:
+                self._ready.put((item, None, False))
+                del item  # or it would be here while the next one is made
+                self._taken.acquire()
+                if self._stop.is_set():
+                    return
+            self._ready.put((None, None, True))
+        except BaseException as error:
+            self._ready.put((None, error, True))
+        finally:  # an error's traceback may hold `items`, and those a server's connection
+            getattr(items, "close", lambda: None)()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next item is not there yet."""
+        return self._ready.empty()
+
+    def __iter__(self) -> Prefetch[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._stop.is_set():
+            raise StopIteration
+        item, error, last = self._ready.get()
+        self._taken.release()
+        if last:
+            self._stop.set()
+            raise error or StopIteration
+        return item  # type: ignore[return-value]  # None only where `last`
+
+    def close(self) -> None:
+        """Stops making items; one that waits is dropped."""
+        self._stop.set()
+        self._taken.release()
+        with suppress(Empty):
+            self._ready.get_nowait()
+
+
+class PrefetchInBlocks(Generic[T]):
+    """The same for small items, which are made and handed over some at a time.
+
+    >>> list(PrefetchInBlocks(iter([[1, 2], [3]])))
+    [1, 2, 3]
+    """
+
+    def __init__(self, blocks: Iterator[list[T]]) -> None:
+        self._blocks, self._rest = Prefetch(blocks), deque[T]()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next item is not there yet."""
+        return not self._rest and self._blocks.waiting
+
+    def __iter__(self) -> PrefetchInBlocks[T]:
+        return self
+
+    def __next__(self) -> T:
+        while not self._rest:
+            block = next(self._blocks)
+            self._rest.extend(block)
+            block.clear()  # whoever made it may hold it
+        return self._rest.popleft()
+
+    def close(self) -> None:
+        """See `Prefetch.close`."""
+        self._rest.clear()
+        self._blocks.close()
+
 
 FEWEST = 64  # times that a replay publishes, at least: so it shows how far it has come
 MOST_STEPS = 96

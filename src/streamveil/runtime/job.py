@@ -33,23 +33,21 @@ import pyarrow as pa
 
 from streamveil.accounts.ledger import Charge, Where
 from streamveil.batch import Batch, Release
-from streamveil.connectors.base import Sink, write_all
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import Noise
+from streamveil.connectors import Sink, write_all
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.errors import PlanError, StoreError
-from streamveil.plan.plan import Post
+from streamveil.plan import Post
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
-from streamveil.runtime.checkpoint import CheckpointDraft, IncrementalCheckpoint, Saved
-from streamveil.runtime.copy_buffer import CopyBuffer
+from streamveil.runtime.checkpoint import CheckpointDraft, CopyBuffer, IncrementalCheckpoint, Saved
 from streamveil.runtime.formats import upgraded_delta, upgraded_state
-from streamveil.runtime.grouping import Together, in_blocks
-from streamveil.runtime.keys import Randomness
-from streamveil.runtime.prefetch import Prefetch, PrefetchInBlocks
+from streamveil.runtime.grouping import Prefetch, PrefetchInBlocks, Together, in_blocks
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.tables import Mark, made_of
 from streamveil.runtime.wal import JobPosition, Record
 from streamveil.types import Array

@@ -27,18 +27,17 @@ from streamveil.connectors import open_sinks
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.plan import Plan, SinkSpec, combined_plan
 from streamveil.plan.joint import JointPlan
-from streamveil.plan.look import with_look
-from streamveil.plan.plan import Plan, SinkSpec, combined_plan
-from streamveil.plan.value_bounds import in_units
+from streamveil.plan.look import in_units, with_look
 from streamveil.results.post import post_processed, processed_together, require_joint
 from streamveil.results.releases import Releases, of_folder
 from streamveil.runtime.job import Job, Work, begin
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, tell_all
 from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
 from streamveil.runtime.run import prepared
 from streamveil.runtime.schedule import open_rows
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
 from streamveil.runtime.watch import Watch
 

@@ -42,12 +42,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors import open_source
-from streamveil.connectors.base import Chunk, Source, decoded, hand_on
+from streamveil.connectors import Chunk, Source, decoded, hand_on, open_source
 from streamveil.connectors.manifest import append
 from streamveil.connectors.rejected_rows import PLACE
 from streamveil.errors import StoreError
-from streamveil.expressions.expr import compile_unit
+from streamveil.expressions import compile_unit
 from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.joins import FAR_US, OwnJoin, joined, met, newest, side_by_side, times_of
 from streamveil.plan.own_rows import (

@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.connectors.base import Source, micros
-from streamveil.core.noise.keyed import Noise
+from streamveil.connectors import Source, micros
+from streamveil.core.noise import Noise
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.expressions.expr import column_named
+from streamveil.expressions import column_named
+from streamveil.plan import Plan, combined_plan
 from streamveil.plan.look import (
     CLAMPED,
     HISTOGRAM,
@@ -33,20 +34,21 @@ from streamveil.plan.look import (
     VALUES,
     divided,
     first_alone,
+    in_any_case,
+    is_open,
     look_share,
+    open_values,
     told,
     with_look,
 )
 from streamveil.plan.options import EXPECTED_ROWS
-from streamveil.plan.plan import Plan, combined_plan
-from streamveil.plan.value_bounds import in_any_case, is_open, open_values
-from streamveil.runtime import disk, notes
+from streamveil.runtime import disk, formats
 from streamveil.runtime.disk import Lock
+from streamveil.runtime.formats import Content
+from streamveil.runtime.grouping import Prefetch
 from streamveil.runtime.job import Work, begin, require
-from streamveil.runtime.keys import Randomness
-from streamveil.runtime.notes import Content
-from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.schedule import open_rows
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import LOOK, Store, read_header, require_empty
 from streamveil.sql.schema import check_schema, needed_columns
 
@@ -147,7 +149,7 @@ def keep(state: Path, made: Content) -> None:
             raise StoreError(
                 "another process has begun this job.\n  to fix  run again when it has ended"
             )
-        notes.write(home / LOOK, KIND, made)
+        formats.write(home / LOOK, KIND, made)
     finally:
         lock.close()
 
@@ -157,7 +159,7 @@ def remembered(plan: Plan, state: Path) -> Plan:
     path = state.absolute() / LOOK
     if not path.exists():
         return plan
-    content, wanted = notes.read(path, KIND), with_look(plan)
+    content, wanted = formats.read(path, KIND), with_look(plan)
     if content["plan"] != wanted.fingerprint:
         raise StoreError(
             "the state directory was created for another job: the query changed.\n"

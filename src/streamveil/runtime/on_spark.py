@@ -13,8 +13,8 @@ from streamveil.accounts.ledger import Where
 from streamveil.errors import PlanError
 
 if TYPE_CHECKING:
-    from streamveil.core.noise.keyed import Noise
-    from streamveil.plan.plan import Plan
+    from streamveil.core.noise import Noise
+    from streamveil.plan import Plan
     from streamveil.runtime.progress import Listener
     from streamveil.runtime.spark import Publish, SparkJob
 
@@ -56,7 +56,7 @@ class SparkEngine:
         if self.session is not None:
             require_session(self.session)
         from streamveil.engines.spark.splits import require_parquet
-        from streamveil.runtime.keys import Randomness
+        from streamveil.runtime.secret import Randomness
         from streamveil.runtime.spark import SparkJob
         from streamveil.runtime.spark_state import SparkLayout
 

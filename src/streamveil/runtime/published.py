@@ -22,7 +22,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError, SourceError, StoreError, nearest, require_file_name
 from streamveil.expressions.kernels import INT_MAX
 from streamveil.results.releases import Load, Releases, of_folder
-from streamveil.runtime import checkpoint, notes, wal
+from streamveil.runtime import checkpoint, formats, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent
 from streamveil.runtime.store import HEADER, SPARK_HEADER, Header, require_header
@@ -112,7 +112,7 @@ def require_all(path: Path, held: Contents, needed: Extent | None, marks: list[M
     found = held.entries[max(first, 0) :]
     wanted = [Moment(one.window, one.trigger) for one in marks[max(-first, 0) :]]
     if held.is_damaged or (needed is not None and not held.holds(needed)):
-        raise wal.damaged(path)
+        raise formats.damaged(path)
     if [one.place for one in found[: len(wanted)]] != wanted:
         raise StoreError(
             f"'{path.name}' in the state directory lacks releases that were committed: it is"
@@ -125,7 +125,7 @@ def require_all(path: Path, held: Contents, needed: Extent | None, marks: list[M
 def kept_by_sink(home: Path) -> Path | None:
     """The folder of a sink that keeps the releases of a state, if there is one."""
     path = home / ELSEWHERE
-    return Path(notes.read(path, "sink")["path"]) if path.exists() else None
+    return Path(formats.read(path, "sink")["path"]) if path.exists() else None
 
 
 def _load(path: Path, epoch: str, entry: Entry) -> Load:

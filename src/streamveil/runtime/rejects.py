@@ -29,7 +29,7 @@ from streamveil.batch import Batch, RejectNotes
 from streamveil.connectors.blocks import crash_only
 from streamveil.connectors.rejected_rows import rejected_table, schema_of
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import disk, notes
+from streamveil.runtime import disk, formats
 from streamveil.runtime.disk import Unnamed
 
 OWNER = "_owner.json"  # readers of a directory of Parquet files pass over such names
@@ -90,9 +90,9 @@ class Routing:
         with naming(where):
             disk.make_directory(where)
             if owner_of(where) != owner:
-                notes.write(where / OWNER, "rejects", owner._asdict())
+                formats.write(where / OWNER, "rejects", owner._asdict())
         if told(state) != where:
-            notes.write(state / WHERE, "place of rejects", {"directory": str(where)})
+            formats.write(state / WHERE, "place of rejects", {"directory": str(where)})
             sweep(where, owner, committed)
         return Rejects(where, self)
 
@@ -169,13 +169,13 @@ class AnonymousFile:
 def told(state: Path) -> Path | None:
     """Where a state says its rejected rows are."""
     path = state / WHERE
-    return Path(notes.read(path, "place of rejects")["directory"]) if path.exists() else None
+    return Path(formats.read(path, "place of rejects")["directory"]) if path.exists() else None
 
 
 def owner_of(where: Path) -> Owner | None:
     """The state whose rejected rows a directory holds."""
     path = where / OWNER
-    return Owner(**notes.read(path, "rejects")) if path.exists() else None
+    return Owner(**formats.read(path, "rejects")) if path.exists() else None
 
 
 def require_writable(columns: pa.Schema) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.errors import StoreError
 from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
-from streamveil.runtime.keys import check
 from streamveil.runtime.sealed_key import opened, sealed
-from streamveil.runtime.store import Store, require_header, write_header
+from streamveil.runtime.secret import check
+from streamveil.runtime.store import SECRET, WRONG_KEY, Store, require_header, write_header
 
 
 def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> str:
@@ -33,11 +33,11 @@ def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> s
         epoch, given = bytes.fromhex(header.epoch), secrets.given(old)
         key = opened(header.key, secrets.kept(home) if given is None else given, epoch)
         if check(KeyedNoise(key, epoch)) != header.noise_check:
-            raise StoreError(secrets.WRONG)
+            raise StoreError(WRONG_KEY)
         other = secrets.given(new)
         assert other is not None  # noqa: S101  (it was said where it is)
         write_header(home, replace(header, key=sealed(key, other, epoch)))
-        disk.remove([home / secrets.SECRET])
+        disk.remove([home / SECRET])
         return header.identity.job
     finally:
         store.close()

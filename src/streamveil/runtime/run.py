@@ -20,19 +20,17 @@ from streamveil.compiler import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sinks, open_source
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.engines.embedded import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
-from streamveil.plan.look import first_alone
-from streamveil.plan.plan import Clock, Plan, TableSource, combined_plan
-from streamveil.plan.value_bounds import in_any_case
+from streamveil.plan import Clock, Plan, TableSource, combined_plan
+from streamveil.plan.look import first_alone, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import (
     charged,
     keep,
@@ -45,6 +43,7 @@ from streamveil.runtime.look import (
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches, open_rows
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import BEFORE_LOOK, FORK, SCRATCH, epoch_of, is_ready
 from streamveil.sql.schema import check_schema, needed_columns, time_named
 

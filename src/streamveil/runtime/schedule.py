@@ -20,13 +20,23 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.connectors import Chunk, Source, open_source
-from streamveil.connectors.base import Arrivals, arrivals, changed, decoded, hand_on, micros, slices
+from streamveil.connectors import (
+    Arrivals,
+    Chunk,
+    Source,
+    arrivals,
+    changed,
+    decoded,
+    hand_on,
+    micros,
+    open_source,
+    slices,
+)
 from streamveil.connectors.blocks import crc32, in_scratch, scratch_folder
 from streamveil.connectors.rejected_rows import PLACE, rejected_table, traced
 from streamveil.errors import PlanError, SourceError
-from streamveil.plan.plan import Clock, SourceSpec
-from streamveil.runtime.copy_buffer import SpillBuffer
+from streamveil.plan import Clock, SourceSpec
+from streamveil.runtime.checkpoint import SpillBuffer
 from streamveil.types import Array, Int64
 
 if TYPE_CHECKING:  # not loaded where a query reads no files

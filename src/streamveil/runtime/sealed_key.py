@@ -1,7 +1,7 @@
 """The noise key of a state, and the secret that opens it: what may be changed, and what must not.
 
 All noise and all fingerprints of a job are functions of one noise key and of the epoch of its state
-(`core.noise.keyed`). Where the secret is given from outside, the key is drawn from the operating
+(`core.noise`). Where the secret is given from outside, the key is drawn from the operating
 system when the state is made, and `state.json` holds it encrypted under the secret. Where the state
 keeps its own secret, and in states of the first format, the secret itself is the noise key.
 
@@ -30,9 +30,9 @@ import os
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.runtime.secret import WRONG
+from streamveil.runtime.store import WRONG_KEY
 
 NONCE_BYTES = 12
 PURPOSE = "opens the noise key"
@@ -57,7 +57,7 @@ def opened(kept: str, secret: bytes, epoch: bytes) -> bytes:
     try:
         return cipher(secret, epoch).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], epoch)
     except InvalidTag:
-        raise StoreError(WRONG) from None
+        raise StoreError(WRONG_KEY) from None
 
 
 def cipher(secret: bytes, epoch: bytes) -> AESGCM:

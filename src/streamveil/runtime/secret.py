@@ -1,7 +1,9 @@
-"""The job's secret: 32 bytes that every noise draw and every fingerprint depend on.
+"""The job's secret, 32 bytes that every noise draw and fingerprint depend on, and its noise.
 
 Kept in a file of its own (mode 0600), or never stored at all: given by the caller, an environment
 variable or a command. It never appears in the log, in a checkpoint, in a message or in a repr.
+
+`Randomness` is the noise that a job draws: keyed by the secret and the epoch of its state.
 """
 
 from __future__ import annotations
@@ -10,20 +12,19 @@ import os
 import shlex
 import stat
 import subprocess  # the user's own key command, no shell
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from streamveil.connectors.blocks import crash_only
-from streamveil.core.noise.keyed import SECRET_BYTES, KeyedNoise
-from streamveil.errors import StoreError
+from streamveil.core.noise import SECRET_BYTES, KeyedNoise, Noise
+from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk
+from streamveil.runtime import store as stores
 
-SECRET = "secret"  # the file's name, not a secret  # noqa: S105
 ENVIRONMENT = "STREAMVEIL_SECRET"
 COMMAND_SECONDS = 60
-WRONG = (
-    "the secret is not the one this state was created with, or was last given by `rekey`.\n"
-    "  to fix  give that secret; other noise on the same data would reveal it"
-)
 
 
 def given(secret: bytes | str | None) -> bytes | None:
@@ -57,13 +58,13 @@ def given(secret: bytes | str | None) -> bytes | None:
 def create(directory: Path) -> bytes:
     """A new secret from the operating system, durable in the directory before it is used."""
     secret = KeyedNoise.fresh().secret
-    disk.create(directory / SECRET, [memoryview(secret.hex().encode() + b"\n")])
+    disk.create(directory / stores.SECRET, [memoryview(secret.hex().encode() + b"\n")])
     return secret
 
 
 def kept(directory: Path) -> bytes:
     """The secret that the state directory keeps."""
-    path = directory / SECRET
+    path = directory / stores.SECRET
     if not path.exists():
         raise StoreError(
             f"the state directory '{directory.name}' does not hold its secret.\n"
@@ -116,3 +117,90 @@ def output(command: str) -> str:
     if done.returncode:
         raise StoreError(f"the secret command failed with exit status {done.returncode}")
     return done.stdout
+
+
+CHECK_DIGITS = 32
+
+
+@dataclass(frozen=True, repr=False)  # secret
+class Randomness:
+    """What the caller says about randomness; nothing said means a secret in the state directory."""
+
+    secret: bytes | str | None = None  # see `secret.given`
+    noise: Noise | None = None  # instead of keyed noise: tests only
+    insecure: bool = False  # lets a job run with noise that protects nobody
+
+    def __post_init__(self) -> None:
+        if self.noise is not None and not is_keyed(self.noise) and not self.insecure:
+            raise PlanError(
+                f"a job refuses {type(self.noise).__name__} without security: whoever knows how it"
+                " is made can take it away.\n"
+                "  to fix  leave noise out; in a test, give insecure=True"
+            )
+
+    def noise_of(self, store: stores.Store, identity: stores.Identity) -> Noise:
+        """The noise of a store's job. Creates the header of a new store, checks that of an old."""
+        if store.header is None:
+            stores.require_empty(store.directory)
+            epoch = stores.new_epoch()
+            noise, kept = self._new_noise(store, epoch)
+            header = stores.Header(identity, epoch.hex(), check(noise), is_keyed(noise), key=kept)
+            store.begin(header)
+        else:
+            store.header.require(identity)
+            noise = self._noise(store, store.header)
+            if check(noise) != store.header.noise_check:
+                raise StoreError(stores.WRONG_KEY)
+            if store.header.key:  # `rekey` was cut short
+                disk.remove([store.directory / stores.SECRET])
+        if not is_keyed(noise):
+            warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=2)
+        return noise
+
+    def once(self) -> Noise:
+        """Noise of an epoch of its own, for what is drawn before there is a state: never again."""
+        if self.noise is None:
+            return KeyedNoise.fresh()
+        return self._given(self.noise, stores.new_epoch())
+
+    def _new_noise(self, store: stores.Store, epoch: bytes) -> tuple[Noise, str]:
+        """The noise of a new state, and its sealed key where the secret is kept elsewhere."""
+        if self.noise is not None:
+            return self._given(self.noise, epoch), ""
+        secret = given(self.secret)
+        if secret is None:
+            fresh = not (store.directory / stores.SECRET).exists()
+            secret = (create if fresh else kept)(store.directory)
+            return KeyedNoise(secret, epoch), ""
+        from streamveil.runtime.sealed_key import sealed  # only where a secret is given
+
+        noise = replace(KeyedNoise.fresh(), epoch=epoch)
+        return noise, sealed(noise.secret, secret, epoch)
+
+    def _noise(self, store: stores.Store, header: stores.Header) -> Noise:
+        """The noise of a state that is there."""
+        epoch = bytes.fromhex(header.epoch)
+        if self.noise is not None:
+            return self._given(self.noise, epoch)
+        secret = given(self.secret)
+        if secret is None:
+            secret = kept(store.directory)
+        if header.key:
+            from streamveil.runtime.sealed_key import opened
+
+            secret = opened(header.key, secret, epoch)
+        return KeyedNoise(secret, epoch)
+
+    @staticmethod
+    def _given(noise: Noise, epoch: bytes) -> Noise:
+        return replace(noise, epoch=epoch) if is_keyed(noise) else noise
+
+
+def is_keyed(noise: Noise) -> TypeGuard[KeyedNoise]:
+    """Whether it is noise under a secret and an epoch: no other class is believed to be secure."""
+    return type(noise) is KeyedNoise and noise.secure
+
+
+def check(noise: Noise) -> str:
+    """A digest that tells one secret from another and reveals neither."""
+    return noise.derive("which secret is this").hex()[:CHECK_DIGITS]

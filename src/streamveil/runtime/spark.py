@@ -27,8 +27,7 @@ from streamveil import compiler
 from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
 from streamveil.compiler.group_by import check_public
-from streamveil.connectors import open_sinks, open_source
-from streamveil.connectors.base import signed
+from streamveil.connectors import open_sinks, open_source, signed
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
@@ -43,19 +42,19 @@ from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.source_offsets import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
+from streamveil.plan import Plan, TableSource, combined_plan
 from streamveil.plan.combine import combined_schema
 from streamveil.plan.joins import OwnJoin, OwnSelect, digest_of
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.own_rows import ALONE, OwnRows, OwnStep, after_steps, column_text, own_rows
-from streamveil.plan.plan import Plan, TableSource, combined_plan
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account, describe
 from streamveil.runtime.combined import all_rows
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.formats import calibration
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.run import warn_of_noise
+from streamveil.runtime.secret import Randomness
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
     SHARDS,

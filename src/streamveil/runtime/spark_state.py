@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from streamveil.core.noise.keyed import KeyedNoise, Noise
+from streamveil.core.noise import KeyedNoise, Noise
 from streamveil.engines.spark.shards import Shards, share_of
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import notes
+from streamveil.runtime import formats
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.account import Account
-from streamveil.runtime.keys import Randomness, check
-from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, require_empty
+from streamveil.runtime.formats import damaged
+from streamveil.runtime.secret import Randomness, check
+from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, SECRET, new_epoch, require_empty
 from streamveil.runtime.store import SPARK_HEADER as HEADER
-from streamveil.runtime.wal import damaged
 
 MARK, CHECKPOINT, SHARDS = "committed", "checkpoint", "shards"
 NEW_SHARDS = 8
@@ -97,7 +97,7 @@ class SparkHeader:
         """The header of a state, if it is one."""
         if not path.exists():
             return None
-        return cls(**notes.read(path, "state on Spark"))
+        return cls(**formats.read(path, "state on Spark"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +121,14 @@ class Home:
         """What is committed."""
         path = self.path / MARK
         return (
-            PublishedStep(**notes.read(path, "mark on Spark")) if path.exists() else PublishedStep()
+            PublishedStep(**formats.read(path, "mark on Spark"))
+            if path.exists()
+            else PublishedStep()
         )
 
     def commit(self, mark: PublishedStep) -> None:
         """Says durably that a step is published."""
-        notes.write(self.path / MARK, "mark on Spark", asdict(mark))
+        formats.write(self.path / MARK, "mark on Spark", asdict(mark))
 
     def step_of(self, batch: int) -> int:
         """The step that Spark logged for a batch before running it."""
@@ -181,8 +183,8 @@ class Home:
                     "  to fix  give each state a storage of its own"
                 )
         place = place_of(keys, self.path)
-        if place == f"file:{self.path / secrets.SECRET}":
-            fresh = not (self.path / secrets.SECRET).exists()
+        if place == f"file:{self.path / SECRET}":
+            fresh = not (self.path / SECRET).exists()
             (secrets.create if fresh else secrets.kept)(self.path)
         secret = SecretFrom(place, new_epoch().hex())
         header = SparkHeader(
@@ -236,7 +238,7 @@ class Home:
             self._write(replace(header, ready=True))
 
     def _write(self, header: SparkHeader) -> None:
-        notes.write(self.path / HEADER, "state on Spark", asdict(header))
+        formats.write(self.path / HEADER, "state on Spark", asdict(header))
 
     def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
         """Refuses to go on when a part is missing or of another moment.
@@ -282,7 +284,7 @@ def place_of(keys: Randomness, home: Path) -> str:
         return f"{INSECURE}:{keys.noise.secret.hex()}"
     if keys.noise is None and keys.secret is None:
         known = os.environ.get(secrets.ENVIRONMENT)
-        return f"env:{secrets.ENVIRONMENT}" if known else f"file:{home / secrets.SECRET}"
+        return f"env:{secrets.ENVIRONMENT}" if known else f"file:{home / SECRET}"
     text = keys.secret if isinstance(keys.secret, str) else ""
     if keys.noise is not None or text.partition(":")[0] not in PLACES:
         raise PlanError(

@@ -30,15 +30,19 @@ from pathlib import Path
 from shutil import rmtree
 
 from streamveil.connectors.blocks import crash_only
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.runtime import checkpoint, disk, formats, notes, wal
+from streamveil.runtime import checkpoint, disk, formats, wal
 from streamveil.runtime.checkpoint import Saved, Work
 from streamveil.runtime.disk import LOCK, Lock
-from streamveil.runtime.secret import SECRET
 
 KIND = "state"  # of the header
 HEADER, SPARK_HEADER = "state.json", "spark.json"
+SECRET = "secret"  # the file's name, not a secret  # noqa: S105
+WRONG_KEY = (
+    "the secret is not the one this state was created with, or was last given by `rekey`.\n"
+    "  to fix  give that secret; other noise on the same data would reveal it"
+)
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
 LOOK = "look.json"  # what a look at the rows said
@@ -203,7 +207,7 @@ class Store:
         """
         assert self.header is not None  # noqa: S101  (it was recovered)
         identity = self.header.identity
-        was = notes.version_of(self.directory / HEADER)
+        was = formats.version_of(self.directory / HEADER)
         if was == formats.current(KIND) and identity.operator_version == version:
             return
         with self._fatal():
@@ -327,7 +331,7 @@ def new_epoch() -> bytes:
 
 def write_header(directory: Path, header: Header) -> None:
     """Writes `state.json` durably."""
-    notes.write(directory / HEADER, KIND, asdict(header))
+    formats.write(directory / HEADER, KIND, asdict(header))
 
 
 def read_header(directory: Path) -> Header | None:
@@ -337,11 +341,11 @@ def read_header(directory: Path) -> Header | None:
         is_there = path.exists()
     if not is_there:
         return None
-    content = notes.read(path, KIND)
+    content = formats.read(path, KIND)
     try:
         return Header(**{**content, "identity": Identity(**content["identity"])})
     except (KeyError, TypeError):
-        raise wal.damaged(path) from None
+        raise formats.damaged(path) from None
 
 
 def require_header(directory: Path) -> Header:

@@ -32,24 +32,23 @@ from streamveil.compiler.numbering import GroupRows, ValueRows, taken
 from streamveil.compiler.unit_sample import WORDS, UnitSample, level_for, most_units
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import about
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.core.noisy import post_process, values
 from streamveil.core.sensitivity import root_up
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
-from streamveil.plan.look import COUNTED, HISTOGRAM, LAWS, VALUES
+from streamveil.plan import Aggregate, Plan
+from streamveil.plan.look import COUNTED, HISTOGRAM, LAWS, VALUES, is_open, open_values
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
     EXPECTED_REPEATS,
     EXPECTED_ROWS,
     EXPECTED_UNITS,
 )
-from streamveil.plan.plan import Aggregate, Plan
-from streamveil.plan.value_bounds import is_open, open_values
 from streamveil.special import ndtri
 from streamveil.types import Array, Bool, Float64, Int64
 

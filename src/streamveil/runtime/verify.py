@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.core.noise import KeyedNoise
 from streamveil.errors import SourceError, StoreError, StreamveilError
 from streamveil.runtime import checkpoint, rejects, wal
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
 from streamveil.runtime.disk import Lock
 from streamveil.runtime.inspect import size_text
-from streamveil.runtime.keys import check
 from streamveil.runtime.progress import counted
 from streamveil.runtime.published import kept_by_sink, led_to, of_state, require_all
+from streamveil.runtime.secret import check
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
-from streamveil.runtime.store import LEDGER, SPARK_HEADER, Header, read_header
+from streamveil.runtime.store import LEDGER, SECRET, SPARK_HEADER, Header, read_header
 
 Words = str  # what was found whole
 
@@ -85,7 +85,7 @@ def examine(name: str, home: Path, part: Callable[[Path], Words]) -> Finding:
 
 def secret(home: Path, header: Header) -> Words:
     """The secret is the one that the noise was drawn with."""
-    if header.key or not (home / secrets.SECRET).exists():
+    if header.key or not (home / SECRET).exists():
         return "not kept here"
     if not header.secure:
         return "not used: the noise is for tests"

@@ -29,6 +29,7 @@ import numpy as np
 from streamveil.connectors.blocks import crash_only, write_all
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, formats, frame
+from streamveil.runtime.formats import damaged
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
@@ -374,12 +375,3 @@ def require_mine(path: Path, head: frame.Head, version: int, epoch: str) -> None
             f"'{path.name}' belongs to another run of this job.\n"
             "  to fix  restore the whole directory from a backup of one moment"
         )
-
-
-def damaged(path: Path) -> StoreError:
-    """What to say about bytes that are neither whole nor a torn tail."""
-    return StoreError(
-        f"'{path.name}' in the state directory is damaged: a part that was once durable does not"
-        " match its checksum.\n"
-        "  to fix  restore the whole directory from a backup of one moment; nothing was changed"
-    )

@@ -35,7 +35,7 @@ from streamveil.errors import (
     requires_extra,
     visible_lines,
 )
-from streamveil.plan.plan import Clock, Plan
+from streamveil.plan import Clock, Plan
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.store import LEDGER
 

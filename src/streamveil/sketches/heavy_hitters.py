@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import require_one_of, require_positive
 from streamveil.sketches.hashing import WORD, Layout, preimages
@@ -66,7 +66,7 @@ class HeavyHitters(Levels):
             hold.
         StoreError: `resume` is given arrays of another configuration.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
     >>> live = finder.open(SeededNoise(1))
@@ -162,7 +162,7 @@ class PublishedHierarchy:
         ValueError: k is below 1, the beam below k, or a key has too many bits.
         TypeError: keys are no integers; texts become some by `text_words`.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
     >>> live = finder.open(SeededNoise(1))

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.dataflow.hashing import is_text
 from streamveil.dataflow.keys import cells_of
@@ -70,7 +70,7 @@ class HeavyTexts(Levels):
         ValueError: a setting is out of its range.
         TypeError: keys are no texts.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyTexts(length=40, width=1024, horizon=10,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
     >>> live = finder.open(SeededNoise(1))
@@ -170,7 +170,7 @@ class PublishedTexts:
     Raises:
         ValueError: k is below 1, or the beam below k.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyTexts(length=3, width=64, horizon=1,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
     >>> live = finder.open(SeededNoise(1))

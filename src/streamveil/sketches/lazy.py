@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cell_kernels import Tables
 from streamveil.core.counters.cells import CellCounter
-from streamveil.core.noise.bulk.keystream import key_schedule
-from streamveil.core.noise.keyed import (
+from streamveil.core.noise import (
     ADDRESS,
     KeyedNoise,
     Noise,
@@ -24,6 +23,7 @@ from streamveil.core.noise.keyed import (
     require_place,
     saved_once,
 )
+from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
 from streamveil.errors import require_with
 from streamveil.sketches.hashing import Kind, Layout
@@ -63,7 +63,7 @@ class LazySketch:
             hold.
         StoreError: `resume` is given arrays of another configuration.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> sketch = LazySketch(kind="count-min", width=500, horizon=2**16,
     ...     protects=Neighbours(relation="event-change"), budget=Budget(epsilon=1, delta=1e-6))
     >>> live = sketch.open(SeededNoise(1))
@@ -162,7 +162,7 @@ class LiveSketch:
         ValueError: weights are not one from 0 to `max_weight` per key.
         TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> sketch = LazySketch(kind="count-min", width=64, horizon=1000, clock="ticks",
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
     >>> live = sketch.open(SeededNoise(1))

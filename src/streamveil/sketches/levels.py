@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import CellCounter
+from streamveil.core.noise import KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.core.noise.bulk.keystream import key_schedule
-from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.core.noisy import values
 from streamveil.errors import require_between
 from streamveil.sketches.hashing import Layout
@@ -141,8 +141,8 @@ class LiveHeavyHitters:
         TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
 
     >>> import numpy as np
-    >>> from streamveil.core.accounting.budget import Budget
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.accounting import Budget
+    >>> from streamveil.core.noise import SeededNoise
     >>> from streamveil.sketches import HeavyHitters
     >>> finder = HeavyHitters(bits=16, width=64, horizon=1000, clock="ticks",
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))

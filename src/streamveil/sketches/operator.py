@@ -20,8 +20,8 @@ from streamveil.batch import Batch, Release
 from streamveil.calendars import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.counters.cell_kernels import Tables
+from streamveil.core.noise import Noise
 from streamveil.core.noise.bulk.keystream import key_schedule
-from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process, public
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import BOUNDED, count

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from streamveil.calibrate import gaussian_mu
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter

@@ -44,9 +44,9 @@ class PublishedSketch:
             depth, or sketches to merge that differ.
 
     >>> from streamveil.sketches import LazySketch
-    >>> from streamveil.core.accounting.budget import Budget
+    >>> from streamveil.core.accounting import Budget
     >>> from streamveil.core.accounting.neighbours import Neighbours
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> live = LazySketch(kind="count-min", width=500, horizon=2**16,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6),
     ... ).open(SeededNoise(1))

@@ -9,10 +9,10 @@ from typing import Any
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import columns_of, normalize_expression
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import columns_of, normalize_expression
+from streamveil.plan import Aggregate
 from streamveil.plan.check import HABITS
-from streamveil.plan.plan import Aggregate
 from streamveil.sql import options
 from streamveil.sql.parts import make_aggregate
 

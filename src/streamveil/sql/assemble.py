@@ -19,12 +19,11 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from streamveil.calendars import DAY, require_zone
-from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
+from streamveil.expressions import conjunction
 from streamveil.expressions.dialect import shown
-from streamveil.expressions.expr import conjunction
-from streamveil.plan import options
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Bounding,
     KeyColumn,
@@ -35,6 +34,7 @@ from streamveil.plan.plan import (
     SourceSpec,
     TableSource,
     Window,
+    options,
 )
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import Length, Ticks, finish, origin_us

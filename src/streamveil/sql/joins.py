@@ -15,12 +15,12 @@ import pyarrow as pa
 from sqlglot import exp
 
 from streamveil.errors import PlanError
+from streamveil.expressions import conjunction, normalize_expression
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import conjunction, normalize_expression
+from streamveil.plan import KeyColumn, SourceSpec
 from streamveil.plan.check import HABITS
 from streamveil.plan.joins import How, Joined, OwnJoin, OwnLookup, OwnSelect, OwnUnion, digest_of
 from streamveil.plan.own_rows import OwnRows, with_step
-from streamveil.plan.plan import KeyColumn, SourceSpec
 from streamveil.sql.assemble import public_file
 from streamveil.sql.names import From, InReach, resolved, row_text
 from streamveil.sql.own_rows import texts_of

@@ -10,8 +10,8 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.plan import SourceSpec, Window
 from streamveil.plan.check import HABITS
-from streamveil.plan.plan import SourceSpec, Window
 
 
 @dataclass

@@ -14,8 +14,9 @@ from typing import Any
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import conjunction, normalize_expression
 from streamveil.expressions.dialect import canonical, parse_text, shown
-from streamveil.expressions.expr import conjunction, normalize_expression
+from streamveil.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.plan.check import HABITS
 from streamveil.plan.own_rows import (
     MOVED,
@@ -33,7 +34,6 @@ from streamveil.plan.own_rows import (
     with_person,
     with_step,
 )
-from streamveil.plan.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.options import text, whole
 

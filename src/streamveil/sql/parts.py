@@ -14,11 +14,18 @@ from typing import Any, NamedTuple, get_args
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions import times
-from streamveil.expressions.expr import conjunction, normalize_expression
-from streamveil.plan import options
+from streamveil.expressions import conjunction, normalize_expression, times
+from streamveil.plan import (
+    Aggregate,
+    Clock,
+    Function,
+    KeyColumn,
+    Plan,
+    TableSource,
+    Window,
+    options,
+)
 from streamveil.plan.check import check_plan
-from streamveil.plan.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource, Window
 
 UNIT_MONTHS = {unit.lower(): months for unit, months in times.UNIT_MONTHS.items()}
 WEEKDAYS = (*map(str.lower, times.WEEKDAYS[1:]), "sunday")

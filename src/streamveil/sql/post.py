@@ -1,6 +1,6 @@
 """What a query does with released rows: HAVING, ORDER BY, LIMIT, computed columns, outer SELECTs.
 
-All of it becomes `plan.plan.Post`s over the columns of a release.
+All of it becomes `plan.Post`s over the columns of a release.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import columns_of, normalize_expression
 from streamveil.expressions.dialect import (
     canonical,
     key_name,
@@ -21,9 +22,7 @@ from streamveil.expressions.dialect import (
     shown,
     tokenize,
 )
-from streamveil.expressions.expr import columns_of, normalize_expression
-from streamveil.plan.check import SKETCHES
-from streamveil.plan.plan import (
+from streamveil.plan import (
     KEPT,
     RESERVED,
     Plan,
@@ -34,6 +33,7 @@ from streamveil.plan.plan import (
     PostTotal,
     SortKey,
 )
+from streamveil.plan.check import SKETCHES
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only

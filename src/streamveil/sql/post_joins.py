@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.plan.plan import KEPT, RESERVED, Post, PostJoin
+from streamveil.plan import KEPT, RESERVED, Post, PostJoin
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.names import only
 

@@ -15,9 +15,9 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import shown
+from streamveil.plan import SourceSpec
 from streamveil.plan.check import HABITS
 from streamveil.plan.options import PUBLIC_GROUPS
-from streamveil.plan.plan import SourceSpec
 from streamveil.sql.assemble import Draft, read_groups
 from streamveil.sql.options import constant
 

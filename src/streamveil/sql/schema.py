@@ -7,9 +7,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.convert import KINDS
-from streamveil.expressions.dialect import shown
-from streamveil.expressions.expr import (
+from streamveil.expressions import (
     column_named,
     columns_of,
     compile_expression,
@@ -18,7 +16,9 @@ from streamveil.expressions.expr import (
     compile_unit,
     compile_value,
 )
-from streamveil.plan.plan import Plan, SourceSpec, TableSource
+from streamveil.expressions.convert import KINDS
+from streamveil.expressions.dialect import shown
+from streamveil.plan import Plan, SourceSpec, TableSource
 
 ADDS = ("sum", "avg", "variance", "stddev", "quantile")
 COUNTED = {  # kinds of values that sketches take

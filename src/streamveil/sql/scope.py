@@ -16,8 +16,8 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.plan import SourceSpec
 from streamveil.plan.own_rows import OwnRows, with_step
-from streamveil.plan.plan import SourceSpec
 from streamveil.sql import own_rows
 from streamveil.sql.joins import name_of, union_of, unit_before, with_join, with_members
 from streamveil.sql.names import INNER, From, InReach, only, resolved, row_text

@@ -11,13 +11,10 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import normalize_expression
 from streamveil.expressions.dialect import canonical, parse_tokens, shown
-from streamveil.expressions.expr import normalize_expression
 from streamveil.expressions.functions import FUNCTIONS
-from streamveil.plan import options
-from streamveil.plan.check import HABITS
-from streamveil.plan.own_rows import SET, OwnRows, with_person
-from streamveil.plan.plan import (
+from streamveil.plan import (
     RESERVED,
     Aggregate,
     KeyColumn,
@@ -26,7 +23,10 @@ from streamveil.plan.plan import (
     SinkSpec,
     SourceSpec,
     TableSource,
+    options,
 )
+from streamveil.plan.check import HABITS
+from streamveil.plan.own_rows import SET, OwnRows, with_person
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft

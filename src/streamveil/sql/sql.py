@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import conjunction
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import conjunction
+from streamveil.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.options import MAX_GROUPS, NAME, PUBLIC_GROUPS
-from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.assemble import all_groups, assemble
 from streamveil.sql.options import ALL_GROUPS, constant, flag, read_options, text, word
 from streamveil.sql.post import read_outer

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
+from streamveil.expressions import compile_expression, compile_predicate
 from streamveil.expressions.dialect import canonical, shown
-from streamveil.expressions.expr import compile_expression, compile_predicate
-from streamveil.plan.plan import Changelog, Plan, SourceSpec, TableSource
+from streamveil.plan import Changelog, Plan, SourceSpec, TableSource
 from streamveil.sql.options import constant
 from streamveil.sql.table_check import FORM, MOST_POINTS, Domain
 from streamveil.types import Array, Bool

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import shown
-from streamveil.plan import options
+from streamveil.plan import Aggregate, Bounding, KeySet, Plan, TableSource, Window, options
 from streamveil.plan.check import (
     TABLE_ONLY,
     check_clock,
@@ -19,7 +19,6 @@ from streamveil.plan.check import (
     check_names,
     check_numbers,
 )
-from streamveil.plan.plan import Aggregate, Bounding, KeySet, Plan, TableSource, Window
 
 MECHANISMS = (
     "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",

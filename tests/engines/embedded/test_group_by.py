@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SeededNoise
 from streamveil.engines import embedded as group_by
 from streamveil.engines.embedded import EmbeddedGroupBy, PartedTable, Room, embedded
 from streamveil.errors import PlanError
-from streamveil.plan.plan import (
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

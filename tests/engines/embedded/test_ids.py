@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import SilentNoise
 from streamveil.dataflow import rows as row_stage
 from streamveil.engines import embedded as group_by
-from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
+from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.run import Pace, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.engines import embedded as group_by
 from streamveil.engines.embedded import PARTS, EmbeddedGroupBy, Room, embedded
-from streamveil.plan.plan import Aggregate, Bounding, Clock, Plan, SourceSpec, Window
+from streamveil.plan import Aggregate, Bounding, Clock, Plan, SourceSpec, Window
 from streamveil.runtime.run import Pace, work_of
 from tests.engines.embedded.test_group_by import BOUNDS, plan
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.sql.sql import parse_script
 from tests.engines.spark.streams import Case
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.plan.plan import Window
+from streamveil.plan import Window
 from tests.engines.spark.asked import ASKED, Asked
 from tests.engines.spark.streams import GROW, HOP, HOUR, SPAN, TUMBLE, WHOLE, Case
 

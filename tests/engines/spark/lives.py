@@ -82,9 +82,9 @@ def fast(home: Path) -> dict[str, str]:
 
 def live(case: int, folder: Path, master: str) -> None:
     """One life, to the end."""
-    from streamveil.core.noise.keyed import SeededNoise
+    from streamveil.core.noise import SeededNoise
     from streamveil.engines.spark.session import session
-    from streamveil.runtime.keys import Randomness
+    from streamveil.runtime.secret import Randomness
     from streamveil.runtime.spark import SparkJob
     from streamveil.runtime.spark_state import SparkLayout
 

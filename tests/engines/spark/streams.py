@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.core.accounting.budget import Budget
-from streamveil.plan.plan import (
+from streamveil.core.accounting import Budget
+from streamveil.plan import (
     Aggregate,
     Bounding,
     Clock,

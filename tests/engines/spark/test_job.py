@@ -19,11 +19,11 @@ import pytest
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, SourceError, StoreError
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run
+from streamveil.runtime.secret import Randomness
 from tests.engines.spark import lives
 from tests.engines.spark.streams import CASES, published
 

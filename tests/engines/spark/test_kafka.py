@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.source_offsets import options_for
 from streamveil.errors import MissingExtraError, PlanError, SourceError
-from streamveil.plan.plan import Clock, SourceSpec
+from streamveil.plan import Clock, SourceSpec
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
 from tests.engines.spark.streams import CASES

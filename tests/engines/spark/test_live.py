@@ -20,7 +20,7 @@ import pytest
 
 from streamveil.batch import Batch
 from streamveil.compiler import operator_of
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
 from streamveil.sql.sql import parse_script

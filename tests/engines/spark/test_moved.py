@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import SourceError, StoreError
-from streamveil.plan.plan import SourceSpec
+from streamveil.plan import SourceSpec
 from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run
 from tests.engines.spark.streams import CASES

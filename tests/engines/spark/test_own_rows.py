@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, StoreError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.runtime.keys import Randomness
+from streamveil.core.noise import SeededNoise
 from streamveil.runtime.run import run
+from streamveil.runtime.secret import Randomness
 from streamveil.sql.sql import parse_script
 from tests.engines.spark import lives
 from tests.engines.spark.streams import published

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamveil.connectors.files import FilesSource
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import SourceError, StoreError
-from streamveil.runtime.keys import Randomness
+from streamveil.runtime.secret import Randomness
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
 

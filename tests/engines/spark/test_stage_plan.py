@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil.cli import app
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, StoreError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.runtime.ask import ask
-from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import run
+from streamveil.runtime.secret import Randomness
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
 

@@ -15,7 +15,7 @@ import pytest
 
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.files import FilesSource
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark import stages
 from streamveil.engines.spark.columns import pack, unpack
 from streamveil.engines.spark.shards import Shards
@@ -23,7 +23,7 @@ from streamveil.engines.spark.shuffle import Piece, Rows, joined
 from streamveil.engines.spark.source_offsets import FilesReading
 from streamveil.engines.spark.splits import digest, footers, last_step, plan_step
 from streamveil.errors import SourceError, StoreError, WitnessError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
 from streamveil.sql.schema import needed_columns

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.core.accounting import convert
-from streamveil.core.accounting.pld import CurvePoints, LossLaw, law_under
+from streamveil.core.accounting.convert import CurvePoints, LossLaw, law_under
 from streamveil.types import Array, Float64
 
 NODES = np.array(

@@ -1,1 +1,343 @@
-"""Counters that the engine chooses among, each with its sensitivity."""
+"""Continual counters, each with its sensitivity: frozen config, arrays as state, one pure step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.noise import (
+    Draws,
+    KeyedNoise,
+    Noise,
+    Place,
+    SilentDraws,
+    once_of,
+    require_place,
+    saved_once,
+)
+from streamveil.errors import HorizonError, StoreError
+from streamveil.types import Array, Exact, Float64, Int64, UInt64
+
+Ids = UInt64[Array, "keys 2"]
+Increments = Int64[Array, " keys"]
+Estimates = Int64[Array, " keys"] | Float64[Array, " keys"]
+
+
+@dataclass(frozen=True, repr=False)  # secret: a state is stored, never shown
+class CounterState:
+    """The state of one counter for many keys: one column per key, all keys at the same step.
+
+    What the rows mean is the counter's own business. A column of zeros is a key that starts now:
+    whatever its stream held before is taken to be zero and was never released.
+
+    Raises:
+        StoreError: the arrays given to `from_arrays` are no saved state.
+
+    >>> from streamveil.counters import HaarCounter
+    >>> state = HaarCounter(horizon=100, sigma=5).init(keys=3)
+    >>> state.grow(2).keys, CounterState.from_arrays(state.to_arrays()).t
+    (5, 0)
+    """
+
+    t: int  # steps taken, >= 0
+    whole: Int64[Array, "rows keys"]  # quanta
+    real: Float64[Array, "cells keys"]  # noise that is kept, where a counter has any
+
+    @property
+    def keys(self) -> int:
+        """How many keys are counted."""
+        return int(self.whole.shape[1])
+
+    def take(self, columns: Int64[Array, " kept"]) -> CounterState:
+        """The keys at these columns, in this order."""
+        return CounterState(self.t, self.whole[:, columns], self.real[:, columns])
+
+    def grow(self, keys: int) -> CounterState:
+        """`keys` further columns that start late: at the current step."""
+        return CounterState(self.t, _widen(self.whole, keys), _widen(self.real, keys))
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Everything, as arrays to store."""
+        return {"t": np.array(self.t, np.int64), "whole": self.whole, "real": self.real}
+
+    @classmethod
+    def from_arrays(cls, saved: Mapping[str, Array]) -> CounterState:
+        """The inverse of `to_arrays`; raises StoreError when the arrays are not a state."""
+        try:
+            t, whole, real = int(saved["t"]), saved["whole"], saved["real"]
+        except (KeyError, TypeError, ValueError):
+            raise StoreError("a saved counter needs the arrays t, whole and real") from None
+        shaped = whole.ndim == real.ndim == 2 and whole.shape[1] == real.shape[1]
+        if t < 0 or not shaped or whole.dtype != np.int64 or real.dtype != np.float64:
+            raise StoreError("the saved arrays of a counter have the wrong shape or type")
+        return cls(t, whole, real)
+
+
+@runtime_checkable
+class Counter(Protocol):
+    """Running totals of many keys, released after every step, under one noise scale `sigma`.
+
+    Two streams of one key that differ by a step-wise difference d move the private part by at most
+    `sensitivity` * (sum of |d|), in the norm of the noise (L2 for Gaussian, L1 for Laplace). Over
+    all keys: `loss(moved)` with `moved` the same norm, taken over keys, of those sums. A person
+    with at most C rows, at most c of them per key, moves it by sqrt(C c) (Gaussian) or C (Laplace).
+
+    >>> from streamveil.counters import HaarCounter
+    >>> isinstance(HaarCounter(horizon=100, sigma=5), Counter)
+    True
+    """
+
+    keyed: ClassVar[bool]  # True: the noise of all steps is computed from one address
+
+    @property
+    def horizon(self) -> int:
+        """Steps the guarantee covers."""
+
+    @property
+    def sigma(self) -> Exact | float:
+        """The scale of one noise draw, in quanta (the scale of Laplace for pure counters)."""
+
+    @property
+    def needs_horizon(self) -> bool:
+        """Whether the number of steps must be known in advance."""
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest column norm of the encoder, rounded up."""
+
+    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
+        """The privacy loss of the whole run when one person moves the streams by `moved`."""
+
+    def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
+        """Standard deviation of the estimate after t steps, rounding included."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of state per key."""
+
+    def init(self, keys: int, t: int = 0) -> CounterState:
+        """No counts yet; `t` steps of the horizon are already over."""
+
+    def step(
+        self, state: CounterState, increments: Increments, place: Place, ids: Ids | None = None
+    ) -> tuple[Estimates, CounterState]:
+        """Adds one increment to every key; returns the noisy totals and the next state.
+
+        `place` is the same at every step, and this run's alone: step t draws at the address t below
+        it. With `ids` the noise of a key depends on its id alone and not on its column; ids differ.
+        """
+
+    def _advance(
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
+        """A step with given draws: for counters inside counters."""
+
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """The state after steps without increments whose estimates nobody saw (`skip`)."""
+
+
+def zeros(t: int, keys: int, whole: int, real: int) -> CounterState:
+    """An empty state."""
+    return CounterState(t, np.zeros((whole, keys), np.int64), np.zeros((real, keys), np.float64))
+
+
+def next_step(horizon: int, state: CounterState) -> int:
+    """The number of the step that begins now; raises HorizonError after the last."""
+    if state.t >= horizon:
+        raise HorizonError(horizon)
+    return state.t + 1
+
+
+def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
+    """The increments as int64, one per key; a number is broadcast."""
+    array = np.asarray(increments)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"increments must be integers (quanta), not {array.dtype}")
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != keys):
+        raise ValueError(f"increments must have one entry per key ({keys}), not {array.shape}")
+    whole = array.astype(np.int64, copy=False)
+    return whole if array.ndim else np.broadcast_to(whole, (keys,))
+
+
+def checked_times(t: Array, horizon: int) -> Int64[Array, " times"]:
+    """Step numbers as int64; raises unless all are between 1 and the horizon."""
+    times = np.asarray(t, np.int64)
+    if np.any(times < 1) or np.any(times > horizon):
+        raise ValueError(f"t must be between 1 and {horizon}")
+    return times
+
+
+def _widen(rows: Array, keys: int) -> Array:
+    return np.concatenate([rows, np.zeros((len(rows), keys), rows.dtype)], axis=1)
+
+
+# ---- where a counter's noise comes from
+
+
+class Steppable(Protocol):
+    """What `Stepping` needs of the counter it is part of."""
+
+    keyed: ClassVar[bool]
+
+    @property
+    def horizon(self) -> int:
+        """Steps the guarantee covers."""
+
+    def init(self, keys: int, t: int = 0) -> CounterState:
+        """See `Counter.init`."""
+
+    def _advance(
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
+        """One step with the draws that belong to it."""
+
+
+class Stepping:
+    """The step of every counter, and the stream that owns its noise."""
+
+    def step(
+        self: Steppable,
+        state: CounterState,
+        increments: Increments,
+        place: Place,
+        ids: Ids | None = None,
+    ) -> tuple[Estimates, CounterState]:
+        """See `Counter.step`."""
+        t = next_step(self.horizon, state)
+        increments = column(increments, state.keys)
+        return self._advance(state, increments, draws_at(self, place, t), ids)
+
+    def _skipped(
+        self: Steppable, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. Takes every step: the noise of each is used by all later ones."""
+        for step in range(1, steps + 1):
+            nothing = np.zeros(state.keys, np.int64)
+            _, state = self._advance(state, nothing, draws.at("skipped", step), ids)
+        return state
+
+    def stream(
+        self, keys: int = 1, noise: Noise | None = None, name: str = "counter"
+    ) -> CounterStream:
+        """A running count of so many keys that owns its noise: see `CounterStream`.
+
+        Without `noise` it is drawn under a fresh key of the operating system, and the stream ends
+        with the process: to resume one, keep its `KeyedNoise`.
+        """
+        noise = noise or KeyedNoise.fresh()
+        return CounterStream(self, self.init(keys), Place.opened(noise, "counter", name.encode()))  # type: ignore[arg-type,attr-defined]
+
+    def resume(
+        self, saved: Mapping[str, Array], noise: Noise, name: str = "counter"
+    ) -> CounterStream:
+        """The stream that `CounterStream.save` saved, under the same noise and name."""
+        place = Place.reopened(once_of(saved), noise, "counter", name.encode())
+        return CounterStream(self, CounterState.from_arrays(saved), place)  # type: ignore[arg-type]
+
+
+class CounterStream:
+    """A counter that is counting: increments in, private running totals out. Owns its noise.
+
+    Its noise has an address of its own, never used before under secure noise, and each step
+    draws at its own number. `save` keeps both, so that a resumed stream goes on as if it had never
+    stopped. One saved state must not be resumed twice and fed different data: both would draw the
+    same noise.
+
+    `counter.stream(...)` opens one: it hands over the `counter`, its `state` and the `place` where
+    noise is drawn.
+
+    Raises:
+        ValueError: increments are not one whole number per key.
+        HorizonError: a step after the last of the counter's horizon.
+
+    >>> from streamveil.counters import BltCounter
+    >>> from streamveil.core.noise import SilentNoise
+    >>> visits = BltCounter(horizon=24, sigma=10).stream(keys=2, noise=SilentNoise())
+    >>> _ = visits.step([3, 0])
+    >>> visits.step([1, 5]).tolist(), visits.t
+    ([4, 5], 2)
+    """
+
+    def __init__(self, counter: Counter, state: CounterState, place: Place) -> None:
+        self.counter = counter
+        self._state, self._place = state, place
+
+    def __repr__(self) -> str:
+        return f"CounterStream({self.counter!r}, t={self.t})"
+
+    @property
+    def t(self) -> int:
+        """Steps taken."""
+        return self._state.t
+
+    def step(self, increments: Any) -> Estimates:
+        """Adds one whole number per key; the noisy totals."""
+        place = self._place.again()  # the step number never repeats here: nothing to remember
+        estimates, self._state = self.counter.step(self._state, np.asarray(increments), place)
+        return estimates
+
+    def save(self) -> dict[str, Array]:
+        """The state as arrays, to be kept as secret as the data."""
+        return {**self._state.to_arrays(), **saved_once(self._place)}
+
+
+def draws_at(counter: Steppable, place: Place, t: int) -> Draws:
+    """The draws of step t: an address of its own, or the place itself for keyed counters."""
+    place = require_place(place)
+    return place.lasting(t) if counter.keyed else place.draws(t)
+
+
+# ---- skipping empty steps
+#
+# Trees and keyed counters skip exactly: a block's noise is drawn when the block is first used, so
+# blocks that were opened and closed in between need none. A BLT must take every step, but takes
+# them in one compiled pass.
+
+
+def skip(
+    counter: Counter, state: CounterState, steps: int, place: Place, ids: Ids | None = None
+) -> CounterState:
+    """The state after `steps` steps without increments whose estimates nobody saw.
+
+    The law of everything released later is that of taking the steps one by one. Whether steps were
+    skipped may depend on the data: the noise of a block is drawn once, whoever asks first.
+
+    Args:
+        counter: whose steps are passed over.
+        state: after the last step that was taken.
+        steps: how many are passed over.
+        place: the one of the counter's steps.
+        ids: names of the keys, where they are not the columns' numbers.
+
+    Raises:
+        ValueError: `steps` is negative.
+        HorizonError: the counter ends earlier.
+        TypeError: `place` is no Place: the same draws at two steps would reveal the increments.
+
+    >>> from streamveil.core.noise import SeededNoise
+    >>> from streamveil.counters import HaarCounter
+    >>> counter, place = HaarCounter(horizon=100, sigma=1), Place(SeededNoise(1), "doctest")
+    >>> skip(counter, counter.init(2), 40, place).t
+    40
+    """
+    if counter.keyed or not steps:  # a keyed counter draws nothing here
+        return skip_with(counter, state, steps, SilentDraws(), ids)
+    draws = require_place(place).draws(b"skip", state.t + 1)
+    return skip_with(counter, state, steps, draws, ids)
+
+
+def skip_with(
+    counter: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None = None
+) -> CounterState:
+    """`skip` with given draws: for who owns addresses, each used once for each key."""
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, not {steps}")
+    if state.t + steps > counter.horizon:
+        raise HorizonError(counter.horizon)
+    return counter._skipped(state, steps, draws, ids) if steps else state

@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import rational
+from streamveil.core.counters import CounterState, Estimates, Ids, Increments, Stepping, rational
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import CounterState, Estimates, Ids, Increments, Stepping
 from streamveil.core.counters.rational import Blt, check_buffers, root_coefficients
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.errors import require_positive
 from streamveil.optimize import least_maximum
 from streamveil.types import Array, Exact, Float64, Int64

@@ -1,39 +1,299 @@
-"""The default continual counter when the horizon is known."""
+"""The default continual counter when the horizon is known: a BLT, its schedule and sensitivity.
+
+`BltSchedule` holds what depends on its parameters and horizon, but not on sigma or the data. The
+encoder that runs is defined by float64 numbers: `keep` (decays of the buffers) and `drain` (their
+weights). Its exact sensitivity is computed from these very numbers with 60 digits, so it
+needs no argument about how well the parameters were optimised or rounded.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar
+from math import ceil, inf, sqrt
+from typing import ClassVar, Literal
 
+import mpmath
 import numpy as np
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
-from streamveil.core.counters.protocol import (
+from streamveil.core.counters import (
     CounterState,
     Estimates,
     Ids,
     Increments,
     Stepping,
     checked_times,
+    correlated_noise,
     next_step,
     zeros,
 )
-from streamveil.core.counters.rational import Blt, best_blt
-from streamveil.core.counters.schedule import (
-    WEIGHTINGS,
-    BltSchedule,
-    Weighting,
-    buffers_for,
-    check_horizon,
-    prepare,
-    unit_variances,
-)
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.counters.correlated_noise import UP, Recursion, U
+from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
+from streamveil.core.counters.rational import Blt, best_blt, geometric
+from streamveil.core.noise import Draws
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64
+
+Weighting = Literal["none", "columns", "columns-noise"]
+Pair = tuple[Array, Array]
+WEIGHTINGS: tuple[Weighting, ...] = ("none", "columns", "columns-noise")
+DIGITS = 60
+MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scales`
+NOISE_POWERS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)  # tried by `_noise_schedule`
+LARGEST_NOISE_HORIZON = 2**17  # beyond, a noise schedule gains less than 0.2 %
+
+
+@dataclass(frozen=True, eq=False)
+class BltSchedule:
+    """A BLT prepared for a horizon: float64 recursion coefficients, exact norms, public scales."""
+
+    horizon: int
+    weighting: Weighting
+    keep: Float64[Array, " d"]  # theta_hat
+    drain: Float64[Array, " d"]
+    p: tuple[float, ...]  # 1 - theta of the encoder that runs
+    omega: tuple[float, ...]
+    norm: float  # of every column with a schedule, of the largest without; rounded up
+    amplification: float  # sum of the first `horizon` coefficients of C, rounded up
+    columns: Float64[Array, " horizon"] | None  # D_t where no closed form exists
+    noise: Float64[Array, " horizon"] | None  # v_t
+
+    @property
+    def recursion(self) -> Recursion:
+        """What decides how rounding errors spread."""
+        return Recursion(
+            amplification=self.amplification,
+            norm=self.norm,
+            terms=len(self.keep),
+            rest=1 - self.keep,
+            drain=self.drain,
+            smallest_column=(
+                self.scales(self.horizon)[0] if self.columns is None else float(self.columns.min())
+            ),
+            largest_noise=1.0 if self.noise is None else float(self.noise.max()),
+        )
+
+    def scales(self, t: int) -> tuple[float, float]:
+        """(D_t, v_t).
+
+        Proof: the squared norm of column t of C is S_(T-t+1); a scale not below sqrt(S_(T-t+1)/S_T)
+        makes every column of C D^-1 at most sqrt(S_T). S_n is a sum of positive terms, each made of
+        about 6 log2(n) roundings that never grow (x -> 1-(1-x)^2 has relative slope at most 1), so
+        its relative error stays below 10^-13 and MARGIN covers it. Only +, -, *, / and sqrt are
+        used: the scales have the same bits on every machine.
+        """
+        if self.weighting == "none":
+            return 1.0, 1.0
+        if self.columns is not None and self.noise is not None:
+            return float(self.columns[t - 1]), float(self.noise[t - 1])
+        return _column_scale(self, t), 1.0
+
+    def steps(self, first: int, last: int) -> Pair:
+        """D_t and v_t of the steps first..last."""
+        both = np.array([self.scales(t) for t in range(first, last + 1)]).reshape(-1, 2)
+        return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+
+
+@lru_cache(maxsize=4096)
+def _column_scale(schedule: BltSchedule, t: int) -> float:
+    left = squared_norm(schedule.p, schedule.omega, schedule.horizon - t + 1)
+    whole = squared_norm(schedule.p, schedule.omega, schedule.horizon)
+    return sqrt(left / whole) * MARGIN
+
+
+@lru_cache(maxsize=64)
+def prepare(blt: Blt, horizon: int, weighting: Weighting) -> BltSchedule:
+    """The schedule of a BLT over a horizon."""
+    keep, drain = 1 - np.array(blt.q), blt.drain()
+    if not (np.all(drain > 0) and np.all(keep > 0)):
+        raise ValueError("the inverse of the encoder must have positive scales and decays")
+    exact = _exact_encoder(keep, drain)
+    p, omega = tuple(float(x) for x in exact[0]), tuple(float(x) for x in exact[1])
+    columns = noise = None
+    norm = float(_exact_norm(*exact, horizon)) * UP
+    if weighting == "columns-noise":
+        encoder = np.array(p), np.array(omega)
+        columns, noise = _noise_schedule(keep, drain, encoder, horizon)
+        norm = float(np.sqrt(_weighted_tails(*encoder, noise).max())) * (1 + 8 * horizon * U)
+    total = float(_exact_sum(*exact, horizon)) * UP
+    return BltSchedule(horizon, weighting, keep, drain, p, omega, norm, total, columns, noise)
+
+
+@lru_cache(maxsize=1 << 14)
+def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:
+    """S_n in a fixed order of basic operations; see `BltSchedule.scales`."""
+    total = 1.0
+    for i, rate in enumerate(p):
+        for j, other in enumerate(p):
+            both = rate + other - rate * other
+            total += omega[i] * omega[j] * (_power_complement(both, n - 1) / both)
+    return total
+
+
+def unit_variances(schedule: BltSchedule) -> Float64[Array, "2 horizon"]:
+    """Per step: variance for sigma = 1 without rounding, and of rounding errors of variance 1."""
+    steps = np.arange(1, schedule.horizon + 1)
+    if schedule.columns is not None and schedule.noise is not None:
+        columns, noise = schedule.columns, schedule.noise
+    else:
+        left = _squared_norms(np.array(schedule.p), np.array(schedule.omega), steps[::-1])
+        columns, noise = np.sqrt(left / left[0]), np.ones(schedule.horizon)
+    variances: Array = _variances(schedule.keep, schedule.drain, columns, noise**2)
+    return variances
+
+
+def _power_complement(rate: float, n: int) -> float:
+    """1 - (1 - rate)^n by squaring, without cancellation."""
+    result, base = 0.0, rate
+    while n:
+        if n & 1:
+            result = result + base - result * base
+        base = 2 * base - base * base
+        n >>= 1
+    return result
+
+
+def _squared_norms(p: Array, omega: Array, n: Array) -> Array:
+    total = np.ones(len(n))
+    for i in range(len(p)):
+        for j in range(len(p)):
+            total += omega[i] * omega[j] * geometric(p[i], p[j], n - 1.0)
+    return total
+
+
+def _exact_encoder(keep: Array, drain: Array) -> tuple[list[mpmath.mpf], list[mpmath.mpf]]:
+    """Rates 1 - theta and scales omega of the inverse of 1 - sum drain_i x / (1 - keep_i x).
+
+    The rates are the zeros of 1 - sum drain_i / (keep... ) in the variable s = 1/x: the monic
+    polynomial prod (s - keep_i) - sum_i drain_i prod_(j != i) (s - keep_j).
+    """
+    mp = mpmath.MPContext()
+    mp.dps = DIGITS
+    gaps = [1 - mp.mpf(float(value)) for value in keep]  # in r = 1 - s, zeros are the rates
+    scales = [mp.mpf(float(value)) for value in drain]
+    rates = [_rate_between(mp, gaps, scales, i) for i in range(len(gaps))]
+    omega = [
+        mp.fprod(gap - rate for gap in gaps)
+        / mp.fprod(other - rate for j, other in enumerate(rates) if j != i)
+        for i, rate in enumerate(rates)
+    ]
+    return rates, omega
+
+
+def _rate_between(
+    mp: mpmath.MPContext, gaps: list[mpmath.mpf], scales: list[mpmath.mpf], i: int
+) -> mpmath.mpf:
+    """The zero of 1 - sum scales_j / (gaps_j - r) between gaps_(i-1) (or 0) and gaps_i.
+
+    The function falls from its value at the left end to minus infinity: Newton's method, and
+    bisection where it would leave the interval that holds the zero.
+    """
+    low, high = (gaps[i - 1] if i else mp.mpf(0)), gaps[i]
+    at, near = (low + high) / 2, mp.mpf(10) ** (8 - DIGITS)
+    for _ in range(8 * DIGITS):
+        parts = [scale / (gap - at) for scale, gap in zip(scales, gaps, strict=True)]
+        value = 1 - sum(parts)
+        low, high = (at, high) if value > 0 else (low, at)
+        slope = sum(part / (gap - at) for part, gap in zip(parts, gaps, strict=True))
+        following = at + value / slope
+        if abs(following - at) <= near * at:
+            return following
+        at = following if low < following < high else (low + high) / 2
+    raise ArithmeticError("a rate of the encoder was not found")
+
+
+def _exact_norm(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: float) -> mpmath.mpf:
+    """sqrt(S_n)."""
+    total = mpmath.mpf(1)
+    for a, wa in zip(p, omega, strict=True):
+        for b, wb in zip(p, omega, strict=True):
+            both = a + b - a * b
+            total += wa * wb * (1 if n == inf else 1 - (1 - both) ** (int(n) - 1)) / both
+    return total**0.5
+
+
+def _exact_sum(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: int) -> mpmath.mpf:
+    """The sum of the first n coefficients of C."""
+    return 1 + sum(w * (1 - (1 - a) ** (n - 1)) / a for a, w in zip(p, omega, strict=True))
+
+
+def _noise_schedule(keep: Array, drain: Array, encoder: tuple[Array, Array], n: int) -> Pair:
+    """D_t and v_t = (S_T / S_t * S_T / S_(T-t+1))^power, the power of least maximal error.
+
+    Noise is larger at both ends of the horizon: early, where little has been counted, and late,
+    where it is not reused. Columns are made equal for the noise so weighted. Tails are sums of
+    positive terms through at most n steps of three roundings: 8 n u covers their relative error.
+    """
+    if n > LARGEST_NOISE_HORIZON:
+        raise ValueError(f"a noise schedule needs a horizon of at most {LARGEST_NOISE_HORIZON}")
+    squares = _squared_norms(*encoder, np.arange(1, n + 1))
+    shape = squares[-1] ** 2 / (squares * squares[::-1])
+    best, least = (shape, shape), np.inf
+    for power in NOISE_POWERS:
+        noise = np.maximum(shape**power, 1.0)
+        tails = _weighted_tails(*encoder, noise)
+        columns = np.sqrt(tails / tails.max()) * MARGIN * (1 + 8 * n * U)
+        error = tails.max() * _variances(keep, drain, columns, noise**2)[0].max()
+        if error < least:
+            best, least = (columns, noise), error
+    return best
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _weighted_tails(p: Array, omega: Array, noise: Array) -> Array:
+    """sum_(i >= j) c_(i-j)^2 / v_i^2 for every j, by a backward recursion of positive numbers."""
+    d, n = len(p), len(noise)
+    sums, tails = np.zeros((d, d)), np.empty(n)
+    for j in range(n - 1, -1, -1):
+        inverse = 1 / noise[j] ** 2
+        total = inverse
+        for a in range(d):
+            for b in range(d):
+                total += omega[a] * omega[b] * sums[a, b]
+                sums[a, b] = (1 - p[a]) * (1 - p[b]) * sums[a, b] + inverse
+        tails[j] = total
+    return tails
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _variances(keep: Array, drain: Array, columns: Array, squares: Array) -> Array:
+    """Variance of the total's noise N_t when z has variances `squares` (row 0), 1/D^2 (row 1)."""
+    d, n = len(keep), len(columns)
+    out = np.empty((2, n))
+    for row in range(2):
+        cov, cross, spent, total = np.zeros((d, d)), np.zeros(d), np.zeros(d), 0.0
+        for t in range(n):
+            scale, drained, shared = columns[t], 0.0, 0.0
+            fresh = squares[t] if row == 0 else 1 / scale**2
+            for i in range(d):  # loops, not products of matrices: those differ between processors
+                spent[i] = 0.0
+                for j in range(d):
+                    spent[i] += cov[i, j] * drain[j]
+                drained += drain[i] * spent[i]
+                shared += cross[i] * drain[i]
+            total += scale**2 * (fresh + drained) - 2 * scale * shared
+            out[row, t] = total
+            for i in range(d):
+                cross[i] = keep[i] * (cross[i] - scale * spent[i]) + scale * fresh
+                for j in range(d):
+                    cov[i, j] = cov[i, j] * (keep[i] * keep[j]) + fresh
+    return out
+
+
+def buffers_for(horizon: int) -> int:
+    """The default number of buffers: within half a percent of more of them."""
+    limits = (50, 1_000, 10_000, 200_000)
+    return 2 + sum(horizon > limit for limit in limits)
+
+
+def check_horizon(horizon: int) -> int:
+    """The horizon as an int; raises unless it is a whole number of steps."""
+    require_positive(horizon=horizon)
+    if horizon < 1 or ceil(horizon) != horizon:
+        raise ValueError(f"horizon must be a whole number of steps, at least 1, not {horizon}")
+    return int(horizon)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,8 @@ from math import ceil, exp, nextafter, pi, sqrt
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Gdp, Loss
-from streamveil.core.counters.protocol import Ids
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.counters import Ids
+from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_gaussian
 from streamveil.types import Array, Exact, Float64, Int64
 

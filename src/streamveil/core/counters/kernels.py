@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core.counters import Ids
 from streamveil.core.counters.correlated_noise import gaussian_about
-from streamveil.core.counters.protocol import Ids
-from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
-from streamveil.core.noise.samplers.rounded import as_scales, fill
+from streamveil.core.noise import Draws
+from streamveil.core.noise.samplers import (
+    Asked,
+    as_scales,
+    fill,
+    gaussian_table,
+    rounded_gaussian_word,
+    settle,
+)
 from streamveil.types import Array, Float64, Int64
 
 Pair = tuple[Int64[Array, " keys"], Float64[Array, "d keys"]]

@@ -17,11 +17,11 @@ from streamveil.core.counters.restarting_trees import (
     tree_rounding,
     tree_std,
 )
-from streamveil.core.noise.keyed import Address
+from streamveil.core.noise import Address
 from streamveil.core.noisy import values
 from streamveil.core.portable import portable
-from streamveil.core.selection.protocol import Counted, Held, Names, PerKey, Stepped
-from streamveil.core.selection.thresholds import SAFETY
+from streamveil.core.selection import Counted, Held, Names, PerKey, Stepped
+from streamveil.core.selection.gaussian import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.errors import require_one_of, require_positive
 from streamveil.special import ndtr, ndtri

@@ -11,15 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters import CounterState
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import advance_spread
-from streamveil.core.counters.protocol import CounterState
-from streamveil.core.counters.weights import WeightRule, blt_of
-from streamveil.core.noise.keyed import Address, Place
+from streamveil.core.noise import Address, Place
 from streamveil.core.portable import portable
-from streamveil.core.release import count_weighted, lanes_start
-from streamveil.core.selection.protocol import Held, Names, PerKey, Stepped
-from streamveil.core.selection.thresholds import SAFETY, reaches
+from streamveil.core.release import WeightRule, blt_of, count_weighted, lanes_start
+from streamveil.core.selection import Held, Names, PerKey, Stepped
+from streamveil.core.selection.gaussian import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.types import Array, Float64, Int64
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.dataflow import NOT_FINITE, count
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.rows import fingerprints
 from streamveil.engines.spark import stages, tasks
 from streamveil.engines.spark.shuffle import Piece, Rows
-from streamveil.expressions.expr import compile_unit
+from streamveil.expressions import compile_unit
+from streamveil.plan import Plan
 from streamveil.plan.combine import combine_rows
-from streamveil.plan.plan import Plan
 
 CELL = "arrow"  # rows of a piece as an Arrow stream
 

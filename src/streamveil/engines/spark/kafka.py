@@ -26,7 +26,7 @@ from streamveil.connectors.kafka_topic import (
 )
 from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
 from streamveil.errors import SourceError
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 
 PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
 

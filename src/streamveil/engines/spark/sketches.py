@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.dataflow import BOUNDED
 from streamveil.dataflow.state import parts
 from streamveil.engines.spark import tasks

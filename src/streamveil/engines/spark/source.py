@@ -23,7 +23,7 @@ from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
 from streamveil.engines.spark.kafka import KafkaFeed
 from streamveil.engines.spark.source_offsets import Feed, FilesFeed, RateFeed
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 
 NAME = "streamveil"
 SCHEMA = StructType([StructField("split", StringType())])

@@ -28,7 +28,7 @@ from streamveil.engines.spark.splits import (
     plan_step,
     rows_of,
 )
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 
 Seen = dict[str, Any]  # JSON
 PIECE = 250_000  # rows of one task, about; a row group is never cut for it

@@ -17,14 +17,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import arrivals, micros, select
+from streamveil.batch import plain
+from streamveil.connectors import arrivals, micros, select
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.fit import fit
-from streamveil.connectors.manifest import footer
-from streamveil.connectors.names import guarded
+from streamveil.connectors.manifest import footer, guarded
+from streamveil.connectors.rejected_rows import fit
 from streamveil.errors import PlanError, SourceError
-from streamveil.frames import plain
-from streamveil.plan.plan import Clock
+from streamveil.plan import Clock
 
 ALL = 2**62  # more than there are
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from streamveil.changing_tables.operator import ChangingTable
 from streamveil.dataflow import Operator
 from streamveil.engines.spark import combining, sketches, tables, tasks
-from streamveil.plan.plan import Plan
+from streamveil.plan import Plan
 from streamveil.sketches.operator import SketchQuery
 
 Stage = Callable[[tasks.Setup, int], tasks.Task]

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.core.noisy import post_process
 from streamveil.core.sensitivity import within_reach
 from streamveil.dataflow import BOUNDED

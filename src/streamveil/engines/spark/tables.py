@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.changing_tables.operator import REASONS, ChangingTable, TableState
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise import Noise
 from streamveil.engines.spark import tasks
 from streamveil.engines.spark.shuffle import Rows, joined, total
 from streamveil.engines.spark.versioned_state import Chain

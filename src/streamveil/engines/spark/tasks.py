@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from streamveil.batch import Release
-from streamveil.connectors.base import slices
-from streamveil.core.noise.keyed import Noise
+from streamveil.connectors import slices
+from streamveil.core.noise import Noise
 from streamveil.core.noisy import restored
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.state import State, types_from_bytes
@@ -24,8 +24,8 @@ from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.shuffle import Piece, Rows, joined, total
 from streamveil.engines.spark.source_offsets import Reading
 from streamveil.engines.spark.versioned_state import Chain
+from streamveil.plan import Plan
 from streamveil.plan.own_rows import OwnRows, own_rows
-from streamveil.plan.plan import Plan
 from streamveil.types import Array
 
 MOVING = pa.schema([("task", pa.int32()), ("shard", pa.int32()), ("piece", pa.binary())])

@@ -23,7 +23,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from streamveil.compiled import njit
-from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise import Draws
 from streamveil.types import Array, UInt32, UInt64
 
 ROUNDS = 14

@@ -15,8 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import exact
+from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, UInt64
@@ -58,7 +57,7 @@ def exponential_choice(
         law and a rate that is never above the one asked for, nothing is added.
     Numerics: exact. Without noise (tests), the first of the largest scores.
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> exponential_choice(SeededNoise(1).at("doc"), np.array([0.0, 50.0, 3.0]), 1, 1)
     1
     """
@@ -86,12 +85,14 @@ def settle(
     rate: float,
 ) -> int:
     """The winner among the candidates, with as many bits and digits as it takes."""
-    mp, more = exact.context(), 1
+    mp, more = samplers.context(), 1
     while len(candidates) > 1:
-        with exact.LOCK, mp.workprec(64 * (more + 1) + 2 * exact.GUARD + 1100):
+        with samplers.LOCK, mp.workprec(64 * (more + 1) + 2 * samplers.GUARD + 1100):
             ends = {}
             for i in candidates:
-                uniform = exact.Uniform.of(int(words[i])).refined(exact.tail_at(draws, i)(more))
+                uniform = samplers.Uniform.of(int(words[i])).refined(
+                    samplers.tail_at(draws, i)(more)
+                )
                 ends[i] = interval(uniform, Fraction(rate) * Fraction(float(scores[i])))
             best = max(low for low, _ in ends.values())
             candidates = [i for i, (_, high) in ends.items() if high >= best]
@@ -99,16 +100,16 @@ def settle(
     return candidates[0]
 
 
-def interval(uniform: exact.Uniform, lead: Fraction) -> tuple[exact.Number, exact.Number]:
+def interval(uniform: samplers.Uniform, lead: Fraction) -> tuple[samplers.Number, samplers.Number]:
     """Bounds of lead - ln E for the E that the known bits allow."""
-    mp = exact.context()
+    mp = samplers.context()
     scale = mp.mpf(2) ** (1 - uniform.bits)
     most, least = (
         -mp.log(part * scale) if part else mp.inf for part in (uniform.low, uniform.low + 1)
     )
-    slack = mp.mpf(2) ** (exact.GUARD - mp.prec + 1100)  # of numbers below 2^1100
-    low = mp.ninf if most == mp.inf else exact.exact(lead) - mp.log(most) - slack
-    high = exact.exact(lead) - mp.log(least) + slack if least else mp.inf
+    slack = mp.mpf(2) ** (samplers.GUARD - mp.prec + 1100)  # of numbers below 2^1100
+    low = mp.ninf if most == mp.inf else samplers.exact(lead) - mp.log(most) - slack
+    high = samplers.exact(lead) - mp.log(least) + slack if least else mp.inf
     return low, high
 
 

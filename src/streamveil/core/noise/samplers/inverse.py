@@ -16,10 +16,9 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import exact
+from streamveil.core.noise import Draws, samplers
+from streamveil.core.noise.samplers import LARGEST_SCALE
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
-from streamveil.core.noise.samplers.rounded import LARGEST_SCALE
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Int64
 
@@ -50,23 +49,23 @@ def discrete_laplace(
 ) -> Int64[Array, "*shape"]:
     """Integers with probability proportional to exp(-|k| / scale).
 
-    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.core.noise import SeededNoise
     >>> discrete_laplace(SeededNoise(1).at("doc"), 3, 6)
     array([-2,  2,  3, -1,  0, -5])
     """
     exponent = 1 / Fraction(checked(scale))
-    mp = exact.context()
+    mp = samplers.context()
 
-    def log_one_plus_q() -> exact.Number:
-        return mp.log1p(mp.exp(-exact.exact(exponent)))
+    def log_one_plus_q() -> samplers.Number:
+        return mp.log1p(mp.exp(-samplers.exact(exponent)))
 
-    def threshold(k: int) -> tuple[exact.Number, exact.Number]:
-        return exact.around(mp.exp(-exact.exact(k * exponent) - log_one_plus_q()))
+    def threshold(k: int) -> tuple[samplers.Number, samplers.Number]:
+        return samplers.around(mp.exp(-samplers.exact(k * exponent) - log_one_plus_q()))
 
-    def start(p: exact.Number) -> exact.Number:
-        return (-mp.log(p) - log_one_plus_q()) / exact.exact(exponent)
+    def start(p: samplers.Number) -> samplers.Number:
+        return (-mp.log(p) - log_one_plus_q()) / samplers.exact(exponent)
 
-    with exact.LOCK, mp.workprec(128):
+    with samplers.LOCK, mp.workprec(128):
         shift = float(mp.log(2) - log_one_plus_q())
     out = np.zeros(shape, np.int64)
     if draws.silent or not out.size:
@@ -74,7 +73,7 @@ def discrete_laplace(
     flat, sure, words = out.reshape(-1), np.empty(out.size, np.bool_), draws.words(out.size)
     fill(words, float(scale), shift, laplace_table(), flat, sure)
     for i in np.flatnonzero(~sure).tolist():
-        k = exact.locate(int(words[i]), exact.tail_at(draws, i), threshold, start)
+        k = samplers.locate(int(words[i]), samplers.tail_at(draws, i), threshold, start)
         flat[i] = -k if int(words[i]) >> 63 else k
     return out
 
