@@ -166,35 +166,52 @@ def expected_groups(units: float, sigma: float) -> Fitted:
         GroupLaw(float(count), steep, single, spread)
         for count, (steep, spread), single in product(numbers, SHAPES, SINGLE)
     ]
-    found, smallest = np.zeros((len(laws), len(SIZES))), np.zeros(len(laws))
-    largest, rest = np.zeros((len(laws), LARGEST)), np.zeros((len(laws), 2))
     totals, counts = np.zeros((2, len(laws), CLASSES))
+    smallest, shares = np.zeros(len(laws)), 1 - np.array(SINGLE)
+    for row in range(0, len(laws), len(SINGLE)):
+        law, alike = laws[row], slice(row, row + len(SINGLE))
+        whole, held = group_law(
+            ExpectedStream(units=units, rows=1.0, groups=int(law.groups), steep=law.steep,
+                           spread=law.spread), CLASSES)  # fmt: skip
+        totals[alike, : len(whole)], counts[alike, : len(held)] = np.outer(shares, whole), held
+        smallest[alike] = totals[alike, len(whole) - 1]
+    some = np.diff(np.minimum(np.cumsum(counts, axis=1), LARGEST), axis=1, prepend=0).astype(int)
+    largest = np.zeros((len(laws), LARGEST))
+    largest[np.arange(LARGEST) < some.sum(axis=1)[:, None]] = np.repeat(totals, some.reshape(-1))
+    single = np.array([law.single for law in laws])
+    left = (counts - some) * totals
+    rest = single[:, None] * units + np.stack([left.sum(axis=1), (left * totals).sum(axis=1)], 1)
+    found = np.zeros((len(laws), len(SIZES)))
     logs = np.linspace(-12, 24, 400)
-    chances = gammainc(SIZES[:, None], np.exp(logs))  # of at least so many, by the mean
-    for row, law in enumerate(laws):
-        if not row % len(SINGLE):
-            whole, held = group_law(
-                ExpectedStream(units=units, rows=1.0, groups=int(law.groups), steep=law.steep,
-                               spread=law.spread), CLASSES)  # fmt: skip
-            some = np.diff(np.minimum(np.cumsum(held), LARGEST), prepend=0).astype(int)
-            left = held - some
-        means = whole * (1 - law.single)
-        with np.errstate(divide="ignore"):  # groups of which nothing is expected are the least
-            at = np.clip((np.log(means) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
-        low, part = at.astype(int), at % 1
-        found[row] = (chances[:, low] * (1 - part) + chances[:, low + 1] * part) @ held
-        found[row, 0] += law.single * units
-        smallest[row] = means[-1]
-        one_by_one = np.repeat(means, some)
-        largest[row, : len(one_by_one)] = one_by_one
-        rest[row] = law.single * units + left @ means, law.single * units + left @ means**2
-        totals[row, : len(means)], counts[row, : len(means)] = means, held
-        totals[row, -1], counts[row, -1] = law.single > 0, law.single * units
+    chances = gammainc(SIZES, np.exp(logs)[:, None])  # of at least so many, by the mean
+    with np.errstate(divide="ignore"):  # groups of which nothing is expected are the least
+        at = np.clip((np.log(totals) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
+    add_chances(chances, at, counts, found)
+    found[:, 0] += single * units
+    totals[:, -1], counts[:, -1] = single > 0, single * units  # no law has so many classes
     order = np.argsort(smallest)
     full, spread = full_buckets(largest[order], rest[order], BUCKET_WEIGHT * sigma)
     return Fitted(
         [laws[place] for place in order], totals[order], counts[order], found[order], full, spread
     )
+
+
+@njit(cache=True, nogil=True)
+def add_chances(
+    chances: Float64[Array, "means sizes"],
+    at: Float64[Array, "laws classes"],
+    counts: Float64[Array, "laws classes"],
+    found: Float64[Array, "laws sizes"],
+) -> None:
+    """Adds up how many groups have at least so many rows: a class has the mean at a place."""
+    for law in range(len(at)):
+        for one in range(at.shape[1]):
+            held, low = counts[law, one], int(at[law, one])
+            part = at[law, one] - low
+            if held > 0:
+                for size in range(found.shape[1]):
+                    chance = chances[low, size] * (1 - part) + chances[low + 1, size] * part
+                    found[law, size] += chance * held
 
 
 def full_buckets(
@@ -204,10 +221,13 @@ def full_buckets(
 
     `rest`: the rows of all other groups and the sum of their squares, which spread evenly.
     """
-    seen = np.empty((DRAWS, len(largest), len(RANKS)))
+    seen, columns = np.empty((DRAWS, len(largest), len(RANKS))), np.ascontiguousarray(largest.T)
     for draw in range(DRAWS):
         place = np.floor(mixed_uniform(largest.shape[1], 10 + draw) * BUCKETS).astype(int)
-        held = largest @ np.eye(BUCKETS)[place] + rest[:, :1] / BUCKETS
+        held = np.zeros((BUCKETS, len(largest)))
+        for group, bucket in enumerate(place):
+            held[bucket] += columns[group]
+        held = held.T + rest[:, :1] / BUCKETS
         spread = np.sqrt(held + rest[:, 1:] / BUCKETS + noise**2)
         held += spread * ndtri(mixed_uniform(BUCKETS, 20 + draw))
         seen[draw] = -np.sort(-held, axis=1)[:, RANKS]
