@@ -228,6 +228,17 @@ def test_no_row_is_of_two_people(relation):
         planned(relation, tables(0))
 
 
+@pytest.mark.parametrize("other", [
+    lambda u: u, lambda u: u.per_unit(id="MIN(id)"), lambda u: u.unnest(id="SPLIT(place, ',')"),
+])  # fmt: skip
+def test_a_join_is_by_what_both_protect(other):
+    """It was by the unit of the other, or took another column for it, whatever `on` said."""
+    t, u = (sv.memory(one, name=name) for name, one in tables(0).items() if name != "regions")
+    with pytest.raises(PlanError, match="by id, and the other relation protects day"):
+        t.protect("id").join(other(u.protect("day")), on="id")
+    t.protect("id").join(u.protect("`id`").per_unit(n="COUNT(*)"), on="id")
+
+
 @pytest.mark.parametrize(("unit", "fits"), [("day", False), ("id", True)])
 def test_several_answers_take_a_row_for_one_persons(unit, fits):
     ways = ["t", f"(SELECT {unit} AS id, COUNT(*) AS k FROM t GROUP BY {unit})"]

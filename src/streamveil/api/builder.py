@@ -219,8 +219,9 @@ class Stream(InTheMaking):
             )
         columns = [on] if isinstance(on, str) else [*on]
         from streamveil.plan.own_rows import with_person
-        from streamveil.sql.joins import join_named
+        from streamveil.sql.joins import join_named, require_one_unit
 
+        require_one_unit(unit, other.unit)
         made = join_named(
             self.source, unit, self.conditions, other.source, other.conditions, columns, how
         )

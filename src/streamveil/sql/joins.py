@@ -372,6 +372,15 @@ def names_of(tree: exp.Expr) -> list[str]:
     return ["*" if item.is_star else item.alias_or_name for item in items]
 
 
+def require_one_unit(unit: str, theirs: str | None) -> None:
+    """Refuses a join with a relation that protects another column, or was combined by one."""
+    if theirs is not None and normalize_expression(theirs) != normalize_expression(unit):
+        raise PlanError(
+            f"the join is by {shown(unit)}, and the other relation protects {shown(theirs)}.\n"
+            "  to fix  protect the same column in both: it names the person there"
+        )
+
+
 def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and how)
     source: SourceSpec, unit: str, where: Sequence[str], other: SourceSpec,
     theirs: Sequence[str], on: Sequence[str], how: How,
