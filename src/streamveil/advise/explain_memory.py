@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from streamveil.engines.embedded import WORK
 
 PROGRAM = 250 << 20  # bytes of the running program with its libraries, about
+UNLIMITED_WORK = 300 << 20  # as `WORK` where memory has no limit: micro-batches are larger
 GROUPS_ENTERED = 4  # groups of a unit, where nothing is said
 
 
@@ -43,7 +44,7 @@ def unit_rows(sizes: MemorySizes, limit: Limit) -> list[tuple[str, str]]:
     rows = []
     if limit.units is not None:
         state = sizes.whole_unit * limit.units
-        whole = mebi(PROGRAM + WORK + groups + state)
+        whole = mebi(PROGRAM + UNLIMITED_WORK + groups + state)
         text = f"about {mebi(state)}; without a limit {whole} with the program"
         rows.append((f"{limit.units:,} units", text))
     if limit.memory is not None:
