@@ -19,6 +19,7 @@ from streamveil.dynamic.schedulers import Reruns
 from streamveil.linear.budget_shares import Meter
 from streamveil.plan import check_own_rows, combine, own_rows
 from streamveil.runtime import secret
+from streamveil.sql import joins
 from tests.accounts import test_ledger
 from tests.changing_tables import test_questions
 from tests.dataflow import test_hashing, test_windows
@@ -140,6 +141,10 @@ FAULTS = {
     "one table is read by two people's columns": (
         instead(check_own_rows, "of_two_people", lambda _: lambda _: ()),
         lambda: test_joins.test_no_row_is_of_two_people(test_joins.OF_TWO[0]),
+    ),
+    "what the other relation of a join protects is not asked": (
+        instead(joins, "require_one_unit", lambda _: lambda *_: None),
+        lambda: test_joins.test_a_join_is_by_what_both_protect(lambda u: u.unnest(id="SPLIT(a)")),
     ),
 }
 
