@@ -25,10 +25,13 @@ SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its inte
 Facts = dict[str, Any]
 Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
-OVER = "over the contribution bound and are in no number"
-OF_SHOWN = "of the groups that are shown, "  # rows of others are in no number anyway
+OVER = "are in no number: they were over the contribution bound"
+OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
 REPEATS = "rows with which a unit repeats a group that counts it are not among them"
-OF_ONE_UNIT = "intervals hold what many units lost by that, not what one of them alone did"
+ALLOWED = (
+    "intervals allow each group three times its share of these: the true number of a group that"
+    " lost more, as one may by a single unit with many rows, can lie outside"
+)
 
 
 def numbers_of(names: Sequence[str]) -> list[str]:
@@ -102,28 +105,27 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
     about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
     return (
-        f"{OF_SHOWN if 'cut_of' in facts else ''}{_rows_over(cut)}{f'; {about}' if units else ''}"
-        f"{f'; {OF_ONE_UNIT}' if facts.get('true_intervals') else ''}"
+        f"{_rows_over(cut, OF_SHOWN if 'cut_of' in facts else '')}{f'; {about}' if units else ''}"
+        f"{f'; {ALLOWED}' if facts.get('true_intervals') else ''}"
     )
 
 
-def _rows_over(cut: Facts) -> str:
+def _rows_over(cut: Facts, whose: str) -> str:
     """How many rows were cut. Where noise alone might say so, only how many at most."""
     if (
         "each" not in cut
     ):  # a release of an earlier version, whose upper bound held in some cases only
-        return f"about {cut['rows']:,.0f} rows were {OVER}{_part(cut, 'share')} (with noise)"
+        return f"about {cut['rows']:,.0f} rows{whose}{_part(cut, 'share')} {OVER} (with noise)"
     most = f"{cut['high']:,.0f}"
-    sure = f"with 95 % confidence, of each unit its first {cut['each']:,d} such rows"
+    sure = f"with 95 % confidence, counting of each unit its first {cut['each']:,d} such rows"
     if cut["rows"] <= 2 * cut["sd"]:
-        return f"up to {most} rows were {OVER}{_part(cut, 'share_high')} ({sure})"
-    told = f"about {cut['rows']:,.0f} rows were {OVER}{_part(cut, 'share')}"
+        return f"up to {most} rows{whose}{_part(cut, 'share_high')} {OVER} ({sure})"
+    told = f"about {cut['rows']:,.0f} rows{whose}{_part(cut, 'share')} {OVER}"
     return f"{told} (with noise; at most {most} {sure})"
 
 
 def _part(cut: Facts, name: str) -> str:
-    most = "at most " if name == "share_high" else ""
-    return f", {most}{cut[name]:.1%} of the rows of these groups" if name in cut else ""
+    return f" ({cut[name]:.1%} of their rows)" if name in cut else ""
 
 
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:

@@ -1,6 +1,7 @@
 """Rows over the bound, told privately: one unit moves the bands no further than is charged."""
 
 import json
+import re
 from collections import Counter
 from fractions import Fraction
 
@@ -27,6 +28,8 @@ from streamveil.dataflow.cut_rows import (
     cut_in,
     told,
 )
+from streamveil.dataflow.outputs import Estimate, Output
+from streamveil.dataflow.release_tables import with_cut
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
 from streamveil.release_metadata import FACTS, cut_sentence
@@ -178,7 +181,7 @@ def test_rows_of_groups_that_are_not_shown_wait_until_they_are(monkeypatch):
         again = State.from_arrays(state.to_arrays(), spans, width)
     assert shown == [1, 1, 2, 2]
     assert lost.total() > sum(counted[::2]).sum() + 1_000
-    assert cut_sentence(facts(one)).startswith("of the groups that are shown, about ")
+    assert re.match("about [0-9,]+ rows of the groups that are shown", cut_sentence(facts(one)))
 
 
 def test_a_share_of_zero_counts_nothing_and_costs_nothing():
@@ -235,8 +238,8 @@ def test_the_bound_holds_whatever_the_noise_shows(filled):
 def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (800, 1900))
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
-    assert said[0].startswith("up to 2,500 rows were over the contribution bound")
-    assert said[1].startswith("about 1,900 rows were over the contribution bound")
+    assert said[0].startswith("up to 2,500 rows are in no number: they were over the contribution")
+    assert said[1].startswith("about 1,900 rows are in no number: they were over the contribution")
 
 
 def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():
@@ -246,6 +249,22 @@ def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():
         _, releases = run(operator, tables(), SeededNoise(5))
         row = next(r for r in releases[-1].table.to_pylist() if r["k"] == 1)
         assert (row["n_low"] <= true <= row["n_high"]) is holds
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6)), min_size=1, max_size=40))
+def test_groups_beyond_true_intervals_hold_less_than_a_third_of_the_rows(groups):
+    kept, lost = np.array(groups, np.float64).T
+    plain = Estimate(kept, np.zeros(len(kept)), kept, kept)
+    output = Output(name="n", function="count", lanes=(0,))
+    high = with_cut(plain, output, lost.sum() / kept.sum()).high
+    assert kept[kept + lost > high * (1 + 1e-9)].sum() <= kept.sum() / 3
+
+
+def test_a_release_says_what_its_true_intervals_do_not_hold():
+    _, [release] = run(query(steps=1, intervals="true"), tables(steps=1), SilentNoise())
+    assert "can lie outside" in cut_sentence(facts(release))
+    _, [release] = run(query(steps=1), tables(steps=1), SilentNoise())
+    assert "can lie outside" not in cut_sentence(facts(release))
 
 
 def test_a_release_does_not_depend_on_the_order_in_which_keys_came():
@@ -322,4 +341,4 @@ def test_no_share_is_told_over_no_rows():
     assert not {"share", "share_high"} & {*facts(release)["cut"]}
     said = cut_sentence(facts(release))
     assert said.startswith("up to ")
-    assert "of the rows of these groups" not in said
+    assert "of their rows" not in said

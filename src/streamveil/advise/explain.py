@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from streamveil.calendars import Cells, clock_of
 from streamveil.compiler import is_sketched
 from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
-from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.group_by import OF_MANY, compile_plan
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
 from streamveil.core.accounting import exact
 from streamveil.core.accounting.guarantee import Guarantee, rounded_up
@@ -40,6 +40,7 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.options import Option
+from streamveil.release_metadata import ALLOWED
 
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit
@@ -531,11 +532,14 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     """What the noise interval does not cover."""
     notes: dict[str, list[str]] = {}
     for output in operator.outputs:
-        note = output.clamped or ONE_ROW if operator.uncut else output.bias
+        cut = output.bias.removesuffix(f"; {OF_MANY}")
+        note = output.clamped or ONE_ROW if operator.uncut else cut
         notes.setdefault(note, []).append(output.name)
     rows = [(", ".join(names), note) for note, names in notes.items()]
     if operator.aggregation.cut is not None and not operator.uncut:
         rows.append(("told with each release", "a private count of the rows over the bound"))
+    if operator.true_intervals:
+        rows.append(("intervals = 'true'", ALLOWED))
     return tuple(rows)
 
 

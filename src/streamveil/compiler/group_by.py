@@ -47,13 +47,13 @@ from streamveil.plan.look import (
     rows_of_a_group,
 )
 from streamveil.plan.options import Option
-from streamveil.release_metadata import OF_ONE_UNIT
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
 SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
 MOST_LEVELS = 12
 MOST_LOOKED = Fraction(1, 2)
 BY_FORECAST = "the bound chosen by forecast"
+OF_MANY = "intervals hold what many units lost by that, not what one of them alone did"
 
 
 def check_public(operator: Operator, schema: pa.Schema) -> None:
@@ -386,7 +386,7 @@ class Compiler:
         if aggregate.low is not None:
             note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
         if options.INTERVALS.of(self.plan.options) == "true":
-            note += f"; {OF_ONE_UNIT}"
+            note += f"; {OF_MANY}"  # as kept states were charged for it; `ALLOWED` is told
         return note
 
     def _limits(self) -> list[str]:

@@ -25,16 +25,23 @@ from streamveil.types import Array, Bool, Float64
 
 # ---- intervals that cover cut rows too
 
-UNEVEN = 3.0  # times as many rows as on average that a group may have lost; chosen by measurement
+UNEVEN = 3.0  # times its share of the cut rows that a group may have lost; chosen by measurement
 FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins
 COVERED = ("count", "count_units", "count_distinct", "sum")
 
 
 def with_cut(answer: Estimate, output: Output, odds: float | Float64[Array, " keys"]) -> Estimate:
-    """An interval that also holds the rows that contribution bounding cut.
+    """An interval that also holds the rows that contribution bounding cut, three times its share.
 
     `odds`: cut rows per row that was kept, over all shown groups. Which groups lost them is not
-    known: the interval allows each `UNEVEN` times its share. Sums of values of one sign only.
+    known: a group that lost more lies beyond its interval, which is said beside the number
+    (`ALLOWED`). Sums of values of one sign only.
+
+    Guarantee: where `odds` hold the cut rows, groups that lost more have less than a third of the
+        kept rows of the shown groups, whatever the data. In a sum a cut row counts as a kept one.
+    Proof: L rows were cut of groups that kept K. Those that each lost more than 3 L / K times what
+        they kept, k rows together, lost more than 3 k L / K together and at most L: k < K / 3. What
+        a group kept is below the end of its interval; K is known up to the noise of all groups.
     """
     more = UNEVEN * odds
     rises = output.function != "sum" or output.low >= 0
