@@ -241,8 +241,8 @@ INTERVALS = Option(
     "intervals",
     "word",
     "'noise'",
-    "what intervals cover: the 'noise' alone, or the 'true' answer over all rows, those over the "
-    "contribution bound too",
+    "what intervals cover: the 'noise' alone, or the 'true' answer over all rows, with three times "
+    "a group's share of those over the contribution bound",
     value="noise",
     reason="covers the noise; 'true' also the cut rows",
     part_of=(GROUP_BY,),
