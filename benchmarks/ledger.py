@@ -26,9 +26,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Zcdp
-from streamveil.core.accounting.neighbours import Neighbours
 
 USER = Neighbours("user_id")
 USER_DAY = Neighbours("user_id", period=timedelta(days=1))

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.sketches import Layout, LazySketch
 from streamveil.sketches.hashing import Kind
 from streamveil.sketches.keys import Keys, key_words, weight_words

@@ -51,7 +51,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.accounting import Budget
 from streamveil.dataflow.stages import BOUNDED
-from streamveil.engines.embedded import LARGE, within
+from streamveil.engines import LARGE, within
 from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.progress import peak_bytes, resident_bytes

@@ -30,8 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.plain_sketches import CountMin, LinearSketch, PunctualSketch
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise
 from streamveil.sketches import (
     HeavyHitters,

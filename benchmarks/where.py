@@ -31,11 +31,11 @@ from matplotlib import pyplot as plt
 
 import as_run
 from clicks import Clicks
+from streamveil import engines
 from streamveil.compiler import by_unit, numbering
 from streamveil.compiler.by_unit import ByUnit
 from streamveil.dataflow import grouping, stages
-from streamveil.engines import embedded
-from streamveil.engines.embedded import EmbeddedGroupBy
+from streamveil.engines import EmbeddedGroupBy
 from streamveil.plan import Bounding
 from streamveil.runtime import changed_query, job, run, survey
 from streamveil.runtime.schedule import MicroBatches
@@ -61,7 +61,7 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("name units", grouping, ("prepare_batch",)),
     ("look up keys", stages, ("recognised",)),
     ("unit stage", EmbeddedGroupBy, ("bound",)),
-    ("unit stage", embedded, ("share_of", "decide", "make_room")),  # in other threads, too
+    ("unit stage", engines, ("share_of", "decide", "make_room")),  # in other threads, too
     ("witness", stages, ("pass_witnessed",)),
     ("key stage", stages, ("enter_keys", "remember", "keep", "add")),
     ("rest of the fold", EmbeddedGroupBy, ("fold",)),

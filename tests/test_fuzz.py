@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.advise.explain import explain
+from streamveil.advise import explain
 from streamveil.core.noise import SilentNoise
 from streamveil.errors import StreamveilError
 from streamveil.sql.sql import parse_script

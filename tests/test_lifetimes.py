@@ -13,7 +13,7 @@ import streamveil as sv
 from streamveil import cli
 from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Ledger
-from streamveil.api.query import Query
+from streamveil.api import Query
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, rounded_up

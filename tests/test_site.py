@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import streamveil as sv
+from streamveil.api import RUN_OPTIONS, Query
 from streamveil.api.builder import Stream
-from streamveil.api.query import RUN_OPTIONS, Query
 from streamveil.api.table_builder import Table
 from streamveil.results.answers import Answers
 from streamveil.runtime.run import prepared

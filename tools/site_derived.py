@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from math import exp, hypot, sqrt
 from typing import Any
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.dynamic.signed_counter import root_sensitivity
 from streamveil.linear import Direct, Marginals, Residuals
 from streamveil.sketches import LazySketch

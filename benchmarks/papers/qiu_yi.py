@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Pure
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic import FullyDynamic, Hybrid, Tree

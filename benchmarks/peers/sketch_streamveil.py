@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 from asking import run_weekly
 
 import streamveil as sv
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Neighbours
 
 
 def ask(path, epsilon, delta, _groups, _rows, names):

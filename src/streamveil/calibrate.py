@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from streamveil.core.accounting import Budget, Number, exact_between
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
-from streamveil.core.counters import Counter
-from streamveil.core.counters.correlated_noise import check_moved
+from streamveil.core.counters import Counter, check_moved
 from streamveil.core.sensitivity import root_up
 from streamveil.errors import BudgetError, PlanError, require_positive
 from streamveil.types import Exact

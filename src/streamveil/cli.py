@@ -66,7 +66,7 @@ from streamveil.sql.sql import PlannedJoint
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
-    from streamveil.advise.explain import Explanation
+    from streamveil.advise import Explanation
     from streamveil.advise.explain_memory import Limit
     from streamveil.runtime.watch import Watch
 
@@ -596,7 +596,7 @@ def print_explanation(
     plan: Plan | JointPlan, *, forecast: bool, as_json: bool, limit: Limit | None = None
 ) -> None:
     """Text for people, or JSON for programs."""
-    from streamveil.advise.explain import explain as describe
+    from streamveil.advise import explain as describe
 
     def made() -> Explanation:
         if isinstance(plan, JointPlan):

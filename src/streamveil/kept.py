@@ -35,7 +35,7 @@ ROOMS = (
     "core",
     "counters",
     "dataflow",
-    "optimize.py",
+    "core/counters/rational.py",
     "plan",
 )  # searches
 FOLDER = "STREAMVEIL_CACHE"

@@ -20,9 +20,8 @@ from streamveil import accounts
 from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.calibrate import gaussian_mu
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, StoreError
 from tests.losses import approx
 

@@ -17,9 +17,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.accounting import Budget, convert
+from streamveil.core.accounting import Budget, Neighbours, convert
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError
 from tests.losses import approx
 

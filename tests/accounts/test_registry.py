@@ -18,9 +18,8 @@ import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.accounts.registry import SECTORS, STATUS, Publisher, entry
 from streamveil.cli import app
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Pure, Zcdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import PlanError
 from tests.losses import approx
 

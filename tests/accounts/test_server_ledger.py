@@ -18,9 +18,8 @@ from streamveil import cli
 from streamveil.accounts import server_journal
 from streamveil.accounts.ledger import Ledger
 from streamveil.accounts.server_journal import TABLE, ServerJournal, lock_of
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Zcdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.runtime.run import run
 from streamveil.sql.sql import parse_script

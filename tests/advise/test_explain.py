@@ -8,7 +8,7 @@ import pytest
 
 import streamveil.api.builder as sv
 from streamveil import sql
-from streamveil.advise.explain import explain, mechanism_rows, published_chance, shown_triggers
+from streamveil.advise import explain, mechanism_rows, published_chance, shown_triggers
 from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import threshold_of

@@ -36,12 +36,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import streamveil as sv
-from streamveil import terminal
+from streamveil import engines, terminal
 from streamveil.audit.laid_open import replaced
 from streamveil.core.noise import SeededNoise
 from streamveil.dashboard import write
 from streamveil.dataflow import grouping
-from streamveil.engines import embedded
 from streamveil.plan import SinkSpec
 from streamveil.release_metadata import numbers_of
 from streamveil.runtime import schedule
@@ -52,7 +51,7 @@ SECRET = 7
 FORMATS = ("parquet", "csv", "json")
 SMALL = (  # sizes from which on rows and units are treated otherwise
     (schedule, "SPILL_BYTES", 500), (schedule, "MOST_WAITING", 5), (grouping, "LARGE", 2),
-    (embedded, "LARGE", 4), (embedded, "WORTH_THREADS", 2),
+    (engines, "LARGE", 4), (engines, "WORTH_THREADS", 2),
 )  # fmt: skip
 
 

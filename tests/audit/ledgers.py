@@ -7,9 +7,8 @@ import numpy as np
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.audit import ledger_account
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError
 
 DAY, PEOPLE = Neighbours("user", period=timedelta(days=1)), Neighbours("user")

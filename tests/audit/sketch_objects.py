@@ -12,8 +12,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from benchmarks.plain_sketches import PunctualSketch
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise
 from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch
 from streamveil.types import Array

@@ -7,9 +7,8 @@ import pytest
 from streamveil.accounts.ledger import Ledger
 from streamveil.changing_tables import operator as tables
 from streamveil.commands.audit import REFUTED
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.runtime import survey
 from tests.test_commands import call
 

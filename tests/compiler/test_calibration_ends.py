@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.advise.explain import explain
+from streamveil.advise import explain
 from streamveil.compiler.sizing import least_sigma
 from streamveil.core.accounting import Budget
 from streamveil.core.release import WeightRule, weighted_loss

@@ -244,7 +244,7 @@ def test_options_that_are_given_win_over_the_forecast():
 
 
 def test_explain_forecasts_all_groups_where_sizes_are_expected():
-    from streamveil.advise.explain import explain
+    from streamveil.advise import explain
 
     made = planned(**EXPECTED, expected_repeats=0.1)
     text = str(explain(made, forecast=True))

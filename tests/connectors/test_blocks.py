@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamveil.connectors import blocks
-from streamveil.connectors.blocks import BLOCK, LARGE_BYTES, write_all
+from streamveil import disk
+from streamveil.disk import BLOCK, LARGE_BYTES, write_all
 
 REAL_WRITE = os.write
 DATA = np.random.default_rng(1).integers(0, 256, 3 * LARGE_BYTES + 777, np.uint8).tobytes()
@@ -47,12 +47,12 @@ def test_all_bytes_arrive(tmp_path: Path, size: int, start: int) -> None:
 def test_large_writes_go_past_the_cache_from_a_block_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not blocks.DIRECT:
+    if not disk.DIRECT:
         pytest.skip("no such writes on this system")
     seen: list[tuple[bool, int]] = []
 
     def watched(fd: int, data: Any) -> int:
-        seen.append((bool(fcntl.fcntl(fd, fcntl.F_GETFL) & blocks.DIRECT), len(data)))
+        seen.append((bool(fcntl.fcntl(fd, fcntl.F_GETFL) & disk.DIRECT), len(data)))
         return REAL_WRITE(fd, data)
 
     monkeypatch.setattr(os, "write", watched)
@@ -77,7 +77,7 @@ def faulty(at: int, strike: Callable[[int, Any], int]) -> Callable[[int, Any], i
 
 def short(fd: int, data: Any) -> int:
     """Some bytes, no whole block."""
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~blocks.DIRECT)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~disk.DIRECT)
     return REAL_WRITE(fd, bytes(data[: BLOCK + 100]))
 
 
@@ -90,7 +90,7 @@ def refused(_fd: int, _data: Any) -> int:
 def test_what_is_cut_short_or_refused_goes_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, strike: Any
 ) -> None:
-    monkeypatch.setattr(blocks, "ROOM_BYTES", 1 << 17)
+    monkeypatch.setattr(disk, "ROOM_BYTES", 1 << 17)
     monkeypatch.setattr(os, "write", faulty(at, strike))
     assert write(tmp_path / "x", len(DATA)) == DATA
 
@@ -105,16 +105,16 @@ def test_an_error_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_system_without_such_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "DIRECT", 0)
+    monkeypatch.setattr(disk, "DIRECT", 0)
     assert write(tmp_path / "x", len(DATA)) == DATA
 
 
 def test_what_lies_in_whole_pages_is_written_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with blocks.room(len(DATA)) as own:
+    with disk.room(len(DATA)) as own:
         own[: len(DATA)] = DATA
-        monkeypatch.setattr(blocks, "gathered", None)
+        monkeypatch.setattr(disk, "gathered", None)
         fd = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
         assert write_all(fd, [own[: len(DATA)]]) == len(DATA)
         os.close(fd)
@@ -125,25 +125,25 @@ def test_rooms_are_apart_while_they_are_used_and_used_again_afterwards() -> None
     def place(own: memoryview) -> int:
         return int(np.frombuffer(own, np.uint8).__array_interface__["data"][0])
 
-    with blocks.room(1000) as one, blocks.room(1000) as other:
+    with disk.room(1000) as one, disk.room(1000) as other:
         places = {place(one), place(other)}
         assert len(places) == 2
-    with blocks.room(500) as one, blocks.room(1500) as other:
+    with disk.room(500) as one, disk.room(1500) as other:
         assert {place(one), place(other)} == places
-    with blocks.room(2 * blocks.KEPT_BYTES) as large:
-        assert len(large) >= 2 * blocks.KEPT_BYTES
-    with blocks.room(1) as one:
-        assert len(one) <= blocks.KEPT_BYTES
+    with disk.room(2 * disk.KEPT_BYTES) as large:
+        assert len(large) >= 2 * disk.KEPT_BYTES
+    with disk.room(1) as one:
+        assert len(one) <= disk.KEPT_BYTES
 
 
 def test_a_room_is_used_again_and_the_smallest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_kept", [])
-    with blocks.room(BLOCK) as small, blocks.room(100 * BLOCK) as large:
+    monkeypatch.setattr(disk, "_kept", [])
+    with disk.room(BLOCK) as small, disk.room(100 * BLOCK) as large:
         sizes = [len(small), len(large)]
         small[:1], large[:1] = b"s", b"l"
     for size, mark in [(BLOCK, b"s"), (50 * BLOCK, b"l"), (2, b"s"), (100 * BLOCK, b"l")]:
-        with blocks.room(size) as again:
+        with disk.room(size) as again:
             assert bytes(again[:1]) == mark
-    with blocks.room(1000 * BLOCK) as larger:
+    with disk.room(1000 * BLOCK) as larger:
         assert len(larger) > max(sizes)
-    assert sorted(map(len, blocks._kept)) == sorted([sizes[0], len(larger)])
+    assert sorted(map(len, disk._kept)) == sorted([sizes[0], len(larger)])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from streamveil.connectors import blocks
+from streamveil import disk
 
 DATA = np.random.default_rng(1).integers(0, 256, 1 << 16, np.uint8)
 
@@ -22,10 +22,10 @@ def library(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setitem(sys.modules, "isal.isal_zlib", None)  # cannot be imported
         else:
             pytest.importorskip("isal.isal_zlib")
-        importlib.reload(blocks)
-        assert (blocks.crc32 is zlib.crc32) == (request.param == "zlib")
+        importlib.reload(disk)
+        assert (disk.crc32 is zlib.crc32) == (request.param == "zlib")
         yield
-    importlib.reload(blocks)
+    importlib.reload(disk)
 
 
 @pytest.mark.usefixtures("library")
@@ -34,6 +34,6 @@ def test_the_values_are_those_of_zlib() -> None:
         for start in range(0, 20, 3):
             part, before = DATA[start : start + size], zlib.crc32(DATA[:start])
             for given in (part.data, part.tobytes(), bytearray(part)):
-                assert blocks.crc32(given) == zlib.crc32(given)
-                assert blocks.crc32(given, before) == zlib.crc32(given, before)
-            assert blocks.crc32(part.data, before) == zlib.crc32(DATA[: start + size])
+                assert disk.crc32(given) == zlib.crc32(given)
+                assert disk.crc32(given, before) == zlib.crc32(given, before)
+            assert disk.crc32(part.data, before) == zlib.crc32(DATA[: start + size])

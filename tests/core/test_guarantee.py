@@ -22,7 +22,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.core.accounting import Budget, convert
+from streamveil.core.accounting import Budget, Neighbours, convert
 from streamveil.core.accounting.coin_table import COIN, CoinTable
 from streamveil.core.accounting.guarantee import (
     NOTHING,
@@ -32,7 +32,6 @@ from streamveil.core.accounting.guarantee import (
     Pure,
     Zcdp,
 )
-from streamveil.core.accounting.neighbours import Neighbours
 from tests.losses import approx
 
 DAY = timedelta(days=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamveil.core.accounting.neighbours import RELATIONS, Neighbours, duration
+from streamveil.core.accounting import RELATIONS, Neighbours, duration
 
 DAY = timedelta(days=1)
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from streamveil import linear
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import KeyedNoise, Place, SeededNoise, SilentNoise
 from streamveil.counters import choose, skip
 from streamveil.dynamic import DisjointDoubling, GrowingClassifier, LiveTable, Rerun

@@ -6,8 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from streamveil.core.counters import kernels
-from streamveil.core.counters.correlated_noise import U
+from streamveil.core.counters import U, kernels
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.core.noise.samplers import Asked
 from streamveil.counters import Blt, BltCounter, best_blt

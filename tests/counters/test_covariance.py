@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamveil.core.counters import correlated_noise, kernels
+from streamveil.core import counters
+from streamveil.core.counters import kernels
 from streamveil.core.noise import Place, SilentNoise
 from streamveil.counters import (
     AnytimeBltCounter,
@@ -47,7 +48,7 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
         impulse[unit.step] = spread
         return offset + impulse
 
-    for module in (kernels, correlated_noise, toeplitz):
+    for module in (kernels, counters, toeplitz):
         monkeypatch.setattr(module, "gaussian_about", unit)
     state, estimates = counter.init(horizon), []
     for t in range(horizon):

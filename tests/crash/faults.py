@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamveil.connectors.blocks import DIRECT
+from streamveil.disk import DIRECT
 
 Kind = Literal["kill", "short and kill", "kill after", "short", "ENOSPC", "EIO", "fsync"]
 KINDS: tuple[Kind, ...] = (

@@ -17,12 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from streamveil import accounts
+from streamveil import accounts, disk, engines
 from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Moment
-from streamveil.connectors import blocks
-from streamveil.connectors.blocks import LARGE_BYTES
-from streamveil.engines import embedded as group_by
+from streamveil.disk import LARGE_BYTES
 from streamveil.runtime import account, frame, live_joins
 from streamveil.runtime import job as job_module
 from streamveil.runtime.archive import ARCHIVE, committed, contents
@@ -39,7 +37,7 @@ from tests.runtime import toy
 EVERY_FEW_BATCHES = CheckpointPolicy(log_bytes=1500, log_per_state=0)
 GRADUALLY = CheckpointPolicy(log_bytes=12_000, log_per_state=0)
 EVERY_FEW_BLOCKS = CheckpointPolicy(log_bytes=10_000, log_per_state=0)
-LARGE = group_by.LARGE
+LARGE = engines.LARGE
 ROOT = Path(__file__).parents[2]
 SURVIVED, FAULTED, UNTOUCHED = 0, 70, 71  # exit statuses
 
@@ -59,7 +57,7 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         if name == "joined":
             live_joins.LEAST_BYTES = 4_000  # so that a file of kept rows is followed by a next one
         if name == "divided visits":
-            policy, group_by.LARGE = GRADUALLY, 1
+            policy, engines.LARGE = GRADUALLY, 1
         with Job(folder / "state", work, toy.SEEDED, policy=policy) as job:
             for _ in job:
                 pass
@@ -74,13 +72,13 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         return FAULTED
     finally:
         large_from(LARGE_BYTES)
-        group_by.LARGE, job_module.HELD_BYTES = LARGE, held
+        engines.LARGE, job_module.HELD_BYTES = LARGE, held
     return SURVIVED if fault is None or count() >= fault.at else UNTOUCHED
 
 
 def large_from(size: int) -> None:
     """From how many bytes on writes go past the page cache, in whole blocks."""
-    blocks.LARGE_BYTES = frame.LARGE_BYTES = size
+    disk.LARGE_BYTES = frame.LARGE_BYTES = size
 
 
 def note(path: Path, answer: str) -> None:

@@ -266,6 +266,6 @@ def work(name: str, folder: Path) -> Work:
 
 def swept(operator: Any, scratch: Path, limit: int | None = SWEPT_BYTES) -> Any:
     """The same operator with so little memory that units are swept from disk."""
-    from streamveil.engines.embedded import Room, embedded
+    from streamveil.engines import Room, embedded
 
     return embedded(operator, Room(limit, scratch))

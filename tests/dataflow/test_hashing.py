@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.dataflow import hashing
-from streamveil.dataflow.hashing import first_words, name_column, name_columns, secret_words
-from streamveil.dataflow.siphash import siphash_many
+from streamveil.dataflow.hashing import (
+    first_words,
+    name_column,
+    name_columns,
+    secret_words,
+    siphash_many,
+)
 from tests.dataflow.twins import sip128
 
 KEY = bytes(range(32))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil import engines
 from streamveil.core.noise import SeededNoise
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import aggregate, bounding, grouping, stages, witness
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import Passed, UnitTable, unit_stage
-from streamveil.engines import embedded as embedded_group_by
-from streamveil.engines.embedded import PartedTable, Room, embedded
+from streamveil.engines import PartedTable, Room, embedded
 from streamveil.errors import WitnessError
 from streamveil.plan import Aggregate, Window
 from tests.dataflow.streams import batches, compile_plan, plan_of, run
@@ -252,7 +252,7 @@ def folded(tmp_path, engine=True):
 @pytest.mark.usefixtures("everyone")
 @pytest.mark.parametrize("large", [1, 1 << 15])
 def test_is_silent_in_the_embedded_engine(tmp_path, monkeypatch, large):
-    monkeypatch.setattr(embedded_group_by, "LARGE", large)
+    monkeypatch.setattr(engines, "LARGE", large)
     state = folded(tmp_path)
     assert isinstance(state.units[0], PartedTable) == (large == 1)
 
@@ -292,7 +292,7 @@ def test_stops_a_division_that_loses_units(tmp_path, monkeypatch):
         lambda table, room, none: empty(UnitTable.of(table.shape, 64), room, none),
     )  # fmt: skip
     monkeypatch.setattr(
-        embedded_group_by.EmbeddedGroupBy,
+        engines.EmbeddedGroupBy,
         "_divides",
         lambda self, state, table, rows: table.units > 0,
     )

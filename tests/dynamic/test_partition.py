@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.qiu_yi import Squaring
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Neighbours
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.dynamic import FullyDynamic, InsertionOnly
 from streamveil.dynamic.partition import TimeVarying

@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork

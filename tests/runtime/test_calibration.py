@@ -12,7 +12,7 @@ import pytest
 import streamveil as sv
 from streamveil.compiler import group_by as compiling
 from streamveil.compiler import operator_of
-from streamveil.engines.embedded import within
+from streamveil.engines import within
 from streamveil.errors import StoreError
 from streamveil.runtime.formats import calibration, words
 from streamveil.runtime.run import run

@@ -10,8 +10,7 @@ import pytest
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.compiler.group_by import compile_plan
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import changed_query

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.connectors.blocks import BLOCK
+from streamveil.disk import BLOCK
 from streamveil.runtime import checkpoint, frame
 from streamveil.runtime.checkpoint import CopyBuffer, needed
 

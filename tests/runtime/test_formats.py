@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamveil import cli
+from streamveil import cli, disk
 from streamveil.errors import StoreError
-from streamveil.runtime import disk, formats, store
+from streamveil.runtime import formats, store
 from streamveil.runtime.formats import OperatorUpgrade
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.rekey import rekey

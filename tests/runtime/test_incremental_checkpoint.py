@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamveil.connectors.blocks import BLOCK
+from streamveil.disk import BLOCK
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint
 from streamveil.runtime.checkpoint import SPREAD, CopyBuffer, IncrementalCheckpoint

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
-from streamveil.api.query import Query
+from streamveil.api import Query
 from streamveil.batch import Release
 from streamveil.core.noise import SilentNoise
 from streamveil.errors import PlanError

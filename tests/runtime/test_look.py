@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
-from streamveil.advise.explain import explain
+from streamveil.advise import explain
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
 from streamveil.core.noise import KeyedNoise, SeededNoise

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import streamveil
-from streamveil.batch import Moment
-from streamveil.connectors.content import alike
+from streamveil.batch import Moment, alike
 from streamveil.core.noise import SeededNoise
 from streamveil.runtime.published import of_state
 from streamveil.runtime.run import run

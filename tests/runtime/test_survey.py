@@ -20,7 +20,7 @@ from streamveil.compiler.group_sizes import (
 )
 from streamveil.compiler.numbering import Numbering, taken
 from streamveil.compiler.unit_sample import LEVELS, UnitSample
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.look import HISTOGRAM, LAWS

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from streamveil.connectors.content import alike, is_real, norm
+from streamveil.batch import alike, is_real, norm
 from streamveil.connectors.sinks import WRITERS
 from streamveil.release_metadata import FACTS
 from streamveil.runtime import frame

@@ -13,9 +13,8 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.compiler import operator_of
 from streamveil.compiler.by_unit import middle_of_each
 from streamveil.compiler.numbering import taken
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
 from streamveil.plan.look import WIDEST, divided, in_any_case, look_share, with_look

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from streamveil.accounts.ledger import Ledger
 from streamveil.cli import app
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import StoreError
 from streamveil.runtime.job import Job
 from streamveil.runtime.rejects import Routing

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors.blocks import BLOCK
+from streamveil.disk import BLOCK
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, frame, wal
 from streamveil.runtime.checkpoint import CopyBuffer

@@ -13,9 +13,8 @@ import pyarrow as pa
 from streamveil.batch import Batch, Release
 from streamveil.connectors import Sink
 from streamveil.connectors.rejected_rows import MALFORMED, rejected_lines
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Guarantee
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import Noise, SeededNoise
 from streamveil.errors import StoreError
 from streamveil.runtime.job import Work

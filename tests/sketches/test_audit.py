@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise.bulk.keystream import HOW
 from streamveil.sketches import LazySketch
 from tests.sketches.test_cells import dense

@@ -6,8 +6,7 @@ import typing
 import numpy as np
 import pytest
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.sketches import HeavyHitters, Layout, PublishedHierarchy, PublishedSketch
 from streamveil.sketches import heavy_hitters as module

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.counters import cell_kernels as kernels
 from streamveil.core.counters.cells import FITS, LONGEST, CellCounter
 from streamveil.sketches import LazySketch

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.plain_sketches import LinearSketch, PunctualSketch
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import KeyedNoise, SeededNoise, SilentNoise
 from streamveil.errors import HorizonError, StoreError
 from streamveil.sketches import LazySketch

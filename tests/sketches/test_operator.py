@@ -9,8 +9,7 @@ import pytest
 from streamveil.batch import Batch
 from streamveil.calendars import Cells
 from streamveil.compiler.sketch import sized_finder, sized_sketch, sized_texts
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import Operator

@@ -5,8 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise.bulk.gaussian import distance
 from streamveil.sketches import HeavyHitters, LazySketch
 from streamveil.sketches.privacy import squared_change

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.plain_sketches import CountMin, PunctualSketch
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise
 from streamveil.sketches import LazySketch
 

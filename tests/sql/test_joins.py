@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.api.query import Query
+from streamveil.api import Query
 from streamveil.audit.worst import search
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.sketch import compile_sketch

@@ -13,15 +13,14 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 import streamveil as sv
-from streamveil.accounts.journal import Journal
+from streamveil.accounts import Journal
 from streamveil.accounts.ledger import Ledger
 from streamveil.api.builder import query_of
 from streamveil.api.joint import JointQuery
 from streamveil.batch import Release
 from streamveil.cli import app
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noisy import public
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.release_metadata import numbers_of

@@ -28,9 +28,8 @@ import pyarrow.parquet as pq
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Release
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Pure, Zcdp
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.engines.spark import shards
 from streamveil.plan import Plan
 from streamveil.runtime import formats, store

@@ -60,7 +60,7 @@ def measured(ledger: Ledger) -> tuple[str, float]:
 
     >>> from streamveil.core.accounting import Budget
     >>> from streamveil.core.accounting.guarantee import Zcdp
-    >>> from streamveil.core.accounting.neighbours import Neighbours
+    >>> from streamveil.core.accounting import Neighbours
     >>> with Ledger.open(None, Budget(rho=1), Neighbours("user")) as ledger:
     ...     ledger.charge("a", Zcdp(0.75))
     ...     measured(ledger)

@@ -10,11 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from streamveil import accounts
-from streamveil.accounts import Amounts, Cost, Periods, PeriodTotals
-from streamveil.accounts.journal import START, Journal, Record
-from streamveil.core.accounting import Budget
+from streamveil.accounts import START, Amounts, Cost, Journal, Periods, PeriodTotals, Record
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 
 if TYPE_CHECKING:

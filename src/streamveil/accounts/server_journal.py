@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from streamveil.accounts.journal import ENCODER, START, Record, altered, chain, checked
+from streamveil.accounts import ENCODER, START, Record, altered, chain, checked
 from streamveil.connectors.postgres_server import PostgresServer
 from streamveil.errors import PlanError, SourceError, StoreError, require_file_name
 

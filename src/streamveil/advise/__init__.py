@@ -1,1 +1,679 @@
-"""What a plan promises and how well it will answer: reads plans and public samples."""
+"""What a query promises and how well it can answer, before any row is read.
+
+Everything here is computed from the compiled mechanisms: the guarantee from their noise scales, the
+noise of a release from their matrices, the thresholds from the selection. Nothing is typed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from html import escape
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from streamveil.calendars import Cells, clock_of
+from streamveil.compiler import is_sketched
+from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
+from streamveil.compiler.group_by import OF_MANY, compile_plan
+from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
+from streamveil.core.accounting import exact
+from streamveil.core.accounting.guarantee import Guarantee, rounded_up
+from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.core.selection.total_test import TotalTest
+from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.bounding import Shape
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.windows import Schedule, better_start
+from streamveil.display import STYLE
+from streamveil.errors import visible_lines
+from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
+from streamveil.plan.look import (
+    MOST_RELEASES,
+    can_look,
+    first_alone,
+    in_units,
+    is_open,
+    look_share,
+    open_values,
+    with_look,
+)
+from streamveil.plan.options import Option
+from streamveil.release_metadata import ALLOWED
+
+if TYPE_CHECKING:
+    from streamveil.advise.explain_memory import Limit
+    from streamveil.changing_tables.operator import ChangingTable
+    from streamveil.plan.joint import JointPlan
+    from streamveil.sketches.operator import SketchQuery
+
+
+def explain_joint(joint: JointPlan, together: Guarantee, *, forecast: bool = False) -> Explanation:
+    """Describes every answer, and before them what all of them come to."""
+    each = [explain(part, forecast=forecast) for part in joint.parts]
+    delta = sum(exact("delta", part.budget.quoted_delta) for part in joint.parts)
+    costs = [(part.name, made.facts["epsilon"], made.facts["delta"])
+             for part, made in zip(joint.parts, each, strict=True)]  # fmt: skip
+    total = together.epsilon(delta)
+    rows = [(name, f"epsilon = {rounded_up(epsilon)}, delta = {lost:.3g}")
+            for name, epsilon, lost in (*costs, ("all together", total, float(delta)))]  # fmt: skip
+    sections = [Section("PRIVATE ANSWERS (each is charged for itself)", tuple(rows))]
+    for part, made in zip(joint.parts, each, strict=True):
+        sections += [replace(one, title=f"{part.name}: {one.title}") for one in made.sections]
+    words = tuple((post.words,) for post in joint.post)
+    free = "POST-PROCESSING (of the releases of all answers: it costs nothing)"
+    sections += [Section(free, words)] if words else []
+    facts = {
+        "epsilon": total, "delta": float(delta), "guarantee": together.to_dict(),
+        "parts": {part.name: made.facts for part, made in zip(joint.parts, each, strict=True)},
+    }  # fmt: skip
+    return Explanation(together.sentence(delta), tuple(sections), facts)
+
+
+FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
+FILL = 0.75  # share of a hash table in use, between two steps of its growth
+KEY_BYTES = 50  # taken for a key: a number with what finds it, or a text
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table of texts; the first row may be a heading."""
+
+    title: str
+    rows: tuple[Row, ...]
+    heading: Row | None = None
+
+    def html(self) -> str:
+        """The table for a page."""
+        head = row_html(self.heading, "th") if self.heading else ""
+        body = "".join(row_html(row, "td") for row in self.rows)
+        title = escape(visible_lines(self.title))
+        table = f'<table class="streamveil">{head}{body}</table>'
+        return f"<details open><summary><b>{title}</b></summary>{table}</details>"
+
+
+def row_html(row: Row, kind: str) -> str:
+    """The cells of one row."""
+    cells = (escape(visible_lines(text)).replace("\n", "<br>") for text in row)
+    return f"<tr>{''.join(f'<{kind}>{cell}</{kind}>' for cell in cells)}</tr>"
+
+
+MOST_LINE = "16,777,216"  # of the source 'files'
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The description of one query. `str` of it is what `streamveil explain` prints."""
+
+    promise: str
+    sections: tuple[Section, ...]
+    facts: dict[str, Any] = field(default_factory=dict, compare=False)  # the same, as numbers
+
+    def __str__(self) -> str:
+        parts = [f"PROMISE\n  {self.promise}"]
+        parts += [_text(section) for section in self.sections]
+        return visible_lines("\n\n".join(parts)) + "\n"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        tables = "".join(section.html() for section in self.sections)
+        return f"{STYLE}<p><b>{escape(visible_lines(self.promise))}</b></p>{tables}"
+
+
+def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
+    """Describes a plan. Compiles it, reads no data."""
+    made = _explained(plan, forecast=forecast, limit=limit)
+    steps = tuple((post.words,) for post in plan.post)
+    if not steps:
+        return made
+    free = Section("POST-PROCESSING (of the rows of each release: it costs nothing)", steps)
+    return replace(made, sections=(*made.sections, free))
+
+
+def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanation:
+    if isinstance(plan.source, TableSource):
+        return of_table(plan)
+    if is_sketched(plan):
+        return of_sketch(plan)
+    plan = with_look(plan)
+    operator = compile_plan(combined_plan(in_units(plan)))
+    triggers = shown_triggers(operator.schedule.triggers)
+    sections = [
+        Section("QUERY", query_rows(plan)),
+        Section("MECHANISM", mechanism_rows(plan, operator)),
+        noise_section(operator, triggers),
+        Section("BIAS (not in the intervals)", bias_rows(operator)),
+        Section("MEMORY", memory_rows(plan, operator, limit)),
+        _defaults(plan, default_rows(plan, operator)),
+    ]
+    if forecast:
+        sections.insert(3, forecast_section(operator, triggers))
+        if rows := forecast_rows(plan, operator):
+            title = "FORECAST on streams as expected (of the first count or sum)"
+            sections.insert(4, Section(title, tuple(rows), HEADING))
+    sections[:0] = warnings(plan, operator.schedule)
+    if noise := noise_warning(plan, operator):
+        sections.insert(0, Section("WARNING", ((noise,),)))
+    return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
+
+
+def warnings(plan: Plan, schedule: Schedule) -> list[Section]:
+    """What costs noise for nothing."""
+    better = better_start(schedule)
+    if better is None:
+        return []
+    moved, most = better
+    shown = moment(moved, plan.zone)
+    text = (
+        f"windows get up to {schedule.triggers} releases, and noise for each, because no window"
+        f" begins at start; {most} would do.\n"
+        f"  to fix  start = '{shown}', or windows with origin => (or week_start =>) where releases"
+        " start"
+    )
+    return [Section("WARNING", ((text,),))]
+
+
+def moment(us: int, zone: str = "") -> str:
+    """A time as the clocks of the query show it."""
+    shown = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=clock_of(us, zone))
+    return shown.replace(tzinfo=None).isoformat(" ")
+
+
+def of_table(plan: Plan) -> Explanation:
+    """Describes a query over a changing table."""
+    from streamveil.advise import explain_table as tables
+    from streamveil.compiler.tables import Design
+
+    design = Design(plan)
+    triggers = shown_triggers(design.workload.steps)
+    useless = tables.usefulness(design)
+    sections = (
+        *([Section("WARNING", ((useless,),))] if useless else []),
+        Section("QUERY", tables.table_rows(plan, _clock(plan.clock), sinks_of(plan))),
+        Section(f"MECHANISM (errors of the worst answer, in {design.counts})",
+                tables.choice_rows(design),
+                tables.CHOICE),
+        Section("NOISE", tables.noise_rows(design, triggers), deviations_at(triggers)),
+        Section("QUESTIONS", tables.question_rows(design)),
+        Section("BIAS (not in the intervals)", tables.bias_rows(plan)),
+        _defaults(plan, tables.default_rows(plan, design)),
+    )  # fmt: skip
+    delta, guarantee = plan.budget.quoted_delta, design.operator.guarantee
+    facts = {
+        "epsilon": guarantee.epsilon(delta), "delta": float(delta),
+        "guarantee": guarantee.to_dict(), "mechanism": design.candidate.name,
+        "expected": design.candidate.expected, "noise": tables.deviation_at(design, triggers),
+        "useful": useless is None,
+    }  # fmt: skip
+    return Explanation(promise(plan, design.operator), sections, facts)
+
+
+def of_sketch(plan: Plan) -> Explanation:
+    """Describes a query that a sketch answers."""
+    from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
+    from streamveil.compiler.sketch import compile_sketch
+
+    operator = compile_sketch(plan)
+    triggers = shown_triggers(operator.schedule.triggers)
+    title = "NOISE (collisions add to it)"
+    sections = (
+        *warnings(plan, operator.schedule),
+        Section("QUERY", query_rows(plan)),
+        Section("MECHANISM", sketch_rows(plan, operator)),
+        Section(title, sketch_noise(operator, triggers), deviations_at(triggers)),
+        _defaults(plan, sketch_defaults(plan)),
+    )
+    delta = plan.budget.quoted_delta
+    facts = {"epsilon": operator.guarantee.epsilon(delta), "delta": float(delta),
+             "guarantee": operator.guarantee.to_dict(), "bytes": operator.nbytes}  # fmt: skip
+    return Explanation(promise(plan, operator), sections, facts)
+
+
+def deviations_at(triggers: Iterable[int]) -> Row:
+    """The heading of noise at some releases."""
+    return ("standard deviation at release", *(f"{t:,}" for t in triggers))
+
+
+def shown_triggers(horizon: int | None) -> tuple[int, ...]:
+    """Releases 1, 10 and T (or some far ones, when there is no last)."""
+    marks = {1, 10, horizon} if horizon else {1, 10, 100, 1_000}
+    return tuple(sorted(t for t in marks if horizon is None or t <= horizon))
+
+
+def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
+    """The guarantee in words, and what it comes to for somebody who is always there."""
+    guarantee, delta = operator.guarantee, plan.budget.quoted_delta
+    words = [guarantee.sentence(delta)]
+    if guarantee.protects.period is not None:
+        epsilon, most = guarantee.lifetime("user-year").quoted(delta)
+        found = f"epsilon = {rounded_up(epsilon)}" if epsilon < inf else "no finite epsilon"
+        words.append(f"Present in every period of a year: {found}, delta = {float(most):.3g}.")
+        words += [] if epsilon < inf else ["So many periods add up to no promise for a whole year."]
+    loss = guarantee.loss
+    terms = [f"{rounded_up(loss.rho())}-zCDP"]
+    terms += [f"{rounded_up(loss.mu())}-GDP"] if loss.mu() < inf else []
+    aside = ", apart from what delta pays for" if loss.needs_delta else ""
+    words.append(f"In other terms{aside}: {' and '.join(terms)}.")
+    return " ".join(words)
+
+
+def query_rows(plan: Plan) -> tuple[Row, ...]:
+    """What is asked, as the plan has it."""
+    keys = ", ".join(
+        key.name if key.expression.strip("`") == key.name else f"{key.name} = {key.expression}"
+        for key in plan.keys
+    )
+    public = plan.key_set.public
+    least = plan.key_set.min_units
+    groups = "discovered" if least == 1 else f"discovered, each well above {least:,} units"
+    groups = groups if public is None else f"{len(public):,} public"
+    period = "" if plan.periods is None else f", each {_one(plan.periods)}"
+    rows = [
+        ("job", plan.name),
+        ("source", f"{plan.source.name} ({plan.source.kind})"),
+        ("privacy unit", plan.unit + period),
+        *_own_steps(plan),
+        ("where", plan.where or "every row"),
+        ("groups", f"{keys} ({groups})" if plan.keys else "none: one group"),
+        *(("answer", _answer(agg)) for agg in plan.aggregates),
+        ("window", _window(plan.window)),
+        ("releases", _clock(plan.clock)),
+        ("sinks", sinks_of(plan)),
+    ]
+    return tuple(rows)
+
+
+def _own_steps(plan: Plan) -> list[tuple[str, str]]:
+    """What is made of each unit's own rows before anything else."""
+    if not plan.source.combines:
+        return []
+    from streamveil.advise.explain_own_rows import own_steps  # loaded where rows are combined
+
+    return own_steps(plan.source)
+
+
+def sinks_of(plan: Plan) -> str:
+    """Where releases go."""
+    return ", ".join(f"{one.name} ({one.kind})" for one in plan.sinks) or "none"
+
+
+def _answer(agg: Any) -> str:
+    inner = agg.expression or "*"
+    bounds = "" if agg.low is None else f", clamped to [{agg.low:g}, {agg.high:g}]"
+    if is_open(agg):
+        bounds = ", clamped to bounds that a look chooses (noise below: for (0, 1))"
+    share = f" at {agg.options['q']:g}" if "q" in agg.options else ""
+    return f"{agg.name} = {agg.function}({inner}){share}{bounds}"
+
+
+def _window(window: Window) -> str:
+    if window.kind == "whole":
+        return "the whole stream"
+    hops = window.slide_us or window.slide_months
+    slide = f", one every {_cell(window.slide)}" if hops else ""
+    late = f", open for another {_span(window.lateness_us)}" if window.lateness_us else ""
+    begin = f", from {_moment(window.origin_us)} on" if window.origin_us else ""
+    return f"{window.kind} of {_cell(window.size)}{slide}{begin}{late}"
+
+
+def _cell(cells: Cells) -> str:
+    return cells.words or _span(cells.length_us)
+
+
+def _one(cells: Cells) -> str:
+    words = _cell(cells)
+    return words[2:] if words.startswith("1 ") else f"period of {words}"
+
+
+def _clock(clock: Clock) -> str:
+    if clock.kind == "once":
+        return "one, when everything is read"
+    end = "" if clock.steps is None else f", {clock.steps:,} steps"
+    if clock.kind == "rows":
+        return f"every {clock.every:,} source rows (row positions are public){end}"
+    start = "" if clock.start_us is None else f" from {_moment(clock.start_us)}"
+    kind = "replay" if clock.kind == "event" else "wall clock"
+    every = _cell(clock.ticks) if clock.timed else _span(clock.every)
+    return f"every {every}{start}{end} ({kind})"
+
+
+def _span(micros: int) -> str:
+    for name, size in (
+        ("week", 604_800_000_000), ("day", 86_400_000_000), ("hour", 3_600_000_000),
+        ("minute", 60_000_000), ("second", 1_000_000),
+    ):  # fmt: skip
+        if micros % size == 0 and micros:
+            count = micros // size
+            return f"{count:,} {name}{'s' if count > 1 else ''}"
+    return f"{micros / 1e6:g} seconds"
+
+
+def _moment(micros: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat(" ")
+
+
+def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
+    """Which noise is where, and what each part costs."""
+    bounds, aggregation = operator.bounds, operator.aggregation
+    rows: list[Row] = [
+        ("bounding", _bounding(plan, bounds)),
+        (
+            "sensitivity",
+            f"one unit moves sqrt({bounds.l2_squared:,}) rows at most, in L2 over all groups",
+        ),
+    ]
+    if operator.look is not None:
+        share, said = float(look_share(plan)), "; ".join(operator.look.said)
+        asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses the rest"
+        if first_alone(plan):
+            asks += "; of all rows, it sees those of the first release"
+        if open_values(plan):
+            asks += f"; and how large the values of {', '.join(open_values(plan))} are"
+        asks += f": {said}" if said else "; on Spark nothing is asked"
+        rows.insert(0, ("before the first release", asks))
+    elif why := why_no_look(plan):
+        rows.insert(0, ("before the first release", f"nothing is asked of the rows: {why}"))
+        rows.insert(1, ("", EXPECT))
+    rows += selection_rows(operator)
+    for place, (lane, counter) in enumerate(
+        zip(aggregation.lanes, aggregation.counters, strict=True)
+    ):
+        if place == aggregation.shared or lane.place > 0:
+            continue
+        kind = type(counter).__name__.removesuffix("Counter")
+        steps = "no horizon" if counter.horizon is None else f"{counter.horizon:,} triggers"
+        rows.append((
+            f"sums of {lane.kind}",
+            f"{kind} counter over {steps}, sigma = {float(counter.sigma) * float(lane.quantum):.5g}"
+            f", quantum {float(lane.quantum):.4g}",
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def why_no_look(plan: Plan) -> str | None:
+    """Why no look tells how many rows units have; None where one does, or would change nothing."""
+    given, source = plan.options, plan.source
+    bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
+    known = plan.key_set.public is not None or not plan.keys
+    settled = options.EXPECTED_ROWS.given_in(given) or (bounded and known) or plan.counts_once
+    if settled or look_share(plan) or plan.preset != "default":
+        return None
+    if options.LOOK_SHARE.given_in(given):
+        return "look_share is 0"
+    if can_look(plan):
+        if plan.periods is not None:
+            return "somebody present in every period would pay for it each time (see look_share)"
+        return f"of more than {MOST_RELEASES} releases the first one tells too little"
+    if plan.window.kind != "whole":
+        return "they come later, and in windows"
+    if source.combines:
+        return "they come later, and are made of several rows of a unit"
+    if not (source.known.is_whole or source.known.keeps):
+        return "they come later, and are not read twice"
+    return "they come later, in no known number of releases"
+
+
+def selection_rows(operator: GroupBy) -> list[Row]:
+    """How discovered groups are chosen."""
+    selection: Any = operator.aggregation.selection
+    if selection is None:
+        return []
+    if isinstance(selection, GaussianSelection):
+        shared = operator.aggregation.shared is not None
+        serves = "; the same counter answers the count" if shared else ""
+        loss = selection.loss
+        cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
+        return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
+    if operator.aggregation.selected_by == "totals":
+        return [("groups", "the totals themselves"), *tests("shown", operator.aggregation.test)]
+    if not hasattr(selection, "usual"):  # the published system
+        cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
+        again = "a tree counter of units; a group is selected anew in every round"
+        return [("groups", again), ("", cost)]
+    cost = f"of groups with {selection.usual:,.3g} units half are shown by the last release"
+    return [
+        ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
+        ("", cost),
+        *tests("also shown", operator.aggregation.test),
+    ]
+
+
+def tests(shown: str, test: TotalTest | None) -> list[Row]:
+    """How totals show groups."""
+    if test is None:
+        return []
+    at = ", ".join(f"{trigger:,}" for trigger in test.triggers)
+    releases = "release" if len(test.triggers) == 1 else "releases"
+    level = test.threshold(test.triggers[-1]) * float(test.lane.quantum)
+    kind = {"rows": "rows", "valid": "values", "units": "units"}.get(test.lane.kind, "sum")
+    return [
+        ("", f"{shown} if the noisy number of {kind} is large, tested at {releases} {at}"),
+        ("", f"(at the last: above {level:,.4g}); delta {float(test.beta):.3g}"),
+    ]
+
+
+def _bounding(plan: Plan, bounds: Bounds) -> str:
+    combined = plan.bounding.combine
+    parts = ["all rows of a unit in one group are one contribution"] if combined else []
+    if bounds.max_rows is not None:
+        parts.append(f"the first {bounds.max_rows:,} rows of a unit")
+    if bounds.per_group is not None:
+        parts.append(f"at most {bounds.per_group:,} in one group")
+    if bounds.groups is not None and plan.bounding.max_groups is not None:
+        parts.append(f"in at most {bounds.groups:,} groups")
+    if bounds.quadratic is not None:
+        most = f"{bounds.quadratic:,}"
+        parts.append(f"while the sum of squared rows per group, weighted, is at most {most}")
+    scope = "" if plan.periods is None else f", in each {_one(plan.periods)}"
+    return ", ".join(parts) + scope
+
+
+def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
+    """Noise of every number, and the threshold, at some releases."""
+    rows: list[Row] = []
+    for output in operator.outputs:
+        for place, lane in _parts(operator, output):
+            cells = (f"{lane_sd(operator, place, t):,.4g}" for t in triggers)
+            name = output.name if len(output.lanes) == 1 else f"{output.name}: {lane}"
+            rows.append((name, *cells))
+    if threshold(operator, 1) is not None:
+        cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
+        rows.append(("units for a new group to show", *cells))
+    if operator.aggregation.rule is not None:
+        rows.append(("large groups: noise grows as", "the cube root of their total"))
+    return Section("NOISE", tuple(rows), deviations_at(triggers))
+
+
+def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
+    """The lanes of an output, with a word for each (of a tree only its first node)."""
+    words = {"valid": "its count", "sum": "its centred sum", "square": "its squares",
+             "node": "each node of its tree", "rows": "rows", "units": "units",
+             "distinct": "different values"}  # fmt: skip
+    lanes = operator.aggregation.lanes
+    return [
+        (place, words[lanes[place].kind])
+        for nth, place in enumerate(output.lanes)
+        if lanes[place].kind != "node" or nth == 0
+    ]
+
+
+def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
+    """Chance to be shown, and relative error of counts, for groups of some sizes."""
+    counted = next(
+        (place for place, lane in enumerate(operator.aggregation.lanes)
+         if lane.kind in ("rows", "units", "valid")),
+        None,
+    )  # fmt: skip
+    rows: list[Row] = []
+    for units in FORECAST_UNITS:
+        cells = []
+        for trigger in triggers:
+            chance = published_chance(operator, units, trigger)
+            error = None if counted is None else lane_sd(operator, counted, trigger) / units
+            parts = [] if chance is None else [f"shown {chance:.1%}"]
+            parts += [] if error is None else [f"count ± {error:.1%}"]
+            cells.append(", ".join(parts))
+        rows.append((f"{units:,} units by then", *cells))
+    heading = ("a group with", *(f"release {t:,}" for t in triggers))
+    title = "FORECAST (one row per unit and group; counts ± one standard deviation)"
+    return Section(title, tuple(rows), heading)
+
+
+EXPECT = (
+    "to fix  expected_units, expected_rows and expected_groups, where they are publicly known;"
+    " `streamveil tune` reads them off a public sample"
+)
+ONE_ROW = "each unit has one row, which every bound lets in"
+
+
+def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
+    """What the noise interval does not cover."""
+    notes: dict[str, list[str]] = {}
+    for output in operator.outputs:
+        cut = output.bias.removesuffix(f"; {OF_MANY}")
+        note = output.clamped or ONE_ROW if operator.uncut else cut
+        notes.setdefault(note, []).append(output.name)
+    rows = [(", ".join(names), note) for note, names in notes.items()]
+    if operator.aggregation.cut is not None and not operator.uncut:
+        rows.append(("told with each release", "a private count of the rows over the bound"))
+    if operator.true_intervals:
+        rows.append(("intervals = 'true'", ALLOWED))
+    return tuple(rows)
+
+
+def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row, ...]:
+    """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
+    unit, entry, inside = unit_bytes(operator)
+    seen, shown = 60 + 10 * operator.aggregation.width, group_bytes(operator)
+    scope = "" if plan.periods is None else f" in each open {_one(plan.periods)}"
+    rows = [
+        ("per unit" + scope, f"about {unit} bytes" + (
+            f", and {entry} per group it is in" if entry else "")
+         + (f" if in more than {inside}" if entry and inside else "")),
+        ("per seen group and window", f"about {seen} bytes + its key (about 50 for a number)"),
+        ("per shown group and window", f"another {shown:,} bytes for its counters"),
+        ("1M units, 100k shown groups",
+         f"about {(1e6 * unit + 1e5 * (seen + KEY_BYTES + shown)) / 2**20:,.0f} MiB in one window"),
+    ]  # fmt: skip
+    if operator.distinct_lanes:
+        rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
+    if plan.source.combines:
+        from streamveil.advise.explain_own_rows import kept_rows
+
+        rows += kept_rows(plan.source)
+    if limit is None:
+        return tuple(rows)
+    from streamveil.advise.explain_memory import MemorySizes, unit_rows  # only if somebody asks
+
+    if limit.memory is not None:
+        fits = int(limit.memory // (seen + KEY_BYTES + shown))
+        rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))
+        if limit.groups is not None and limit.groups > fits and plan.keys:
+            rows.append(
+                (f"{limit.groups:,} groups do not fit", "ask for HEAVY_HITTERS("
+                 f"{plan.keys[0].name}, k => 100, memory => {limit.memory}) in a query of its own: "
+                 "bounded memory, the same promise")
+            )  # fmt: skip
+    rows += unit_rows(MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
+    return tuple(rows)
+
+
+def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:
+    """Bytes of a privacy unit and of each group it is in, where it is in more than so many.
+
+    At the usual fill of the tables.
+    """
+    shape = Shape.of(operator.bounds, operator.firsts)
+    return round(shape.slot_bytes / FILL), round(shape.group_bytes / FILL), shape.lanes
+
+
+def group_bytes(operator: GroupBy) -> int:
+    """Counter state of one shown group."""
+    aggregation = operator.aggregation
+    total = sum(counter.state_bytes for counter in aggregation.counters)
+    counter = getattr(aggregation.selection, "counter", None)
+    if aggregation.shared is None and counter is not None:
+        total += counter.state_bytes
+    return int(total)
+
+
+def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
+    """Every setting the query left open, what was taken, and why."""
+    rows: list[Row] = [(d.name, _short(d.value), d.reason) for d in operator.defaults]
+    quiet: list[tuple[bool, Option, str, str]] = [
+        (plan.counter == "auto", options.COUNTER,
+         next((type(one).__name__ for one in operator.aggregation.counters), "none"),
+         "least error for this horizon"),
+        (plan.preset == "default", options.PRESET, "default",
+         "least error with the same guarantee"),
+        (plan.bounding.max_rows_per_group is None and bool(plan.keys), options.MAX_PER_GROUP,
+         "no bound", "one unit may bring all its rows to one group; a bound lowers the noise when "
+         "units rarely repeat groups"),
+        (plan.key_set.public is None and plan.key_set.min_units == 1 and bool(plan.keys),
+         options.MIN_UNITS, "1", "no group is held back beyond what delta needs"),
+        (plan.window.kind != "whole" and not plan.window.lateness_us, options.LATENESS, "0",
+         "a window takes no rows after its last release"),
+        (plan.periods is None, options.UNIT_PERIOD, "whole stream",
+         "the stronger promise: a unit's whole history"),
+        (not options.NON_NEGATIVE.of(plan.options), options.NON_NEGATIVE, "off",
+         "unbiased numbers, and so of integer and monotone; turn on for display"),
+        (plan.clock.kind == "event" and plan.clock.arrival is None, options.ARRIVAL,
+         plan.source.event_time or "", "no arrival column: rows arrive at event time"),
+        (plan.source.options.get("follow") is not True and plan.clock.kind == "event",
+         options.CLOCK, "event", "a bounded source is replayed by its own times"),
+    ]  # fmt: skip
+    rows += [(option.name, value, why) for holds, option, value, why in quiet if holds]
+    return rows
+
+
+def _defaults(plan: Plan, rows: Iterable[Row]) -> Section:
+    return Section("DEFAULTS", (*rows, *source_defaults(plan)), ("setting", "value", "why"))
+
+
+def source_defaults(plan: Plan) -> list[Row]:
+    """What was left open of how rows are read."""
+    given, path = plan.source.options, plan.source.options.get("path")
+    text = given.get("format") != "parquet" and not str(path).endswith(".parquet")
+    if plan.source.kind != "files" or not text or "max_line_bytes" in given:
+        return []
+    return [("max_line_bytes", MOST_LINE, "longer lines of CSV and JSON are counted, not read")]
+
+
+def _short(value: Any) -> str:
+    return f"{value:,.6g}" if isinstance(value, int | float) else str(value)
+
+
+def facts(plan: Plan, operator: GroupBy, triggers: tuple[int, ...]) -> dict[str, Any]:
+    """The explanation as numbers, for programs."""
+    delta = plan.budget.quoted_delta
+    return {
+        "epsilon": operator.guarantee.epsilon(delta),
+        "delta": float(delta),
+        "guarantee": operator.guarantee.to_dict(),
+        "triggers": operator.schedule.triggers,
+        "noise": {
+            output.name: {t: lane_sd(operator, output.lanes[0], t) for t in triggers}
+            for output in operator.outputs
+        },
+        "threshold": {t: threshold(operator, t) for t in triggers},
+        "group_bytes": group_bytes(operator),
+    }
+
+
+def _text(section: Section) -> str:
+    rows = ([section.heading] if section.heading else []) + list(section.rows)
+    if not rows:
+        return f"{section.title}\n  none"
+    columns = max(len(row) for row in rows)
+    widths = [
+        max((len(row[i]) for row in rows if i < len(row) - 1), default=0) for i in range(columns)
+    ]
+    lines = [
+        "  " + "  ".join(
+            cell.ljust(widths[i]) if i < len(row) - 1 else cell for i, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]  # fmt: skip
+    return "\n".join([section.title, *lines])

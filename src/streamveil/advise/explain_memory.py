@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamveil.engines.embedded import WORK
+from streamveil.engines import WORK
 
 PROGRAM = 250 << 20  # bytes of the running program with its libraries, about
 UNLIMITED_WORK = 300 << 20  # as `WORK` where memory has no limit: micro-batches are larger

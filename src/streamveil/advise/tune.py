@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.compiled import njit
+from streamveil.compiled import erf, njit
 from streamveil.compiler.coin_tables import lane_sd, published_chance, total_chance
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
@@ -30,7 +30,6 @@ from streamveil.errors import PlanError, require_one_of
 from streamveil.plan import Bounding, Plan
 from streamveil.plan.combine import pairs
 from streamveil.plan.options import EXPECTED_ROWS
-from streamveil.special import erf
 from streamveil.types import Array, Bool, Float64, Int64
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C

@@ -1,1 +1,247 @@
-"""The Python library: queries are built, explained, run and asked."""
+"""The Python library. Here: a finished query, to explain or to run, whoever wrote it."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamveil.batch import Release
+from streamveil.errors import PlanError, fitting, nearest
+from streamveil.plan import Plan
+from streamveil.sql.parts import quoted
+
+if TYPE_CHECKING:
+    from streamveil.advise import Explanation
+    from streamveil.results.answers import Answers
+    from streamveil.runtime.ask import Answer
+
+
+RUN_OPTIONS = (
+    "secret", "noise", "engine", "ledger", "rejects", "insecure", "progress", "pace",
+    "keep_releases",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Query:
+    """A checked plan that can be explained and run.
+
+    Raises:
+        PlanError: an argument is missing or unknown; the message shows a call that works.
+
+    >>> import streamveil as sv
+    >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}
+    >>> query = (sv.memory(rows).protect("user").group_by("page", keys=sv.public(["a", "b"]))
+    ...          .agg(n=sv.count()).bound(max_rows=40)
+    ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9)))
+    >>> query.having("n > 0").order_by("n DESC").limit(1).answer().to_arrow().num_rows
+    1
+    """
+
+    plan: Plan
+
+    def __repr__(self) -> str:
+        asked = ", ".join(aggregate.name for aggregate in self.plan.aggregates)
+        keys = "".join(f", {key.name}" for key in self.plan.keys)
+        return f"Query('{self.plan.name}': {asked}{keys} of {self.plan.source.name})"
+
+    @fitting('having("n > 100")')
+    def having(self, condition: str) -> Query:
+        """The rows of every release for which a condition over its columns holds. It is free.
+
+        Args:
+            condition: SQL over released columns: "n > 100", "n_low > 0".
+
+        Raises:
+            PlanError: it names something that is not released.
+        """
+        return self._then(f"WHERE {condition}")
+
+    @fitting('order_by("n DESC", "url")')
+    def order_by(self, *keys: str) -> Query:
+        """The rows of every release in an order; also free.
+
+        Args:
+            *keys: released columns, each with DESC where it should fall.
+
+        Raises:
+            PlanError: one is not released.
+        """
+        return self._then(f"ORDER BY {', '.join(keys)}")
+
+    @fitting("limit(20)")
+    def limit(self, rows: int, offset: int = 0) -> Query:
+        """The first rows of every release; also free.
+
+        Args:
+            rows: how many.
+            offset: how many to skip before.
+
+        Raises:
+            PlanError: one is not a whole number.
+        """
+        return self._then(f"LIMIT {rows} OFFSET {offset}")
+
+    @fitting('select("url", share="young / n")')
+    def select(self, *columns: str, **computed: str) -> Query:
+        """Columns of every release, and computed ones with their intervals; also free.
+
+        Args:
+            *columns: released columns.
+            **computed: new ones, in SQL: share="young / n".
+
+        Raises:
+            PlanError: an expression names something that is not released.
+        """
+        items = [*(quoted(column) for column in columns)]
+        items += [f"{text} AS {quoted(name)}" for name, text in computed.items()]
+        return self._then("", ", ".join(items))
+
+    @fitting('read("clicks.veil")')
+    def read(
+        self, state: str, window: int | str | None = None, trigger: int | None = None
+    ) -> Release:
+        """A release that was made before, after the post-processing of this query; it is free.
+
+        Args:
+            state: the directory of a job that asked the same of the data, whatever it did with it.
+            window: its time, as in "2026-01-01", or its number; the last if left out.
+            trigger: the release within the window, from 1; the last if left out.
+
+        Raises:
+            StoreError: the directory is no state, or nothing was released yet.
+            PlanError: there was no such release.
+        """
+        from streamveil.results.post import post_processed
+        from streamveil.runtime.published import read  # loaded when it is needed
+
+        release = read(state, window=window, trigger=trigger)
+        return post_processed(release, self.plan.post)
+
+    def _then(self, clauses: str, items: str = "*") -> Query:
+        from streamveil.sql.post import read_step
+
+        steps = read_step(items, clauses, self.plan)
+        return Query(replace(self.plan, post=(*self.plan.post, *steps)))
+
+    @fitting("explain(), or explain(forecast=True)")
+    def explain(self, *, forecast: bool = False) -> Explanation:
+        """The promise in words, the plan, the noise and every default. Reads no data.
+
+        Args:
+            forecast: adds the error that is expected for streams of the expected shape.
+
+        Raises:
+            PlanError: the budget cannot pay for what is asked.
+        """
+        from streamveil.advise import explain
+
+        return explain(self.plan, forecast=forecast)
+
+    @fitting('run(state="clicks.veil")')
+    def run(self, state: str, **options: Any) -> Iterator[Release]:
+        """Runs or resumes the query with its durable state in the directory `state`.
+
+        Args:
+            state: the directory; made at the first run, and taken up again at every later one.
+            **options: secret, noise, engine, ledger, rejects, insecure, progress, pace,
+                keep_releases: see `streamveil.runtime.run.prepared`. With
+                engine=streamveil.spark(session) it runs on Spark; options are then secret, noise,
+                insecure, ledger, progress and once.
+
+        Raises:
+            PlanError: an option is unknown or does not fit.
+            BudgetError: the ledger refused, before anything was drawn.
+            SourceError: rows cannot be read.
+            StoreError: the state is of another query, damaged, or in use by another process.
+        """
+        from streamveil.runtime.run import run  # loaded when it is needed
+
+        if not isinstance(state, str | PathLike):
+            raise PlanError(f"state must be the path of a directory, not {type(state).__name__}")
+        if (spark := spark_of(options)) is not None:
+            return iter(spark.start(self.plan, state=state, **options))
+        if "IPython" in sys.modules:
+            from streamveil.api.notebook import bar_for
+
+            options.setdefault("progress", bar_for(self.plan.clock))
+        releases: Iterator[Release] = run(self.plan, state=state, **options)
+        return releases
+
+    @fitting('answer(state="clicks.veil"), or answer() for a job in memory')
+    def answer(self, state: str | None = None, **options: Any) -> Answers:
+        """Runs the query to the end of its data and gives everything that it released.
+
+        Args:
+            state: a directory: with it a finished query gives the same answers again, at no
+                further cost. Without it nothing is kept: every call draws new noise and spends
+                the budget once more, on the `ledger` if one is given.
+            **options: those of `run`.
+
+        Raises:
+            StreamveilError: as `run`.
+            PlanError: an argument is missing or unknown; the message shows a call that works.
+
+        >>> import streamveil as sv
+        >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}
+        >>> query = (sv.memory(rows).protect("user").group_by("page", keys=sv.public(["a", "b"]))
+        ...          .agg(n=sv.count()).bound(max_rows=40)
+        ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9)))
+        >>> query.answer().to_arrow()["page"].to_pylist()
+        ['a', 'b']
+        """
+        from streamveil.disk import scratch_folder
+        from streamveil.results.answers import Answers
+        from streamveil.results.post import after_post
+        from streamveil.results.releases import of_releases
+        from streamveil.runtime.published import of_state
+
+        if state is not None:
+            collections.deque(self.run(state, **options), maxlen=0)
+            return Answers(after_post(of_state(state), self.plan.post))
+        with scratch_folder() as folder:
+            return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))
+
+    @fitting('ask("COUNT(*) WHERE age < 30", state="people.veil")')
+    def ask(self, question: str, state: str, **options: Any) -> Answer:
+        """A question to a changing table at rest: `COUNT(*) WHERE condition`, or all without WHERE.
+
+        About the last closed step of a job that is not running.
+
+        Args:
+            question: the question, in SQL.
+            state: the directory of the job.
+            **options: secret, noise, insecure.
+
+        Raises:
+            PlanError: the query is not of a changing table, or the question names unknown columns.
+            StoreError: the directory is no state of this query.
+        """
+        from streamveil.runtime.ask import ask  # loaded when it is needed
+
+        return ask(self.plan, question, state=state, **options)
+
+
+def spark_of(options: dict[str, Any]) -> Any:
+    """What `streamveil.spark(...)` made, taken out of the options of a run; None: there is none.
+
+    Raises:
+        PlanError: without it, an option is unknown, or the engine is none.
+    """
+    engine = options.get("engine")
+    if hasattr(engine, "start"):
+        return options.pop("engine")
+    for name in options:
+        if name not in RUN_OPTIONS:
+            raise PlanError(f"run() has no option '{name}'{nearest(name, RUN_OPTIONS)}")
+    if engine is not None and not callable(engine):
+        raise PlanError(
+            f"engine is not {type(engine).__name__}: leave it out, or give "
+            "engine=streamveil.spark(session)"
+        )
+    return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from streamveil.api import Query
 from streamveil.api.joint import JointQuery
-from streamveil.api.query import Query
 from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError, fitting

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from streamveil.api.query import Query
+from streamveil.api import Query
 from streamveil.batch import as_table
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, nearest

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamveil.api.query import spark_of
+from streamveil.api import spark_of
 from streamveil.batch import Release
 from streamveil.errors import fitting
 from streamveil.plan.joint import JointPlan
 
 if TYPE_CHECKING:
-    from streamveil.advise.explain import Explanation
+    from streamveil.advise import Explanation
     from streamveil.results.answers import Answers
 
 
@@ -49,7 +49,7 @@ class JointQuery:
         Raises:
             PlanError: the budget of one cannot pay for what is asked.
         """
-        from streamveil.advise.explain import explain_joint
+        from streamveil.advise import explain_joint
         from streamveil.runtime.joint import guarantee_of
 
         return explain_joint(self.plan, guarantee_of(self.plan.parts), forecast=forecast)
@@ -82,9 +82,9 @@ class JointQuery:
         Raises:
             StreamveilError: as `run`.
         """
+        from streamveil.disk import scratch_folder
         from streamveil.results.answers import Answers
         from streamveil.results.releases import of_releases
-        from streamveil.runtime.disk import scratch_folder
 
         if state is not None:
             return Answers(of_releases(self.run(state, **options)))

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamveil.api import Query
 from streamveil.api.builder import (
     InTheMaking,
     Measure,
@@ -24,7 +25,6 @@ from streamveil.api.builder import (
     require_settings,
     ticks_of,
 )
-from streamveil.api.query import Query
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan import Aggregate, SinkSpec, TableSource

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamveil.advise.what_if import WhatIf
 from streamveil.advise.what_if import what_if as forecast_settings
-from streamveil.api.query import Query
+from streamveil.api import Query
 from streamveil.batch import as_table
 from streamveil.errors import PlanError, fitting
 

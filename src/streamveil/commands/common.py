@@ -17,8 +17,8 @@ import typer
 from rich.measure import Measurement
 from rich.table import Table
 
+from streamveil.api import Query
 from streamveil.api.joint import JointQuery
-from streamveil.api.query import Query
 from streamveil.connectors.sinks import to_csv
 from streamveil.display import rows_of
 from streamveil.errors import PlanError

@@ -47,8 +47,7 @@ def create(
     from datetime import timedelta
 
     from streamveil.accounts.ledger import Ledger, journal_at
-    from streamveil.core.accounting import Budget
-    from streamveil.core.accounting.neighbours import Neighbours
+    from streamveil.core.accounting import Budget, Neighbours
     from streamveil.sql.parts import duration_us
 
     journal = journal_at(place)

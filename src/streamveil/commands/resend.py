@@ -7,11 +7,11 @@ from pathlib import Path
 from streamveil.batch import Release
 from streamveil.connectors import open_sink
 from streamveil.connectors.databases import DatabaseSink
+from streamveil.disk import Lock
 from streamveil.errors import PlanError
 from streamveil.plan import Plan
 from streamveil.results.post import after_post
 from streamveil.runtime.changed_query import require_kept
-from streamveil.runtime.disk import Lock
 from streamveil.runtime.published import of_state
 from streamveil.runtime.store import require_header
 

@@ -11,7 +11,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 
 from streamveil.compiled import at_once, njit
-from streamveil.connectors.blocks import in_scratch
+from streamveil.disk import in_scratch
 from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
 
 PART = 1 << 16  # units of a part, by number

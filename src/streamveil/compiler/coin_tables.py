@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.compiled import njit
+from streamveil.compiled import ndtr, njit
 from streamveil.core.accounting.coin_table import COIN, Coins
 from streamveil.core.accounting.convert import CurvePoints, LossLaw
 from streamveil.core.counters import Counter
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.kept import kept
-from streamveil.special import ndtr
 from streamveil.types import Array, Float64, Int64
 
 STEEPEST = 6  # the largest fall of ln(pi) per gap

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from streamveil.compiled import njit
+from streamveil.compiled import erf, erfc, ndtr, ndtri, njit
 from streamveil.errors import PlanError
 from streamveil.plan.look import HISTOGRAM, LAWS, MEAN_ROWS
 from streamveil.plan.options import (
@@ -26,7 +26,6 @@ from streamveil.plan.options import (
     EXPECTED_ROWS,
     EXPECTED_UNITS,
 )
-from streamveil.special import erf, erfc, ndtr, ndtri
 from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 from streamveil.compiler.group_by import Compiler, binder
 from streamveil.connectors import declared_schema
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError

@@ -8,6 +8,7 @@ from math import log, log2, sqrt
 
 import numpy as np
 
+from streamveil.compiled import gammainc, gammaincinv, ndtr
 from streamveil.compiler.coin_tables import lane_sd
 from streamveil.compiler.error_forecast import errors_of
 from streamveil.compiler.plan_forecast import as_settings, threshold_of, windows_of
@@ -17,7 +18,6 @@ from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import driver
 from streamveil.plan import Aggregate, Plan
 from streamveil.plan.look import LEAST, MOST
-from streamveil.special import gammainc, gammaincinv, ndtr
 from streamveil.types import Array, Float64, Int64
 
 LOGS = np.arange(2 * LEAST, 2 * MOST + 1) / 2

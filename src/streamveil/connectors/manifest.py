@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors.blocks import crash_only, crc32, sync_directory, write_all
+from streamveil.disk import crash_only, crc32, sync_directory, write_all
 from streamveil.errors import SourceError, StoreError
 from streamveil.types import Array
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.batch import Release, require_release
+from streamveil.batch import Release, computed, exact_columns, is_near, norm, require_release
 from streamveil.connectors import Sink
-from streamveil.connectors.content import computed, exact_columns, is_near, norm
 from streamveil.errors import StoreError
 
 
@@ -19,7 +18,7 @@ from streamveil.errors import StoreError
 class ContentMark:
     """Tells one release from another without its rows.
 
-    A digest of what is exact, and the norm of what may round otherwise (`connectors.content`).
+    A digest of what is exact, and the norm of what may round otherwise (`batch`).
 
     >>> first = ContentMark.of(pa.table({"key": ["a", None], "n": [1.5, 2.5]}))
     >>> first == ContentMark.of(pa.table({"key": ["a", "b"], "n": [1.5, 2.5]}))

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamveil.batch import whole
-from streamveil.connectors.blocks import filled
+from streamveil.disk import filled
 from streamveil.types import Array
 
 SAMPLE = 1024  # rows looked at

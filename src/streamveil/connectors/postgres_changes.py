@@ -42,10 +42,10 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.connectors import Chunk, as_declared, declared_schema, in_words, select, slices
-from streamveil.connectors.blocks import crash_only, scratch_folder, sync_directory
 from streamveil.connectors.database_sources import AT_ONCE, OF_POSTGRES, PLAIN_TEXT
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
 from streamveil.connectors.rejected_rows import TIME, TracedSource, fit
+from streamveil.disk import crash_only, scratch_folder, sync_directory
 from streamveil.errors import SourceError
 
 OF_CHANGES = pa.schema([("pg_operation", pa.string()), ("pg_time", TIME)])

@@ -23,7 +23,6 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
-from streamveil.connectors.blocks import NO_ROOM, no_scratch, room, scratch_folder
 from streamveil.connectors.manifest import (
     LIST,
     MARK,
@@ -34,6 +33,7 @@ from streamveil.connectors.manifest import (
     is_temporary,
     shown,
 )
+from streamveil.disk import NO_ROOM, no_scratch, room, scratch_folder
 from streamveil.errors import SourceError, nearest
 
 WEB = ("http", "https")

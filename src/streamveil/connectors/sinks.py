@@ -23,11 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from streamveil.batch import Release, require_release
+from streamveil.batch import Release, alike, require_release
 from streamveil.connectors import Sink, in_words
-from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
-from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
+from streamveil.disk import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.display import rows_of
 from streamveil.errors import SourceError, StoreError, require_file_name, require_one_of
 from streamveil.release_metadata import (

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     Counter,
@@ -23,11 +24,9 @@ from streamveil.core.counters import (
     Estimates,
     Ids,
     Increments,
-    correlated_noise,
     draws_at,
     next_step,
 )
-from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import Coefficients, blt_step
 from streamveil.core.noise import Place
@@ -67,9 +66,8 @@ class WeightRule:
 
 def blt_of(counter: Counter) -> BltCounter | None:
     """The BLT inside a counter, if it is one."""
-    if isinstance(counter, AnytimeBltCounter):
-        return counter.inner
-    return counter if isinstance(counter, BltCounter) else None
+    inside = getattr(counter, "inner", counter)  # of an `AnytimeBltCounter`, which is not loaded
+    return inside if isinstance(inside, BltCounter) else None
 
 
 def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | None) -> Loss:
@@ -94,9 +92,9 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
     blt = blt_of(counter)
     if blt is None:
         raise ValueError("weights need a BLT: other counters do not draw noise by weight")
-    slack = correlated_noise.up(Fraction(blt.slack(moved)) * rule.scale)
+    slack = counters.up(Fraction(blt.slack(moved)) * rule.scale)
     whole = -(-keys // rule.scale**2)  # as many keys of weight 1 have the slack of all of them
-    return correlated_noise.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, whole)
+    return counters.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, whole)
 
 
 def count(

@@ -10,8 +10,9 @@ from typing import Literal, Protocol
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import Ids, checked_times, correlated_noise
+from streamveil.core.counters import Ids, checked_times
 from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers import gaussian_table
@@ -55,7 +56,7 @@ class KeyedHaar(Keyed):
 
     def loss(self: HaarBasis, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
+        return counters.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
 
     def std(self: HaarBasis, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
@@ -69,7 +70,7 @@ class KeyedHaar(Keyed):
         ids: Ids | None = None,
     ) -> Int64[Array, " keys"]:
         """The release of step t from the exact totals alone: no state, no earlier step needed."""
-        return haar_read((self.weights, correlated_noise.up(self.sigma)), totals, t, draws, ids)
+        return haar_read((self.weights, counters.up(self.sigma)), totals, t, draws, ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +260,7 @@ def column_norm(weights: tuple[float, ...]) -> float:
     """The norm of every column of the encoder, rounded up."""
     norms = column_weights(len(weights) - 1)
     square = sum(Fraction(w) * Fraction(c) for w, c in zip(weights, norms, strict=True))
-    return float(np.sqrt(float(square))) * correlated_noise.UP
+    return float(np.sqrt(float(square))) * counters.UP
 
 
 def haar_std(

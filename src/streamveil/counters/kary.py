@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss, Pure
-from streamveil.core.counters import Ids, checked_times, correlated_noise
+from streamveil.core.counters import Ids, checked_times
 from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
@@ -81,7 +82,7 @@ class KaryTreeCounter(Keyed):
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`; `moved` in L1 over keys. Exact."""
-        size = correlated_noise.check_moved(moved)
+        size = counters.check_moved(moved)
         return Pure(size * self.levels / Fraction(self.sigma)) if size else Loss()
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:

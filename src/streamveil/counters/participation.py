@@ -13,10 +13,9 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from streamveil.core.counters import Counter
+from streamveil.core.counters import UP, Counter
 from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.correlated_noise import UP
 from streamveil.core.counters.rational import root_coefficients
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.haar import HaarCounter, column_weights

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -18,12 +19,11 @@ from streamveil.core.counters import (
     Stepping,
     checked_times,
     column,
-    correlated_noise,
+    gaussian_about,
     next_step,
     zeros,
 )
 from streamveil.core.counters.blt import MARGIN, check_horizon
-from streamveil.core.counters.correlated_noise import gaussian_about
 from streamveil.core.counters.rational import root_coefficients
 from streamveil.core.noise import Draws
 from streamveil.errors import require_one_of, require_positive
@@ -73,11 +73,9 @@ class SqrtToeplitzCounter(Stepping):
     def sensitivity(self) -> float:
         """See `Counter`."""
         c = root_coefficients(self.horizon)
-        relative = 3 * self.horizon * correlated_noise.U
+        relative = 3 * self.horizon * counters.U
         square = float((c**2).sum())
-        return (
-            float(np.sqrt(square + 2.2 * relative * c.sum()) * (1 + relative)) * correlated_noise.UP
-        )
+        return float(np.sqrt(square + 2.2 * relative * c.sum()) * (1 + relative)) * counters.UP
 
     @property
     def needs_horizon(self) -> bool:
@@ -86,8 +84,8 @@ class SqrtToeplitzCounter(Stepping):
 
     def slack(self, moved: Exact | float) -> float:
         """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
-        recursion = correlated_noise.Recursion(
-            amplification=float(root_coefficients(self.horizon).sum()) * correlated_noise.EASE,
+        recursion = counters.Recursion(
+            amplification=float(root_coefficients(self.horizon).sum()) * counters.EASE,
             norm=self.sensitivity,
             terms=self.horizon,
             rest=np.empty(0),
@@ -100,7 +98,7 @@ class SqrtToeplitzCounter(Stepping):
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
         slack = self.slack(moved)
-        return correlated_noise.gaussian_loss(self.sigma, self.sensitivity, moved, slack, keys)
+        return counters.gaussian_loss(self.sigma, self.sensitivity, moved, slack, keys)
 
     @property
     def state_bytes(self) -> int:
@@ -125,7 +123,7 @@ class SqrtToeplitzCounter(Stepping):
         scale = float(self.scales()[t - 1])
         weights = np.ascontiguousarray(inverse_coefficients(self.horizon)[t - 1 : 0 : -1])
         offset = -scale * weighted_history(weights, state.real)
-        fresh = gaussian_about(draws, ids, offset, correlated_noise.up(self.sigma) * scale)
+        fresh = gaussian_about(draws, ids, offset, counters.up(self.sigma) * scale)
         total, real = state.whole[0] + column(increments, state.keys) + fresh, state.real.copy()
         real[state.t] = (fresh - offset) / scale
         return total, CounterState(t, total[None, :], real)
@@ -147,9 +145,7 @@ def column_scales(horizon: int, weighting: str) -> Float64[Array, " horizon"]:
     if weighting == "none":
         return np.ones(horizon)
     squares = np.cumsum(root_coefficients(horizon) ** 2)[::-1]
-    return np.asarray(
-        np.sqrt(squares / squares[0]) * MARGIN * (1 + 8 * horizon * correlated_noise.U)
-    )
+    return np.asarray(np.sqrt(squares / squares[0]) * MARGIN * (1 + 8 * horizon * counters.U))
 
 
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -17,12 +18,11 @@ from streamveil.core.counters import (
     Stepping,
     checked_times,
     column,
-    correlated_noise,
+    gaussian_rows,
     next_step,
     zeros,
 )
 from streamveil.core.counters.blt import check_horizon
-from streamveil.core.counters.correlated_noise import gaussian_rows
 from streamveil.core.counters.restarting_trees import (
     ROUNDING,
     blocks_of,
@@ -62,7 +62,7 @@ class Dyadic(Stepping):
     @property
     def sensitivity(self) -> float:
         """See `Counter`."""
-        return sqrt(self.levels) * correlated_noise.UP
+        return sqrt(self.levels) * counters.UP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class BinaryTreeCounter(Dyadic):
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
+        return counters.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamveil.api import Query
 from streamveil.api.answers import answers
 from streamveil.api.joint import JointQuery
-from streamveil.api.query import Query
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard.view import (
     NO_ANSWER,

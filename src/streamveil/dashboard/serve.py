@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from streamveil.api import Query
 from streamveil.api.answers import answers
 from streamveil.api.joint import JointQuery
-from streamveil.api.query import Query
 from streamveil.dashboard import page, view
 from streamveil.errors import PlanError, StreamveilError
 from streamveil.results.answers import Answers

@@ -9,7 +9,6 @@ import numpy as np
 from streamveil.core.counters import CounterState as CounterState
 from streamveil.core.noise import Address
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
-from streamveil.core.portable import portable
 from streamveil.core.selection.rounds import RoundSelection
 from streamveil.dataflow.outputs import Totals
 from streamveil.dataflow.release import (
@@ -19,7 +18,7 @@ from streamveil.dataflow.release import (
     WindowState,
     publish_keys,
 )
-from streamveil.types import Array, Int64
+from streamveil.types import Array, Int64, portable
 
 
 def keep(last: Array, rows: Int64[Array, " some"], noisy: Noisy[Array]) -> None:

@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.calendars import Cells
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters import Counter
-from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.rational import Blt
 from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise import Noise
+from streamveil.core.release import blt_of
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.selection.total_test import TotalsAlone
@@ -477,8 +477,7 @@ def rows_in_hidden_key(operator: Grouping) -> int:
 
 def counter_facts(counter: Counter) -> Facts:
     """A counter's kind and fields, enough to know its noise. The inverse: `counter_from`."""
-    if isinstance(counter, AnytimeBltCounter):
-        counter = counter.inner
+    counter = blt_of(counter) or counter
     kind = kind_of(counter)
     values = {field.name: getattr(counter, field.name) for field in fields(counter)}  # type: ignore[arg-type]  # every counter is a dataclass
     if isinstance(counter, BltCounter):

@@ -9,6 +9,12 @@ Why 128 bits are enough: under a secret key nobody can aim at a collision, and a
 keys the chance of any is at most n**2 / 2**129 (n = 2**40: 2**-49, and a collision would only give
 two keys the same noise and the same row). A privacy unit keeps only the first 64 bits; the chance
 of a collision of those is charged (`GroupBy.loss`, `SketchQuery.guarantee`).
+
+SipHash runs on sixteen messages side by side.
+
+One message is a chain of dependent operations that leaves most of a processor idle; sixteen
+messages of equally many words advance together, one in each lane of a vector. The words of up to
+`BLOCK` messages are first laid out lane by lane, so that the rounds themselves only load vectors.
 """
 
 from __future__ import annotations
@@ -22,10 +28,276 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from llvmlite import ir  # type: ignore[import-untyped]  # comes with numba, without types
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from streamveil.compiled import njit
-from streamveil.dataflow.siphash import Offsets, siphash_many
-from streamveil.types import Array, Int64, UInt8, UInt64
+from streamveil.types import Array, Int32, Int64, UInt8, UInt64
+
+LANES = 16  # two AVX-512 registers, or four of AVX2: the rounds of one hide the delays of another
+BLOCK = 64  # messages laid out at a time
+LAID_OUT = 16  # words of each message laid out at a time
+MOST_WORDS = 64  # messages up to so many words are sorted by length; longer ones are rare
+V0, V1 = 0x736F6D6570736575, 0x646F72616E646F6D
+V2, V3 = 0x6C7967656E657261, 0x7465646279746573
+LONG, SECOND = 0xEE, 0xDD  # marks of the 128-bit variant
+WORD = np.uint64(8)
+Offsets = Int32[Array, " rows_plus_1"] | Int64[Array, " rows_plus_1"]
+
+
+def siphash_many(
+    data: UInt8[Array, " bytes"],
+    offsets: Offsets,
+    k0: np.uint64,
+    k1: np.uint64,
+    *,
+    halves: int = 2,
+    into: UInt64[Array, " words"] | None = None,
+) -> UInt64[Array, "rows halves"]:
+    """The hash of data[offsets[i]:offsets[i + 1]] for every i; `halves`=1: its first 64 bits."""
+    n = len(offsets) - 1
+    out = np.empty(n * halves, np.uint64) if into is None else into
+    hash_lanes(data, offsets, by_words(offsets), k0, k1, halves, out)
+    return out.reshape(n, halves)
+
+
+@intrinsic
+def _word_at(context: Any, array: Any, index: Any) -> Any:
+    """Eight bytes of an array from any place on, as a little-endian word."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(64)
+        place = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        return builder.load(builder.bitcast(place, wide.as_pointer()), align=1, typ=wide)
+
+    return types.uint64(array, types.intp), codegen
+
+
+word_at: Any = _word_at  # called with an array and an index
+
+
+@intrinsic
+def _put_word(context: Any, array: Any, index: Any, word: Any) -> Any:
+    """Writes eight bytes of an array from any place on: the inverse of `word_at`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(64)
+        place = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        builder.store(arguments[2], builder.bitcast(place, wide.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.uint64), codegen
+
+
+put_word: Any = _put_word  # called with an array, an index and a word
+
+
+@intrinsic
+def _begin(context: Any, state: Any, k0: Any, k1: Any) -> Any:
+    """Sets the states of `LANES` messages: `state` holds four vectors."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        for at, (word, key) in enumerate(zip((V0, V1 ^ LONG, V2, V3), (1, 2, 1, 2), strict=True)):
+            start = builder.xor(arguments[key], ir.Constant(ir.IntType(64), word))
+            _store(context, builder, signature, arguments, at, _in_all_lanes(builder, start))
+        return context.get_dummy_value()
+
+    return types.void(state, types.uint64, types.uint64), codegen
+
+
+begin: Any = _begin
+
+
+@intrinsic
+def _absorb(context: Any, state: Any, words: Any, first: Any, count: Any) -> Any:
+    """Takes `count` words of `LANES` messages, which stand in `words` from column `first` on."""
+    utils: Any = cgutils  # numba is untyped
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        held = [
+            utils.alloca_once_value(builder, _load(context, builder, signature, arguments, at))
+            for at in range(4)
+        ]
+        laid, first, count = arguments[1:]
+        with utils.for_range(builder, count) as loop:
+            row = builder.mul(loop.index, ir.Constant(first.type, BLOCK))
+            place = _pointer(context, builder, signature.args[1], laid, builder.add(row, first))
+            word = builder.load(builder.bitcast(place, VECTOR.as_pointer()), align=8, typ=VECTOR)
+            v0, v1, v2, v3 = (builder.load(cell) for cell in held)
+            v0, v1, v2, v3 = _rounds(builder, (v0, v1, v2, builder.xor(v3, word)), 2)
+            for cell, value in zip(held, (builder.xor(v0, word), v1, v2, v3), strict=True):
+                builder.store(value, cell)
+        for at, cell in enumerate(held):
+            _store(context, builder, signature, arguments, at, builder.load(cell))
+        return context.get_dummy_value()
+
+    return types.void(state, words, types.intp, types.intp), codegen
+
+
+absorb: Any = _absorb
+
+
+@intrinsic
+def _finish(context: Any, state: Any, mark1: Any, mark2: Any) -> Any:
+    """Four more rounds after marking v1 and v2; the result replaces the words that were laid."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        v = [_load(context, builder, signature, arguments, at) for at in range(4)]
+        for at in (1, 2):
+            v[at] = builder.xor(v[at], _in_all_lanes(builder, arguments[at]))
+        v = list(_rounds(builder, tuple(v), 4))
+        mixed = builder.xor(builder.xor(v[0], v[1]), builder.xor(v[2], v[3]))
+        for at, value in enumerate((*v, mixed)):
+            _store(context, builder, signature, arguments, at, value)
+        return context.get_dummy_value()
+
+    return types.void(state, types.uint64, types.uint64), codegen
+
+
+finish: Any = _finish  # leaves the hashes behind the states
+VECTOR = ir.VectorType(ir.IntType(64), LANES)
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    utils: Any = cgutils  # numba is untyped
+    held = context.make_array(kind)(context, builder, array)
+    return utils.get_item_pointer(context, builder, kind, held, [index], wraparound=False)
+
+
+def _vector(context: Any, builder: Any, signature: Any, arguments: Any, at: int) -> Any:
+    index = ir.Constant(ir.IntType(64), at * LANES)
+    place = _pointer(context, builder, signature.args[0], arguments[0], index)
+    return builder.bitcast(place, VECTOR.as_pointer())
+
+
+def _load(context: Any, builder: Any, signature: Any, arguments: Any, at: int) -> Any:
+    place = _vector(context, builder, signature, arguments, at)
+    return builder.load(place, align=8, typ=VECTOR)
+
+
+def _store(context: Any, builder: Any, signature: Any, arguments: Any, at: int, value: Any) -> None:
+    builder.store(value, _vector(context, builder, signature, arguments, at), align=8)
+
+
+def _in_all_lanes(builder: Any, word: Any) -> Any:
+    place, lanes = ir.IntType(32), ir.VectorType(ir.IntType(32), LANES)
+    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), word, place(0))
+    return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(lanes, None))
+
+
+def _rotate(builder: Any, x: Any, by: int) -> Any:
+    left, right = (ir.Constant(VECTOR, [shift] * LANES) for shift in (by, 64 - by))
+    return builder.or_(builder.shl(x, left), builder.lshr(x, right))
+
+
+def _rounds(builder: Any, v: tuple[Any, ...], times: int) -> tuple[Any, ...]:
+    v0, v1, v2, v3 = v
+    for _ in range(times):
+        v0 = builder.add(v0, v1)
+        v1 = builder.xor(_rotate(builder, v1, 13), v0)
+        v0 = _rotate(builder, v0, 32)
+        v2 = builder.add(v2, v3)
+        v3 = builder.xor(_rotate(builder, v3, 16), v2)
+        v0 = builder.add(v0, v3)
+        v3 = builder.xor(_rotate(builder, v3, 21), v0)
+        v2 = builder.add(v2, v1)
+        v1 = builder.xor(_rotate(builder, v1, 17), v2)
+        v2 = _rotate(builder, v2, 32)
+    return v0, v1, v2, v3
+
+
+@njit(cache=True, nogil=True)
+def by_words(offsets: Offsets) -> Int64[Array, " order"]:
+    """Rows in the order of their lengths in words; nothing where that is the order they have."""
+    n = len(offsets) - 1
+    low = high = (offsets[1] - offsets[0]) >> 3 if n else 0
+    for i in range(n):
+        words = (offsets[i + 1] - offsets[i]) >> 3
+        low, high = min(low, words), max(high, words)
+    if low == high:
+        return np.empty(0, np.int64)
+    counts = np.zeros(MOST_WORDS + 2, np.int64)
+    for i in range(n):
+        counts[min((offsets[i + 1] - offsets[i]) >> 3, MOST_WORDS) + 1] += 1
+    for i in range(MOST_WORDS):
+        counts[i + 1] += counts[i]
+    order = np.empty(n, np.int64)
+    for i in range(n):
+        words = min((offsets[i + 1] - offsets[i]) >> 3, MOST_WORDS)
+        order[counts[words]] = i
+        counts[words] += 1
+    return order
+
+
+@njit(cache=True, nogil=True)
+def _tail(data: Any, start: Any, size: Any) -> Any:  # pragma: no cover (compiled)
+    """The last word of a message: what is left of it, and its length."""
+    word = np.uint64(size & 0xFF) << np.uint64(56)
+    rest = np.uint64(size & 7)
+    if size >= 8:  # the last eight bytes, without those that have been taken
+        last = word_at(data, start + size - 8)
+        return word | ((last >> (np.uint64(56) - WORD * rest)) >> WORD)
+    for byte in range(size):
+        word |= np.uint64(data[start + byte]) << np.uint64(8 * byte)
+    return word
+
+
+@njit(cache=True, nogil=True)
+def _lay(data: Any, start: Any, rows: int, span: Any, words: Any) -> None:
+    """Lays out words span[0]:span[1] of messages from `start` on, one message in each column."""
+    for w in range(span[0], span[1]):
+        line = words[BLOCK * (w - span[0]) : BLOCK * (w - span[0]) + rows]
+        for column in range(rows):
+            line[column] = word_at(data, start[column] + 8 * w)
+
+
+@njit(cache=True, nogil=True)
+def hash_lanes(  # noqa: PLR0913, C901 (one loop over runs; calls would copy its arrays)
+    data: UInt8[Array, " bytes"],
+    offsets: Offsets,
+    order: Int64[Array, " order"],
+    k0: np.uint64,
+    k1: np.uint64,
+    halves: int,
+    out: UInt64[Array, " words"],
+) -> None:
+    """See `siphash_many`. A run is up to `BLOCK` neighbours in order of equally many words."""
+    n = len(offsets) - 1
+    words, states = np.zeros(LAID_OUT * BLOCK, np.uint64), np.empty(5 * BLOCK, np.uint64)
+    start, size = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    first = 0
+    while first < n:
+        rows = 0
+        while rows < min(BLOCK, n - first):
+            row = order[first + rows] if len(order) else first + rows
+            start[rows] = offsets[row]
+            size[rows] = offsets[row + 1] - offsets[row]
+            if size[rows] >> 3 != size[0] >> 3:
+                break
+            rows += 1
+        full = size[0] >> 3
+        for lane in range(0, rows, LANES):
+            begin(states[5 * lane :], k0, k1)
+        for w in range(0, full + 1, LAID_OUT):
+            span = (w, min(w + LAID_OUT, full))
+            _lay(data, start, rows, span, words)
+            if w + LAID_OUT > full:
+                for column in range(rows):
+                    words[BLOCK * (full - w) + column] = _tail(data, start[column], size[column])
+            for lane in range(0, rows, LANES):
+                absorb(states[5 * lane :], words, lane, min(LAID_OUT, full + 1 - w))
+        for half in range(halves):
+            mark = np.uint64(LONG) * np.uint64(1 - half)
+            for lane in range(0, rows, LANES):
+                finish(states[5 * lane :], np.uint64(SECOND) * np.uint64(half), mark)
+            for column in range(rows):
+                row = order[first + column] if len(order) else first + column
+                lane = column % LANES
+                out[halves * row + half] = states[5 * (column - lane) + 4 * LANES + lane]
+        first += rows
+
 
 PIECE = 8_192  # integers enciphered at a time
 NULL_WORDS = (0x6E756C6C, 0xFFFFFFFFFFFFFFFF)  # the block that stands for a null

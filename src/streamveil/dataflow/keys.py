@@ -14,8 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.compiled import AHEAD, njit, prefetch
-from streamveil.dataflow.hashing import as_integers, is_text, stored, text_buffers
-from streamveil.dataflow.siphash import put_word, word_at
+from streamveil.dataflow.hashing import (
+    as_integers,
+    is_text,
+    put_word,
+    stored,
+    text_buffers,
+    word_at,
+)
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Types = tuple[pa.DataType, ...]

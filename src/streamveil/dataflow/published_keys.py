@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from streamveil.core.counters import Counter
 from streamveil.core.counters.kernels import advance_spread
-from streamveil.core.portable import portable
 from streamveil.core.release import blt_of
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.hashing import text_buffers
@@ -21,7 +20,7 @@ from streamveil.dataflow.release_kernels import (
     settle_ties,
     take_names,
 )
-from streamveil.types import Array, Float64, Int32, Int64, UInt64
+from streamveil.types import Array, Float64, Int32, Int64, UInt64, portable
 
 # ---- the precision of keys with weights
 
@@ -92,7 +91,7 @@ class Spread:
 
 # ---- a cache of published keys, never stored
 
-WORD = 64  # bits
+WORD_BITS = 64  # bits
 
 
 @dataclass(repr=False)  # secret
@@ -167,7 +166,7 @@ def joined(old: pa.Array, new: pa.Array, places: Int64[Array, " new"]) -> pa.Arr
         old.null_count
         or new.null_count
         or not pa.types.is_primitive(kind)
-        or kind.bit_width != WORD
+        or kind.bit_width != WORD_BITS
     ):
         index = merged(np.arange(len(old)), np.arange(len(old), len(old) + len(new)), places)
         return pa.concat_arrays([old, new]).take(pa.array(index))

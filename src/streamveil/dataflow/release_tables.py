@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import ReleaseColumns
+from streamveil.compiled import log_ndtr
 from streamveil.core.noisy import Noisy
-from streamveil.core.portable import portable
 from streamveil.dataflow.cut_rows import odds_of, told, with_share
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
-from streamveil.special import log_ndtr
-from streamveil.types import Array, Bool, Float64
+from streamveil.types import Array, Bool, Float64, portable
 
 # ---- intervals that cover cut rows too
 

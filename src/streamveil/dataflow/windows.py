@@ -25,7 +25,7 @@ from streamveil.calendars import (
     instant_named,
     name_of,
 )
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Neighbours
 from streamveil.errors import PlanError
 from streamveil.release_metadata import ReleaseTime, kept_time
 from streamveil.types import Array, Bool, Int64

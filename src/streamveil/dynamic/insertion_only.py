@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import Place
 from streamveil.dynamic.partition import (
     EVENT,

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Pure
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import Place
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, restored, values

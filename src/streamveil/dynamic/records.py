@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Neighbours
 from streamveil.dynamic.protocol import Changes
 from streamveil.errors import StoreError, require_one_of, require_positive
 from streamveil.types import Array, Int64

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise import Place, require_place
 from streamveil.errors import require_between, require_positive, require_with
 from streamveil.linear.budget_shares import Meter, Share

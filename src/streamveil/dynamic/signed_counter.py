@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import sums_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public, restored, values

@@ -14,6 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.errors import PlanError
+from streamveil.expressions.convert import (
+    Argument,
+    Bound,
+    Kernel,
+    Rule,
+    arity,
+    common,
+    fixed,
+    numeric,
+    written,
+)
 from streamveil.expressions.kernels import (
     Column,
     dense,
@@ -24,17 +35,6 @@ from streamveil.expressions.kernels import (
     int_op,
     null_unless,
     round_half_away,
-)
-from streamveil.expressions.rules import (
-    Argument,
-    Bound,
-    Kernel,
-    Rule,
-    arity,
-    common,
-    constant,
-    fixed,
-    numeric,
 )
 from streamveil.expressions.text_functions import TEXTS
 from streamveil.expressions.time_functions import TIMES
@@ -112,7 +112,7 @@ def _round(name: str, arguments: Sequence[Argument]) -> Bound:
     numeric(name, arguments)
     if len(arguments) == 1:
         return Bound("float", ("float",), float_op(round_half_away))
-    digits = constant(name, arguments, 1, "int")
+    digits = written(name, arguments, 1, "int")
     if not -308 <= digits <= 308:
         raise PlanError(f"argument 2 of {name} must be between -308 and 308")
     scale = 10.0 ** abs(digits)

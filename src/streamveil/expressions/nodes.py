@@ -16,12 +16,17 @@ from streamveil.expressions import times
 from streamveil.expressions.convert import (
     CASTS,
     TYPES,
+    Bound,
     Node,
+    Rule,
+    arity,
     constant,
     convert,
+    numeric,
     require_readable,
     seen,
     unify,
+    wrong,
 )
 from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, shown
 from streamveil.expressions.kernels import (
@@ -32,7 +37,6 @@ from streamveil.expressions.kernels import (
     int_negate,
     int_op,
 )
-from streamveil.expressions.rules import Bound, Rule, arity, numeric, wrong
 
 Reader = Callable[[str], Node]
 Builder = Callable[[exp.Expr, Reader], Node]

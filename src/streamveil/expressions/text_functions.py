@@ -11,18 +11,18 @@ import pyarrow.compute as pc
 
 from streamveil.errors import PlanError
 from streamveil.expressions import texts
-from streamveil.expressions.kernels import Column
-from streamveil.expressions.rules import (
+from streamveil.expressions.convert import (
     Argument,
     Bound,
     Kernel,
     Kind,
     Rule,
     arity,
-    constant,
     fixed,
     same,
+    written,
 )
+from streamveil.expressions.kernels import Column
 
 
 def _concat(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -41,7 +41,7 @@ def _trim(all_sides: Kernel, of_characters: Kernel) -> Rule:
         arity(name, arguments, 1, 2)
         if len(arguments) == 1:
             return Bound("string", ("string",), all_sides)
-        characters = constant(name, arguments, 1, "string")
+        characters = written(name, arguments, 1, "string")
         return Bound("string", ("string", None), lambda c: of_characters(c, characters=characters))
 
     return rule
@@ -49,11 +49,11 @@ def _trim(all_sides: Kernel, of_characters: Kernel) -> Rule:
 
 def _substring(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 2, 3)
-    start = constant(name, arguments, 1, "int")
+    start = written(name, arguments, 1, "int")
     begin = start - 1 if start > 0 else start
     if len(arguments) == 2:
         return Bound("string", ("string", None), _slice(begin, None))
-    length = constant(name, arguments, 2, "int")
+    length = written(name, arguments, 2, "int")
     if length < 0:
         raise PlanError(f"argument 3 of {name} must not be negative")
     if begin < 0:  # from the end: cut there first, then take the length
@@ -72,7 +72,7 @@ def _slice(start: int, stop: int | None) -> Kernel:
 def _ends(side: str) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2)
-        length = constant(name, arguments, 1, "int")
+        length = written(name, arguments, 1, "int")
         if length < 0:
             raise PlanError(f"argument 2 of {name} must not be negative")
         if side == "left":
@@ -85,7 +85,7 @@ def _ends(side: str) -> Rule:
 
 def _replace(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 3)
-    old, new = (constant(name, arguments, place, "string") for place in (1, 2))
+    old, new = (written(name, arguments, place, "string") for place in (1, 2))
     kernel: Kernel = texts.replaced(old, new) if old else same
     return Bound("string", ("string", None, None), kernel)
 
@@ -93,7 +93,7 @@ def _replace(name: str, arguments: Sequence[Argument]) -> Bound:
 def _with_text(kernel: Callable[[Column, str], Column]) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2)
-        text = constant(name, arguments, 1, "string")
+        text = written(name, arguments, 1, "string")
         return Bound("bool", ("string", None), lambda c: kernel(c, text))
 
     return rule
@@ -135,7 +135,7 @@ def _regexp_instr(name: str, arguments: Sequence[Argument]) -> Bound:
             f"argument 2 of {name} has groups; here it is the whole match that is found.\n"
             "  to fix  write them as (?:...)"
         )
-    after = constant(name, arguments, 4, "int") if len(arguments) > 4 else 0
+    after = written(name, arguments, 4, "int") if len(arguments) > 4 else 0
     if after not in (0, 1):
         raise PlanError(f"argument 5 of {name} is 0 for where a match begins, or 1 for after it")
     kernel = texts.place_of(pattern, _which(name, arguments, pattern), end=after == 1)
@@ -145,13 +145,13 @@ def _regexp_instr(name: str, arguments: Sequence[Argument]) -> Bound:
 def _pattern(name: str, arguments: Sequence[Argument]) -> str:
     """The regular expression of a function; PlanError if it is none."""
     _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments[:2])
-    return str(constant(name, arguments, 1, "string"))
+    return str(written(name, arguments, 1, "string"))
 
 
 def _which(name: str, arguments: Sequence[Argument], pattern: str) -> texts.Nth:
     """Which match is meant, by the character to begin at and the number that may follow."""
     start, turn = (
-        constant(name, arguments, place, "int") if len(arguments) > place else 1 for place in (2, 3)
+        written(name, arguments, place, "int") if len(arguments) > place else 1 for place in (2, 3)
     )
     if not 1 <= start <= FARTHEST or not 1 <= turn <= MOST_TURNS:
         raise PlanError(
@@ -176,7 +176,7 @@ def _place(most: int) -> Rule:
 
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2, most)
-        pattern = texts.quoted(constant(name, arguments, 1, "string"))
+        pattern = texts.quoted(written(name, arguments, 1, "string"))
         which = _which(name, arguments, "")._replace(overlapping=True)
         kernel = texts.place_of(pattern, which)
         return Bound("int", ("string", *[None] * (len(arguments) - 1)), kernel)
@@ -187,7 +187,7 @@ def _place(most: int) -> Rule:
 def _printf(name: str, arguments: Sequence[Argument]) -> Bound:
     """FORMAT(format, values): a text by the directives of C."""
     arity(name, arguments, 2, 99)
-    pieces = texts.directives(name, constant(name, arguments, 0, "string"))
+    pieces = texts.directives(name, written(name, arguments, 0, "string"))
     kinds = [piece.kind for piece in pieces if piece.kind]
     if len(kinds) != len(arguments) - 1:
         raise PlanError(
@@ -221,7 +221,7 @@ def group_places(pattern: str) -> list[int]:
 def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 3)
     _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments[:2])
-    old, new = (constant(name, arguments, place, "string") for place in (1, 2))
+    old, new = (written(name, arguments, place, "string") for place in (1, 2))
     kernel = texts.replaced_matches(old, new)
     try:
         kernel(pa.array(["a"]))
@@ -235,7 +235,7 @@ def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
 def _split_part(name: str, arguments: Sequence[Argument]) -> Bound:
     """One part of a text, from 1: SPLIT(s, between)[OFFSET(n - 1)]; null where there is none."""
     arity(name, arguments, 3)
-    between, place = constant(name, arguments, 1, "string"), constant(name, arguments, 2, "int")
+    between, place = written(name, arguments, 1, "string"), written(name, arguments, 2, "int")
     if not between or place < 1:
         raise PlanError(
             f"{name} takes the text between the parts, and the number of the part, from 1.\n"
@@ -255,8 +255,8 @@ def _split_part(name: str, arguments: Sequence[Argument]) -> Bound:
 def _pad(kernel: Callable[..., Column]) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2, 3)
-        width = constant(name, arguments, 1, "int")
-        padding = constant(name, arguments, 2, "string") if len(arguments) > 2 else " "
+        width = written(name, arguments, 1, "int")
+        padding = written(name, arguments, 2, "string") if len(arguments) > 2 else " "
         if not 0 <= width <= MOST_PADDED or len(padding) != 1:
             raise PlanError(
                 f"{name} takes a width of 0 to {MOST_PADDED:,} and one character to pad with"

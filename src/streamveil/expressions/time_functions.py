@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 from streamveil.calendars import require_zone, rules_of
 from streamveil.errors import PlanError
 from streamveil.expressions import times
-from streamveil.expressions.kernels import INSTANT, Column, dense, from_numpy, null_unless
-from streamveil.expressions.rules import (
+from streamveil.expressions.convert import (
     Argument,
     Bound,
     Kind,
     Rule,
     arity,
-    constant,
     fixed,
     same,
+    written,
     wrong,
 )
+from streamveil.expressions.kernels import INSTANT, Column, dense, from_numpy, null_unless
 
 FORMATS = frozenset("YmdHMSFTjaAbByVGuDReIp")  # letters of formats, as strftime has them
 PARSED = frozenset("YmdHMSFTjbBy")  # letters of formats that are read
@@ -36,7 +36,7 @@ def _format(kind: Kind, *, zoned: bool = False) -> Rule:
         if not zoned:
             arity(name, arguments, 2)
         zone = _zone(name, arguments, 2)
-        pattern = constant(name, arguments, 0, "string")
+        pattern = written(name, arguments, 0, "string")
         unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - FORMATS
         if unknown:
             raise PlanError(
@@ -60,7 +60,7 @@ def _parse(result: Kind) -> Rule:
 
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2)
-        pattern = constant(name, arguments, 0, "string")
+        pattern = written(name, arguments, 0, "string")
         unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - PARSED
         if unknown:
             raise PlanError(
@@ -90,7 +90,7 @@ def _without_zeros(column: Column) -> Column:
 
 def _last_day(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 1, 2)
-    unit = constant(name, arguments, 1, "unit") if len(arguments) > 1 else "MONTH"
+    unit = written(name, arguments, 1, "unit") if len(arguments) > 1 else "MONTH"
     weekly = unit == "ISOWEEK" or unit.startswith("WEEK")
     if unit not in times.UNIT_MONTHS and not weekly:
         raise PlanError(f"{name} is the last day of WEEK, ISOWEEK, MONTH, QUARTER or YEAR")
@@ -110,7 +110,7 @@ def _zone(name: str, arguments: Sequence[Argument], places: int) -> str | None:
     arity(name, arguments, places, places + 1)
     if len(arguments) == places:
         return None
-    return require_zone(constant(name, arguments, places, "string"))
+    return require_zone(written(name, arguments, places, "string"))
 
 
 def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -174,7 +174,7 @@ def _truncate(cut: Kind) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         zone = _zone(name, arguments, 2)
         kind: Kind = "timestamp" if arguments[0].kind == "timestamp" else cut  # as GoogleSQL has it
-        unit = constant(name, arguments, 1, "unit")
+        unit = written(name, arguments, 1, "unit")
         if zone is not None and arguments[0].kind == "date":
             raise wrong(name, arguments[0], 0, "timestamp, where a time zone follows")
         if zone is not None:
@@ -190,7 +190,7 @@ def _truncate(cut: Kind) -> Rule:
 def _shift(kind: Kind, sign: int) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2)
-        amount, unit = constant(name, arguments, 1, "interval")
+        amount, unit = written(name, arguments, 1, "interval")
         if kind == "date" and unit in ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR"):
             raise PlanError(f"{name} moves dates by days or more; use TIMESTAMP_ADD for {unit}")
         return Bound(kind, (kind, None), times.shift_by(sign * amount, unit))
@@ -201,7 +201,7 @@ def _shift(kind: Kind, sign: int) -> Rule:
 def _difference(kind: Kind, *, borders: bool) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 3)
-        unit = constant(name, arguments, 2, "unit")
+        unit = written(name, arguments, 2, "unit")
         return Bound("int", (kind, kind, None), times.difference(unit, borders=borders))
 
     return rule

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Pure
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, values

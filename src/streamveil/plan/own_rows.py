@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.batch import whole
-from streamveil.core.accounting.neighbours import duration
+from streamveil.core.accounting import duration
 from streamveil.errors import PlanError
 from streamveil.expressions import (
     column_named,

@@ -7,10 +7,10 @@ from math import ceil, inf, isnan, log
 
 import numpy as np
 
+from streamveil.compiled import ndtri
 from streamveil.errors import PlanError
 from streamveil.release_metadata import Facts
 from streamveil.results.intervals import Interval, plain
-from streamveil.special import ndtri
 from streamveil.types import Array, Bool, Int64
 
 HIDDEN_SHARE = 0.5  # of the error probability, for groups that are not shown

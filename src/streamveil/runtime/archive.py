@@ -23,12 +23,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streamveil import disk
 from streamveil.batch import Moment, Release
 from streamveil.connectors import Sink
-from streamveil.connectors.blocks import crash_only, write_all
 from streamveil.core.noisy import restored
+from streamveil.disk import crash_only, write_all
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import disk, formats, frame, wal
+from streamveil.runtime import formats, frame, wal
 from streamveil.runtime.checkpoint import Extent
 from streamveil.runtime.tables import Mark, from_parts, to_parts
 

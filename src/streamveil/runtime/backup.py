@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streamveil.connectors.blocks import sync_directory
+from streamveil import disk
+from streamveil.disk import LOCK, Lock, sync_directory
 from streamveil.errors import StoreError
-from streamveil.runtime import disk, formats
-from streamveil.runtime.disk import LOCK, Lock
+from streamveil.runtime import formats
 from streamveil.runtime.store import BACKUP, SCRATCH, require_header
 from streamveil.runtime.verify import verify
 

@@ -31,8 +31,11 @@ from typing import IO, Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from streamveil import disk
 from streamveil.batch import Release
-from streamveil.connectors.blocks import (
+from streamveil.core.noisy import restored
+from streamveil.dataflow import Arrays, Operator
+from streamveil.disk import (
     BLOCK,
     OWN,
     ROOM_BYTES,
@@ -43,9 +46,7 @@ from streamveil.connectors.blocks import (
     room,
     to_block,
 )
-from streamveil.core.noisy import restored
-from streamveil.dataflow import Arrays, Operator
-from streamveil.runtime import disk, formats, frame, wal
+from streamveil.runtime import formats, frame, wal
 from streamveil.runtime.frame import padded, padding, put
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from streamveil.connectors import Chunk, Source, changed, hand_on, open_source, select
-from streamveil.connectors.blocks import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow import NOT_FINITE, count
+from streamveil.disk import crc32
 from streamveil.expressions import compile_unit
 from streamveil.plan import SourceSpec
 from streamveil.plan.combine import Combined

@@ -24,11 +24,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from streamveil import disk
 from streamveil.compiler.group_by import compile_plan
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan import Plan, combined_plan
-from streamveil.runtime import disk, formats
+from streamveil.runtime import formats
 from streamveil.runtime.changed_query import require_kept
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.store import FORK, require_empty

@@ -39,10 +39,10 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.connectors.blocks import crc32
+from streamveil import disk
 from streamveil.dataflow import Operator
+from streamveil.disk import crc32
 from streamveil.errors import StoreError
-from streamveil.runtime import disk
 from streamveil.types import Array
 
 Content = dict[str, Any]

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from streamveil.connectors.blocks import KEPT_BYTES, LARGE_BYTES, crc32, room, to_block
+from streamveil.disk import KEPT_BYTES, LARGE_BYTES, crc32, room, to_block
 from streamveil.errors import StoreError
 from streamveil.types import Array, UInt8
 

@@ -45,6 +45,7 @@ import pyarrow as pa
 from streamveil.connectors import Chunk, Source, decoded, hand_on, open_source
 from streamveil.connectors.manifest import append
 from streamveil.connectors.rejected_rows import PLACE
+from streamveil.disk import make_directory
 from streamveil.errors import StoreError
 from streamveil.expressions import compile_unit
 from streamveil.plan.combine import numbered, plain, wide
@@ -58,7 +59,6 @@ from streamveil.plan.own_rows import (
     nothing_else,
     passing,
 )
-from streamveil.runtime.disk import make_directory
 from streamveil.types import Array, Int64
 
 KEPT = "joined-{}"  # folder of a relation, in the job's state

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil import disk
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors import Source, micros
 from streamveil.core.noise import Noise
+from streamveil.disk import Lock
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions import column_named
 from streamveil.plan import Plan, combined_plan
@@ -42,8 +44,7 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.options import EXPECTED_ROWS
-from streamveil.runtime import disk, formats
-from streamveil.runtime.disk import Lock
+from streamveil.runtime import formats
 from streamveil.runtime.formats import Content
 from streamveil.runtime.grouping import Prefetch
 from streamveil.runtime.job import Work, begin, require

@@ -25,12 +25,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamveil import disk
 from streamveil.batch import Batch, RejectNotes
-from streamveil.connectors.blocks import crash_only
 from streamveil.connectors.rejected_rows import rejected_table, schema_of
+from streamveil.disk import Unnamed, crash_only
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import disk, formats
-from streamveil.runtime.disk import Unnamed
+from streamveil.runtime import formats
 
 OWNER = "_owner.json"  # readers of a directory of Parquet files pass over such names
 WHERE = "rejects.json"  # in the state directory

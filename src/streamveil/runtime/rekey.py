@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from streamveil import disk
 from streamveil.core.noise import KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.sealed_key import opened, sealed
 from streamveil.runtime.secret import check

@@ -23,7 +23,7 @@ from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.engines.embedded import within
+from streamveil.engines import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.look import first_alone, in_any_case

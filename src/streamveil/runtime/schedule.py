@@ -32,8 +32,8 @@ from streamveil.connectors import (
     open_source,
     slices,
 )
-from streamveil.connectors.blocks import crc32, in_scratch, scratch_folder
 from streamveil.connectors.rejected_rows import PLACE, rejected_table, traced
+from streamveil.disk import crc32, in_scratch, scratch_folder
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan import Clock, SourceSpec
 from streamveil.runtime.checkpoint import SpillBuffer

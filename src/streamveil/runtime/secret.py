@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
-from streamveil.connectors.blocks import crash_only
+from streamveil import disk
 from streamveil.core.noise import SECRET_BYTES, KeyedNoise, Noise
+from streamveil.disk import crash_only
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import disk
 from streamveil.runtime import store as stores
 
 ENVIRONMENT = "STREAMVEIL_SECRET"

@@ -33,6 +33,7 @@ from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
 from streamveil.dataflow import Operator
 from streamveil.dataflow.state import types_to_bytes
+from streamveil.disk import Lock
 from streamveil.engines.spark import stages, state_cache, tasks
 from streamveil.engines.spark.kafka import KafkaReading
 from streamveil.engines.spark.session import require_callbacks
@@ -50,7 +51,6 @@ from streamveil.plan.own_rows import ALONE, OwnRows, OwnStep, after_steps, colum
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account, describe
 from streamveil.runtime.combined import all_rows
-from streamveil.runtime.disk import Lock
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.run import warn_of_noise

@@ -29,12 +29,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
-from streamveil.connectors.blocks import crash_only
+from streamveil import disk
 from streamveil.core.noise import KeyedNoise
+from streamveil.disk import LOCK, Lock, crash_only
 from streamveil.errors import StoreError
-from streamveil.runtime import checkpoint, disk, formats, wal
+from streamveil.runtime import checkpoint, formats, wal
 from streamveil.runtime.checkpoint import Saved, Work
-from streamveil.runtime.disk import LOCK, Lock
 
 KIND = "state"  # of the header
 HEADER, SPARK_HEADER = "state.json", "spark.json"

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
+from streamveil.compiled import ndtri
 from streamveil.compiler.by_unit import UnitFacts, by_rows, middle_of_each, shape_of
 from streamveil.compiler.error_forecast import (
     MOST_REPEATS,
@@ -32,9 +33,8 @@ from streamveil.compiler.numbering import GroupRows, ValueRows, taken
 from streamveil.compiler.unit_sample import WORDS, UnitSample, level_for, most_units
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import about
 from streamveil.core.noise import Noise
 from streamveil.core.noisy import post_process, values
@@ -49,7 +49,6 @@ from streamveil.plan.options import (
     EXPECTED_ROWS,
     EXPECTED_UNITS,
 )
-from streamveil.special import ndtri
 from streamveil.types import Array, Bool, Float64, Int64
 
 SAMPLE_WEIGHT = 16  # the noise of the number that says how large a sample is, in times of a bin's

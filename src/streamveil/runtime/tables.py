@@ -17,10 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import Release, ReleaseColumns
-from streamveil.connectors.blocks import crc32, filled
-from streamveil.connectors.content import computed, exact_columns, is_near, is_real, length, norm
+from streamveil.batch import (
+    Release,
+    ReleaseColumns,
+    computed,
+    exact_columns,
+    is_near,
+    is_real,
+    length,
+    norm,
+)
 from streamveil.core.noisy import post_process, values
+from streamveil.disk import crc32, filled
 from streamveil.runtime import frame
 from streamveil.types import Array
 

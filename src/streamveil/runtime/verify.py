@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.core.noise import KeyedNoise
+from streamveil.disk import Lock
 from streamveil.errors import SourceError, StoreError, StreamveilError
 from streamveil.runtime import checkpoint, rejects, wal
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
-from streamveil.runtime.disk import Lock
 from streamveil.runtime.inspect import size_text
 from streamveil.runtime.progress import counted
 from streamveil.runtime.published import kept_by_sink, led_to, of_state, require_all

@@ -26,9 +26,10 @@ from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 
-from streamveil.connectors.blocks import crash_only, write_all
+from streamveil import disk
+from streamveil.disk import crash_only, write_all
 from streamveil.errors import StoreError
-from streamveil.runtime import disk, formats, frame
+from streamveil.runtime import formats, frame
 from streamveil.runtime.formats import damaged
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array

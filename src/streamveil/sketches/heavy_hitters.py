@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import require_one_of, require_positive
 from streamveil.sketches.hashing import WORD, Layout, preimages
 from streamveil.sketches.keys import Keys, Words, integer_words

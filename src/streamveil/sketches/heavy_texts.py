@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.dataflow.hashing import is_text
 from streamveil.dataflow.keys import cells_of
 from streamveil.errors import require_between

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cell_kernels import Tables
 from streamveil.core.counters.cells import CellCounter
 from streamveil.core.noise import (

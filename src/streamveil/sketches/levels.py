@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import CellCounter
 from streamveil.core.noise import KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.core.noise.bulk.keystream import key_schedule

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Literal
 
 from streamveil.calibrate import gaussian_mu
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Loss
-from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter
 from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
 from streamveil.sketches.cell_noise import buffer_norm

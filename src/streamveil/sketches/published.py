@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from streamveil.compiled import bdtrc, ndtri
 from streamveil.errors import require_between, require_one_of
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
 from streamveil.sketches.linear import read_rows, require_same
-from streamveil.special import bdtrc, ndtri
 from streamveil.types import Array, Float64, Int64
 
 Method = Literal["calibrated", "min", "median"]
@@ -45,7 +45,7 @@ class PublishedSketch:
 
     >>> from streamveil.sketches import LazySketch
     >>> from streamveil.core.accounting import Budget
-    >>> from streamveil.core.accounting.neighbours import Neighbours
+    >>> from streamveil.core.accounting import Neighbours
     >>> from streamveil.core.noise import SeededNoise
     >>> live = LazySketch(kind="count-min", width=500, horizon=2**16,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6),

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from streamveil import engines
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import SeededNoise
-from streamveil.engines import embedded as group_by
-from streamveil.engines.embedded import EmbeddedGroupBy, PartedTable, Room, embedded
+from streamveil.engines import EmbeddedGroupBy, PartedTable, Room, embedded
 from streamveil.errors import PlanError
 from streamveil.plan import (
     Aggregate,
@@ -57,8 +57,8 @@ def released(
         return embedded(compile_plan(inner), Room(memory, folder / SCRATCH, threads))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_by, "LARGE", large)
-        patch.setattr(group_by, "WORTH_THREADS", 1)
+        patch.setattr(engines, "LARGE", large)
+        patch.setattr(engines, "WORTH_THREADS", 1)
         options: Any = {"noise": SeededNoise(5), "insecure": True, "engine": engine}
         with run(what, state=folder, pace=Pace(max_rows=750), **options) as job:
             job._store.policy = CheckpointPolicy(log_bytes=4_000, log_per_state=0)
@@ -146,7 +146,7 @@ def test_a_checkpoint_under_a_tight_limit_copies_nothing(tmp_path: Path) -> None
     rows = make_rows(1, 5_000, 2_000, 9, 1)
     state = operator.init()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_by, "LARGE", 1)
+        patch.setattr(engines, "LARGE", 1)
         for _ in range(2):
             operator.bound(state, 0, rows)
     roomy = operator.save(state)
@@ -155,7 +155,7 @@ def test_a_checkpoint_under_a_tight_limit_copies_nothing(tmp_path: Path) -> None
     assert roomy.keys() == tight.keys()
     for name, array in tight.items():
         np.testing.assert_array_equal(roomy[name], array)
-        if name.startswith("unit0.") and not name.endswith(f"/{group_by.HELD}"):
+        if name.startswith("unit0.") and not name.endswith(f"/{engines.HELD}"):
             assert isinstance(array, np.memmap) or not array.size
             assert not isinstance(roomy[name], np.memmap)
 
@@ -177,7 +177,7 @@ def test_tables_are_moved_out_when_keys_need_the_room(tmp_path: Path) -> None:
     operator = embedded(compile_plan(plan(BOUNDS[0])), Room(0, tmp_path / SCRATCH), 1 << 30)
     state = operator.init()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_by, "LARGE", 1)
+        patch.setattr(engines, "LARGE", 1)
         for _ in range(2):
             operator.bound(state, 0, make_rows(1, 5_000, 2_000, 9, 1))
     before, units = operator.room.resident, state.units[0].units

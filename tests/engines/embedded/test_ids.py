@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from streamveil import engines
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import SilentNoise
 from streamveil.dataflow import rows as row_stage
-from streamveil.engines import embedded as group_by
 from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.run import Pace, run
 
@@ -84,7 +84,7 @@ def test_fingerprints_that_crowd_change_nothing(
 ) -> None:
     real = row_stage.fingerprints
     monkeypatch.setattr(row_stage, "fingerprints", lambda *given: FORCED[name](real(*given)))
-    monkeypatch.setattr(group_by, "LARGE", 1 if divided else 1 << 40)
+    monkeypatch.setattr(engines, "LARGE", 1 if divided else 1 << 40)
     assert released(STORED["int64"], tmp_path / "s") == expected
 
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil import engines
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import SeededNoise
-from streamveil.engines import embedded as group_by
-from streamveil.engines.embedded import PARTS, EmbeddedGroupBy, Room, embedded
+from streamveil.engines import PARTS, EmbeddedGroupBy, Room, embedded
 from streamveil.plan import Aggregate, Bounding, Clock, Plan, SourceSpec, Window
 from streamveil.runtime.run import Pace, work_of
 from tests.engines.embedded.test_group_by import BOUNDS, plan
@@ -109,7 +109,7 @@ PLANS = {f"{b.max_rows}/{b.quadratic}": plan(b) for b in BOUNDS} | {"days": days
 def test_any_portions_of_any_micro_batches_come_back(
     tmp_path: Path, what: str, memory: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_by, "LARGE", 150)
+    monkeypatch.setattr(engines, "LARGE", 150)
     one, spread = life(PLANS[what], tmp_path, memory), 0
     assert any(release["n"] for made in one.released for release in made), "something is shown"
     rng = np.random.default_rng(1)
@@ -124,7 +124,7 @@ def test_any_portions_of_any_micro_batches_come_back(
 @given(begin=st.integers(2, 20), paces=st.lists(st.integers(0, PARTS), min_size=1, max_size=9))
 def test_rows_after_the_last_portion_are_decided_as_ever(begin: int, paces: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_by, "LARGE", 150)
+        patch.setattr(engines, "LARGE", 150)
         one, pace = unbroken(), cycle([*paces, PARTS])
         arrays, until = saved_gradually(one, begin, lambda: next(pace))
         state = one.operator.load(arrays)
@@ -146,12 +146,12 @@ def unbroken() -> Life:
 
 def test_a_scope_that_is_over_needs_no_more_portions(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_by, "LARGE", 1)
+        patch.setattr(engines, "LARGE", 1)
         one = life(PLANS["days"], tmp_path, None)
         arrays, until = saved_gradually(one, 3, lambda: 1)
     held = [name for name in arrays if name.endswith("/held")]
     assert 0 < len(held) < PARTS
     assert until > 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_by, "LARGE", 1)
+        patch.setattr(engines, "LARGE", 1)
         assert resumed(one, arrays, 3) == one.released[3:]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil import engines
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.unit_kernels import WORDS
-from streamveil.engines import embedded
-from streamveil.engines.embedded import (
+from streamveil.engines import (
     GROWTH,
     PARTS,
     SAMPLE,
@@ -75,7 +75,7 @@ def test_every_fact_of_a_unit_is_in_one_part(bounds):
      (Bounds(max_rows=2**17, per_group=400), "none")],
 )  # fmt: skip
 def test_threads_leave_every_bit_of_every_part_as_it_was(bounds, firsts, threads, monkeypatch):
-    monkeypatch.setattr(embedded, "WORTH_THREADS", 2_000)
+    monkeypatch.setattr(engines, "WORTH_THREADS", 2_000)
     rows, found = make_rows(3, 50_000, 9_000, 300, bounds.scale), []
     for many in (1, threads):
         parted = PartedTable(Room(None, ANYWHERE, many), UnitTable.empty(bounds, firsts))

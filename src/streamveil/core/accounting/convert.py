@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from streamveil.special import erfcx, ndtr
+from streamveil.compiled import erfcx, ndtr
 from streamveil.types import Array, Float64, Int64
 
 # scipy's error functions are accurate to about 1e-13 relative, its binomial to about 1e-11

@@ -9,8 +9,7 @@ from functools import partial
 from math import exp, floor, inf, log, log10, sqrt
 from typing import TYPE_CHECKING, Any
 
-from streamveil.core.accounting import Budget, Number, convert, exact
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting import Budget, Neighbours, Number, convert, exact
 from streamveil.errors import require_one_of
 
 if TYPE_CHECKING:

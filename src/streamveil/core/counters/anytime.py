@@ -11,10 +11,9 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import CounterState, Estimates, Ids, Increments, Stepping, rational
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.rational import Blt, check_buffers, root_coefficients
+from streamveil.core.counters.rational import Blt, check_buffers, least_maximum, root_coefficients
 from streamveil.core.noise import Draws
 from streamveil.errors import require_positive
-from streamveil.optimize import least_maximum
 from streamveil.types import Array, Exact, Float64, Int64
 
 FOREVER = 2**40  # steps; at one per second, 35,000 years

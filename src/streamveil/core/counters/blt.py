@@ -17,19 +17,21 @@ import mpmath
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
+    UP,
     CounterState,
     Estimates,
     Ids,
     Increments,
+    Recursion,
     Stepping,
+    U,
     checked_times,
-    correlated_noise,
     next_step,
     zeros,
 )
-from streamveil.core.counters.correlated_noise import UP, Recursion, U
 from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
 from streamveil.core.counters.rational import Blt, best_blt, geometric
 from streamveil.core.noise import Draws
@@ -356,7 +358,7 @@ class BltCounter(Stepping):
     @cached_property
     def noise_scale(self) -> float:
         """Sigma, rounded up."""
-        return correlated_noise.up(self.sigma)
+        return counters.up(self.sigma)
 
     @property
     def needs_horizon(self) -> bool:
@@ -375,9 +377,7 @@ class BltCounter(Stepping):
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(
-            self.sigma, self.sensitivity, moved, self.slack(moved), keys
-        )
+        return counters.gaussian_loss(self.sigma, self.sensitivity, moved, self.slack(moved), keys)
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`; rounding adds variance 1/12 per step before decoding."""
@@ -405,9 +405,7 @@ class BltCounter(Stepping):
             return CounterState(state.t + steps, state.whole, state.real)
         plan, t = self.schedule, state.t + steps
         scales, noise = plan.steps(state.t + 1, t)
-        run = StepRun(
-            plan.keep, plan.drain, scales, correlated_noise.up(self.sigma) * (noise * scales)
-        )
+        run = StepRun(plan.keep, plan.drain, scales, counters.up(self.sigma) * (noise * scales))
         total, real = blt_run((state.whole[0], state.real), run, draws, ids)
         return CounterState(t, total[None, :], real)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.counters import Ids
-from streamveil.core.counters.correlated_noise import gaussian_about
+from streamveil.core.counters import Ids, gaussian_about
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import (
     Asked,

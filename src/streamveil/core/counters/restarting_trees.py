@@ -9,8 +9,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import Counter
-from streamveil.core.counters.correlated_noise import UP, gaussian_loss
+from streamveil.core.counters import UP, Counter, gaussian_loss
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
 from streamveil.core.noisy import Noisy, drawn

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from streamveil.compiled import ndtr, ndtri
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.restarting_trees import (
     RestartingTrees,
@@ -19,13 +20,11 @@ from streamveil.core.counters.restarting_trees import (
 )
 from streamveil.core.noise import Address
 from streamveil.core.noisy import values
-from streamveil.core.portable import portable
 from streamveil.core.selection import Counted, Held, Names, PerKey, Stepped
 from streamveil.core.selection.gaussian import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.errors import require_one_of, require_positive
-from streamveil.special import ndtr, ndtri
-from streamveil.types import Array, Exact, Float64
+from streamveil.types import Array, Exact, Float64, portable
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible

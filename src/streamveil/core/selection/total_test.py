@@ -15,12 +15,11 @@ from streamveil.core.counters import CounterState
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import advance_spread
 from streamveil.core.noise import Address, Place
-from streamveil.core.portable import portable
 from streamveil.core.release import WeightRule, blt_of, count_weighted, lanes_start
 from streamveil.core.selection import Held, Names, PerKey, Stepped
 from streamveil.core.selection.gaussian import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Float64, Int64, portable
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
 LAST = 0.5  # of beta, for the last trigger

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamveil.connectors.blocks import crc32
+from streamveil.disk import crc32
 from streamveil.errors import StoreError
 from streamveil.types import Array
 

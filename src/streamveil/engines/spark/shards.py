@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pyarrow import fs
 
-from streamveil.connectors.blocks import crc32
+from streamveil.disk import crc32
 from streamveil.engines.spark.columns import PREFIX, Head, head_of, pack, tag_of, unpack
 from streamveil.engines.spark.storage import PARTIAL, create, opened, remove
 from streamveil.errors import StoreError

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
-from streamveil.connectors.blocks import sync_directory
+from streamveil.disk import sync_directory
 from streamveil.errors import StoreError
 
 PARTIAL = "partial"

@@ -38,8 +38,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from streamveil.compiled import njit
-from streamveil.special import ndtri
+from streamveil.compiled import ndtri, njit
 from streamveil.types import Array, Float64
 
 OCTAVES = 39  # tail probabilities down to 2^-40
