@@ -1,13 +1,12 @@
-"""The few system calls that change files. Every failure of a durable one is crash only.
+"""The few system calls that change files. After one that failed nothing more is written.
 
-After one failed write or fsync nothing more may be written by this process: the kernel may have
-dropped the pages, so only a restart, which reads what is really there, knows the truth.
+The kernel may have dropped the pages of a failed write or fsync. Only a restart, which reads what
+is really there, knows the truth: every failure is a `StoreError`, and crash only.
 
-Whole blocks of large files go past the page cache, which they would flood.
-
-Nothing here is durable before the caller syncs. A page of the cache costs a page of memory, its
-copy and its removal: up to ten times what the device itself asks of the CPU. And what is written
-here is read again only after a crash, or later by another process.
+Large files are written in whole blocks past the page cache, which they would flood: a page of it
+costs a page of memory, its copy and its removal, up to ten times what the device itself asks of the
+CPU. Blocks are durable when the caller syncs; `create` and `Unnamed` do so before a file has its
+name.
 """
 
 from __future__ import annotations

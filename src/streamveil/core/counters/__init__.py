@@ -1,8 +1,9 @@
 """Continual counters, each with its sensitivity: frozen config, arrays as state, one pure step.
 
-Some counters keep the noise that they have used and subtract it again.
+Here: what every counter is (`Counter`), and what is common to those that keep the noise that they
+have used and subtract it again.
 
-A feedback counter with encoder C (unit lower triangular), column scales D_t and noise scales v_t
+Such a feedback counter with encoder C (unit lower triangular), column scales D_t and noise scales v_t
 publishes, at step t,
 
     y_t = y_(t-1) + x_t + k_t,   k_t = round(o_t + sigma v_t D_t G_t),   z_t = (k_t - o_t) / D_t
