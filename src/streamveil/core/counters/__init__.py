@@ -3,7 +3,7 @@
 Here: what every counter is (`Counter`), and what is common to those that keep the noise that they
 have used and subtract it again.
 
-Such a feedback counter with encoder C (unit lower triangular), column scales D_t and noise scales v_t
+Such a counter with encoder C (unit lower triangular), column scales D_t and noise scales v_t
 publishes, at step t,
 
     y_t = y_(t-1) + x_t + k_t,   k_t = round(o_t + sigma v_t D_t G_t),   z_t = (k_t - o_t) / D_t
