@@ -407,7 +407,7 @@ MAKERS = {
         "results/releases.py",
         "core/selection/rounds.py",  # estimates, against their thresholds
         "dataflow/release.py", "dataflow/dp_sqlp.py",  # into the state
-        "sketches/lazy.py", "sketches/levels.py",  # what they show their user
+        "sketches/levels.py",  # what they show their user
         "runtime/tables.py", "runtime/published.py",
         "linear/protocol.py",  # answers
         "changing_tables/operator.py", "changing_tables/questions.py", "runtime/survey.py",

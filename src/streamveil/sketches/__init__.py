@@ -8,8 +8,8 @@ from streamveil.sketches.heavy_hitters import (
 )
 from streamveil.sketches.heavy_texts import HeavyTexts, HeavyTextsFound, PublishedTexts
 from streamveil.sketches.keys import text_words, words_text
-from streamveil.sketches.lazy import LazySketch, LiveSketch
-from streamveil.sketches.levels import LiveHeavyHitters
+from streamveil.sketches.lazy import LazySketch
+from streamveil.sketches.levels import LiveSketch
 from streamveil.sketches.published import PublishedSketch, SketchErrorBound
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "HeavyTextsFound",
     "Layout",
     "LazySketch",
-    "LiveHeavyHitters",
     "LiveSketch",
     "PublishedHierarchy",
     "PublishedSketch",

@@ -100,7 +100,7 @@ class HeavyHitters(Levels):
             raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")
         if self.search == "inverse" and self.bits > WORD:
             raise ValueError("an inverse search covers 32 bits; use search='descent'")
-        warn_about_delta(self.budget, self.schedule(self.width))
+        warn_about_delta(self.budget, self.schedule_of(self.width))
         _ = self.noise.loss, self.tables  # every setting is checked now
 
     @property
@@ -114,15 +114,15 @@ class HeavyHitters(Levels):
     def layouts(self) -> tuple[Layout, ...]:
         """One layout per level."""
         if self.search == "inverse":
-            return (self.layout("invertible", self.depth, self.width, 0),)
+            return (self.layout_of("invertible", self.depth, self.width, 0),)
         return tuple(
-            self.layout("identity", 1, 2**bits, level)
+            self.layout_of("identity", 1, 2**bits, level)
             if 2**bits <= self.exact_cells
-            else self.layout("multiply", self.depth, self.width, level)
+            else self.layout_of("multiply", self.depth, self.width, level)
             for level, bits in enumerate(self.level_bits)
         )
 
-    def schedule(self, width: int) -> PushSchedule:
+    def schedule_of(self, width: int) -> PushSchedule:
         """Push times of a level: the same round for all."""
         block = None if self.block is None else min(self.block, width)
         fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)

@@ -106,12 +106,12 @@ class HeavyTexts(Levels):
     def layouts(self) -> tuple[Layout, ...]:
         """One layout per level, and that of whole texts."""
         sketched = [
-            self.layout("multiply", self.depth, self.width, number)
+            self.layout_of("multiply", self.depth, self.width, number)
             for number in range(FIRST + 1, self.length + 1)
         ]
-        first = [self.layout("identity", 1, 256**FIRST, FIRST)] if self.length >= FIRST else []
+        first = [self.layout_of("identity", 1, 256**FIRST, FIRST)] if self.length >= FIRST else []
         wide = 4 * self.width if self.whole_width is None else self.whole_width
-        return (*first, *sketched, self.layout("multiply", self.whole_depth, wide, 0))
+        return (*first, *sketched, self.layout_of("multiply", self.whole_depth, wide, 0))
 
     @property
     def weight(self) -> int:
@@ -123,7 +123,7 @@ class HeavyTexts(Levels):
         levels = sum(layout.depth for layout in self.layouts[:-1])
         return max(1, round(math.sqrt(levels / (3 * self.whole_depth))))
 
-    def schedule(self, width: int) -> PushSchedule:
+    def schedule_of(self, width: int) -> PushSchedule:
         """All columns at every tick."""
         return PushSchedule(width=width, clock="ticks", round=1, block=width, horizon=self.horizon)
 

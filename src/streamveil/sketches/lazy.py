@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-
 from streamveil.core.accounting import Budget, Neighbours
-from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.counters.cell_kernels import Tables
 from streamveil.core.counters.cells import CellCounter
-from streamveil.core.noise import (
-    ADDRESS,
-    KeyedNoise,
-    Noise,
-    Place,
-    once_of,
-    require_place,
-    saved_once,
-)
-from streamveil.core.noise.bulk.keystream import key_schedule
-from streamveil.core.noisy import values
-from streamveil.errors import require_with
 from streamveil.sketches.hashing import Kind, Layout
-from streamveil.sketches.keys import Keys, key_words, weight_words
-from streamveil.sketches.privacy import Calibration, NoisePlan
+from streamveil.sketches.keys import Keys, Words, key_words
+from streamveil.sketches.levels import Levels, LevelWords
+from streamveil.sketches.privacy import Calibration
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
-from streamveil.sketches.table import Arrays, SketchTable, cell_types, save
+from streamveil.sketches.table import SketchTable
 from streamveil.types import Array
 
 ROUNDS = 256  # rounds in a horizon when the round is left to us: noise and lag are both small there
@@ -38,7 +24,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class LazySketch:
+class LazySketch(Levels):
     """Frequencies of any key at any time, in bounded memory, under one budget for the whole stream.
 
     Algorithm: LazySketch (Holland 2025, arXiv:2507.03361v4): keys are counted in a linear sketch
@@ -62,6 +48,7 @@ class LazySketch:
             hold.
         StoreError: `resume` is given arrays of another configuration.
 
+    >>> import numpy as np
     >>> from streamveil.core.noise import SeededNoise
     >>> sketch = LazySketch(kind="count-min", width=500, horizon=2**16,
     ...     protects=Neighbours(relation="event-change"), budget=Budget(epsilon=1, delta=1e-6))
@@ -86,123 +73,62 @@ class LazySketch:
     seed: int = 0  # public, any whole number
     calibration: Calibration = "analytic"
 
+    opened_as = "sketch"
+
     def __post_init__(self) -> None:
-        _ = self.layout
+        _ = self.layouts
         warn_about_delta(self.budget, self.schedule)
-        _ = self.noise.loss, self.table  # every setting is checked now
+        _ = self.noise.loss, self.tables  # every setting is checked now
 
     @cached_property
     def layout(self) -> Layout:
         """Shape and hash functions."""
         return Layout(kind=self.kind, depth=self.depth, width=self.width, seed=self.seed)
 
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """See `Levels`: there is one table."""
+        return (self.layout,)
+
     @cached_property
     def schedule(self) -> PushSchedule:
         """Push times."""
         return make_schedule(self)
 
-    @cached_property
+    def schedule_of(self, width: int) -> PushSchedule:
+        """See `Levels`."""
+        return self.schedule
+
+    @property
     def cell(self) -> CellCounter:
         """The counter of every cell."""
-        return CellCounter(self.counter, self.schedule.pushes)
+        return self.noise.counter
 
-    @cached_property
-    def noise(self) -> NoisePlan:
-        """Sensitivity and noise scale."""
-        types = cell_types(self.schedule, self.max_weight)
-        return NoisePlan(
-            layouts=(self.layout,), counter=self.cell, protects=self.protects, budget=self.budget,
-            max_weight=self.max_weight, calibration=self.calibration,
-            word_bytes=np.dtype(types.noise).itemsize,
-        )  # fmt: skip
-
-    @cached_property
+    @property
     def table(self) -> SketchTable:
         """The cells."""
-        return SketchTable(
-            layout=self.layout, schedule=self.schedule, counter=self.cell,
-            types=cell_types(self.schedule, self.max_weight), sigma=self.noise.sigma,
-            bits=self.noise.bits, max_weight=self.max_weight,
-        )  # fmt: skip
+        return self.tables[0]
 
     @property
     def sigma(self) -> float:
         """Scale of the noise of one push."""
         return self.noise.sigma
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all cells."""
-        return self.table.nbytes
+    def address(self, number: int) -> tuple[int, ...]:
+        """See `Levels`: the one table has no number."""
+        return ()
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What everything ever published can reveal."""
-        return Guarantee(self.protects, self.noise.loss, self.horizon)
+    def items(self, keys: Keys) -> Words:
+        """Keys as they are counted."""
+        return key_words(keys)
 
-    def open(self, noise: Noise | None = None, name: str = "sketch") -> LiveSketch:
-        """An empty running sketch. Without `noise`, under a fresh key of the operating system."""
-        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
-        return LiveSketch(self, self.table.init(), place)
+    def counted(self, items: Words, weights: Array) -> Iterator[LevelWords]:
+        """See `Levels`."""
+        yield LevelWords(0, items, weights)
 
-    def resume(self, arrays: Arrays, noise: Noise, name: str = "sketch") -> LiveSketch:
-        """A running sketch from `LiveSketch.save`, under the same noise and name."""
-        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
-        tables = {name: array for name, array in arrays.items() if name != ADDRESS}
-        return LiveSketch(self, self.table.load(tables), place)
-
-
-class LiveSketch:
-    """A sketch that is counting. Secret but for `published`.
-
-    `LazySketch.open` makes one, and hands over `config`, `tables` and the `place` of its noise.
-
-    Raises:
-        ValueError: weights are not one from 0 to `max_weight` per key.
-        TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
-
-    >>> from streamveil.core.noise import SeededNoise
-    >>> sketch = LazySketch(kind="count-min", width=64, horizon=1000, clock="ticks",
-    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
-    >>> live = sketch.open(SeededNoise(1))
-    >>> live.tick([3, 3, 5])
-    >>> live, live.published().time
-    (LiveSketch(time=1), 1)
-    """
-
-    def __init__(self, config: LazySketch, tables: Tables, place: Place) -> None:
-        require_with("config", config, "table", "a LazySketch, whose open() makes live sketches")
-        self.config = config
-        self._tables, self._place = tables, require_place(place)
-        self._keys = key_schedule(place.draws())
-
-    def __repr__(self) -> str:
-        return f"LiveSketch(time={int(self._tables.clock[0])})"
-
-    def update(self, keys: Keys, weights: Array | None = None) -> None:
-        """Counts keys, in order. On the arrival clock each takes one unit of time."""
-        words = key_words(keys)
-        amounts = weight_words(weights, len(words), self.config.max_weight)
-        self.config.table.count(self._tables, words, amounts, self._keys)
-
-    def tick(self, keys: Keys | None = None, ticks: int = 1) -> None:
-        """Counts keys, if any, and ends the tick: what falls due is pushed."""
-        if keys is not None:
-            self.update(keys)
-        self.config.table.tick(self._tables, ticks, self._keys)
-
-    def flush(self) -> None:
-        """Pushes every column now; at most `flushes` times, at public times."""
-        self.config.table.flush(self._tables, self._keys)
-
-    def published(self) -> PublishedSketch:
-        """What is public now."""
-        return values(self.config.table.published(self._tables))
-
-    def save(self) -> Arrays:
-        """The state, to be kept as secret as the data."""
-        arrays = {name: array.copy() for name, array in save(self._tables).items()}
-        return {**arrays, **saved_once(self._place)}
+    def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedSketch:
+        """The one table."""
+        return levels[0]
 
 
 def make_schedule(config: Any) -> PushSchedule:

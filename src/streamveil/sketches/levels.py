@@ -1,4 +1,4 @@
-"""Several tables under one budget, that are searched from the first to the last."""
+"""One table or several under one budget, and what counts in them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ import numpy as np
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.counters.cells import CellCounter
-from streamveil.core.noise import KeyedNoise, Noise, Place, once_of, saved_once
+from streamveil.core.noise import (
+    ADDRESS,
+    KeyedNoise,
+    Noise,
+    Place,
+    once_of,
+    require_place,
+    saved_once,
+)
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
-from streamveil.errors import require_between
+from streamveil.errors import require_between, require_with
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words, weight_words
-from streamveil.sketches.privacy import NoisePlan
+from streamveil.sketches.privacy import Calibration, NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
 from streamveil.sketches.table import Arrays, SketchTable, cell_types, save
@@ -35,7 +43,7 @@ class LevelWords(NamedTuple):
 
 
 class Levels(Protocol):
-    """What a finder of frequent keys has: tables under one budget, and how keys fall into them."""
+    """What every sketch has: tables under one budget, and how keys fall into them."""
 
     protects: Neighbours
     budget: Budget
@@ -45,13 +53,15 @@ class Levels(Protocol):
     counter: Any  # the name of a `CellCounter`
     seed: int
     most_levels: int  # that any of its kind has, so that no two seeds share a hash
+    calibration: Calibration = "analytic"
+    opened_as: str = "heavy-hitters"  # a sketch without a name: part of its noise addresses
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """One layout per table."""
         ...
 
-    def schedule(self, width: int) -> PushSchedule:
+    def schedule_of(self, width: int) -> PushSchedule:
         """Push times of a table of so many columns."""
         ...
 
@@ -64,7 +74,7 @@ class Levels(Protocol):
         ...
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> Any:
-        """Published tables as what is searched: a `PublishedHierarchy`, or `PublishedTexts`."""
+        """Published tables as what is asked: a hierarchy, texts, or the one table."""
         ...
 
     @property
@@ -72,7 +82,11 @@ class Levels(Protocol):
         """What a key adds to a cell of each table, as `NoisePlan` has it; empty: one to each."""
         return ()
 
-    def layout(self, family: Any, depth: int, width: int, number: int) -> Layout:
+    def address(self, number: int) -> tuple[int, ...]:
+        """The part of a table's name, and of the addresses of its noise, that is its own."""
+        return (number,)
+
+    def layout_of(self, family: Any, depth: int, width: int, number: int) -> Layout:
         """That of one table, whose hashes are its own."""
         seed = self.seed * self.most_levels + number
         return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
@@ -80,18 +94,19 @@ class Levels(Protocol):
     @cached_property
     def noise(self) -> NoisePlan:
         """Sensitivity and noise scale of all tables together."""
-        schedule = self.schedule(self.width)
+        schedule = self.schedule_of(self.width)
         types = cell_types(schedule, self.max_weight)
         return NoisePlan(
             layouts=self.layouts, counter=CellCounter(self.counter, schedule.pushes),
             protects=self.protects, budget=self.budget, max_weight=self.max_weight,
-            word_bytes=np.dtype(types.noise).itemsize, parts=self.parts,
+            calibration=self.calibration, word_bytes=np.dtype(types.noise).itemsize,
+            parts=self.parts,
         )  # fmt: skip
 
     @cached_property
     def tables(self) -> tuple[SketchTable, ...]:
         """The cells of every table."""
-        schedules = [self.schedule(layout.width) for layout in self.layouts]
+        schedules = [self.schedule_of(layout.width) for layout in self.layouts]
         return tuple(
             SketchTable(
                 layout=layout, schedule=schedule, counter=self.noise.counter,
@@ -111,53 +126,60 @@ class Levels(Protocol):
         """What everything ever published can reveal."""
         return Guarantee(self.protects, self.noise.loss, self.horizon)
 
-    def open(self, noise: Noise | None = None, name: str = "heavy-hitters") -> LiveHeavyHitters:
+    def open(self, noise: Noise | None = None, name: str = "") -> LiveSketch:
         """Empty and counting. Without `noise`, under a fresh key of the operating system."""
         state = [table.init() for table in self.tables]
-        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
-        return LiveHeavyHitters(self, state, place)
+        place = Place.opened(noise or KeyedNoise.fresh(), *self._name(name))
+        return LiveSketch(self, state, place)
 
-    def resume(self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters") -> LiveHeavyHitters:
-        """Counting again from `LiveHeavyHitters.save`, under the same noise and name."""
-        state = [
-            table.load(
-                {n.removeprefix(f"{i}/"): a for n, a in arrays.items() if n.startswith(f"{i}/")}
-            )
-            for i, table in enumerate(self.tables)
-        ]
-        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
-        return LiveHeavyHitters(self, state, place)
+    def resume(self, arrays: Arrays, noise: Noise, name: str = "") -> LiveSketch:
+        """Counting again from `LiveSketch.save`, under the same noise and name."""
+        kept = {name: array for name, array in arrays.items() if name != ADDRESS}
+        state = []
+        for number, table in enumerate(self.tables):
+            own = prefix(self, number)
+            mine = {n.removeprefix(own): array for n, array in kept.items() if n.startswith(own)}
+            state.append(table.load(mine))
+        place = Place.reopened(once_of(arrays), noise, *self._name(name))
+        return LiveSketch(self, state, place)
+
+    def _name(self, name: str) -> tuple[str, bytes]:
+        return "sketch", (name or self.opened_as).encode()
 
 
-class LiveHeavyHitters:
-    """A finder that is counting. Secret but for `published`.
+def prefix(config: Levels, number: int) -> str:
+    """What the names of a table's saved arrays begin with."""
+    return "".join(f"{part}/" for part in config.address(number))
 
-    `HeavyHitters.open` or `HeavyTexts.open` makes one, and hands over `config`, `state` and the
-    `place` of its noise.
+
+class LiveSketch:
+    """A sketch that is counting. Secret but for `published`.
+
+    `LazySketch.open`, `HeavyHitters.open` or `HeavyTexts.open` makes one, and hands over `config`,
+    `state` and the `place` of its noise.
 
     Raises:
         ValueError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
         TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
 
-    >>> import numpy as np
-    >>> from streamveil.core.accounting import Budget
     >>> from streamveil.core.noise import SeededNoise
-    >>> from streamveil.sketches import HeavyHitters
-    >>> finder = HeavyHitters(bits=16, width=64, horizon=1000, clock="ticks",
+    >>> from streamveil.sketches import LazySketch
+    >>> sketch = LazySketch(kind="count-min", width=64, horizon=1000, clock="ticks",
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
-    >>> live = finder.open(SeededNoise(1))
-    >>> live.tick(np.array([3, 3, 5], np.uint32))
-    >>> live
-    LiveHeavyHitters(time=1)
+    >>> live = sketch.open(SeededNoise(1))
+    >>> live.tick([3, 3, 5])
+    >>> live, live.published().time
+    (LiveSketch(time=1), 1)
     """
 
     def __init__(self, config: Levels, state: list[Any], place: Place) -> None:
+        require_with("config", config, "tables", "a sketch, whose open() makes live sketches")
         self.config = config
-        self._state, self._place = state, place
-        self._keys = [key_schedule(place.draws(level)) for level in range(len(state))]
+        self._state, self._place = state, require_place(place)
+        self._keys = [key_schedule(place.draws(*config.address(i))) for i in range(len(state))]
 
     def __repr__(self) -> str:
-        return f"LiveHeavyHitters(time={int(self._state[0].clock[0])})"
+        return f"LiveSketch(time={int(self._state[0].clock[0])})"
 
     def update(self, keys: Any, weights: Array | None = None) -> None:
         """Counts keys, in order. On the arrival clock each takes one unit of time."""
@@ -175,20 +197,20 @@ class LiveHeavyHitters:
             table.tick(state, ticks, key)
 
     def flush(self) -> None:
-        """Pushes every column of every level now; at most `flushes` times, at public times."""
+        """Pushes every column now; at most `flushes` times, at public times."""
         for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
             table.flush(state, key)
 
     def published(self) -> Any:
-        """What is public now: a `PublishedHierarchy`, or `PublishedTexts`."""
+        """What is public now: see `shown` of its configuration."""
         tables = zip(self.config.tables, self._state, strict=True)
         return self.config.shown(tuple(values(table.published(state)) for table, state in tables))
 
     def save(self) -> Arrays:
         """The state, to be kept as secret as the data."""
         arrays = {
-            f"{i}/{name}": array.copy()
-            for i, state in enumerate(self._state)
+            prefix(self.config, number) + name: array.copy()
+            for number, state in enumerate(self._state)
             for name, array in save(state).items()
         }
         return {**arrays, **saved_once(self._place)}

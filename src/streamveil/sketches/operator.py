@@ -7,7 +7,7 @@ advanced at every public trigger. Memory is chosen in advance and does not depen
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -51,7 +51,6 @@ from streamveil.sketches import (
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.items import Items, chosen, packed, unpacked
 from streamveil.sketches.keys import is_utf8, key_words, words_bytes
-from streamveil.sketches.levels import LevelWords
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import SketchTable
 from streamveil.types import Array, Bool, Int64, UInt64
@@ -147,8 +146,7 @@ class SketchQuery:
     @property
     def tables(self) -> tuple[SketchTable, ...]:
         """The levels of one window."""
-        sketch = self.sketch
-        return (sketch.table,) if isinstance(sketch, LazySketch) else sketch.tables
+        return self.sketch.tables
 
     @property
     def nbytes(self) -> int:
@@ -259,7 +257,7 @@ class SketchQuery:
         """
         places, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         first = np.cumsum([0] + [table.layout.cells for table in self.tables])
-        for number, words, weights in self._counted(items):
+        for number, words, weights in self.sketch.counted(items, ONES):
             table = self.tables[number]
             tables = table.init()
             table.count(tables, words, weights, NO_NOISE)
@@ -349,19 +347,13 @@ class SketchQuery:
         leave_out(prepared, OUT_OF_RANGE, np.flatnonzero(good & ~fits))
         return words, good & fits
 
-    def _counted(self, items: Items) -> Iterable[LevelWords]:
-        sketch = self.sketch
-        if isinstance(sketch, LazySketch):
-            return (LevelWords(0, items, ONES),)
-        return sketch.counted(items, ONES)
-
     def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
         """Counts accepted keys."""
         count(state.reject_counts, json.loads(bytes(delta["reject_counts"])))
         items = unpacked(delta)
         for window, mine in parts(spread_out(delta["window"], len(delta["unit"]))):
             levels = self._window(state, window)
-            for number, words, weights in self._counted(chosen(items, mine)):
+            for number, words, weights in self.sketch.counted(chosen(items, mine), ONES):
                 self.tables[number].count(levels[number], words, weights, NO_NOISE)
 
     def _window(self, state: SketchState, window: int) -> list[Tables]:
