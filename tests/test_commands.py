@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import streamveil as sv
 from streamveil import cli
 from streamveil.commands.audit import REFUTED
 from streamveil.core.counters.blt import BltSchedule
@@ -86,6 +87,9 @@ def test_read_lists_picks_and_writes(folder, tmp_path):
     first = call("read", folder / "q.veil").stdout
     assert first == call("read", folder / "q.veil").stdout
     assert "north" in call("read", folder / "out").stdout
+    notes = sv.read(folder / "q.veil").notes
+    assert notes, "a release of bounded rows says what is in no number"
+    assert all(f"note: {note}" in call("read", folder / "q.veil").output for note in notes)
     assert (folder / "q.veil" / "ledger").read_bytes() == charged
     for arguments, words in (
         (("--trigger", "9"), "there is no release 9"),

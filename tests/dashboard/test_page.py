@@ -89,6 +89,19 @@ def test_a_state_directory_becomes_one_page(state, tmp_path):
     assert again == (tmp_path / "d.html").read_bytes(), "the page depends on something else"
 
 
+def test_a_page_says_what_its_intervals_are_of(tmp_path):
+    rows = pa.table({"u": [row // 9 for row in range(1800)], "c": ["a", "b"] * 900})
+    grouped = sv.memory(rows).protect("u").group_by("c", keys=sv.public(["a", "b"]))
+    for kind, shaded in (("noise", "of the noise are"), ("true", "and of rows over the bound are")):
+        query = grouped.agg(n=sv.count()).bound(max_rows=3).release(
+            budget=sv.Budget(epsilon=4, delta=1e-6), intervals=kind)  # fmt: skip
+        state = tmp_path / kind
+        assert list(query.run(str(state), noise=SeededNoise(1), insecure=True))
+        text = " ".join("".join(parsed(write(state, tmp_path / "d.html")).text).split())
+        assert shaded in text
+        assert ("can lie outside" in text) is (kind == "true")
+
+
 def test_a_page_of_several_answers_has_the_ledger_of_each(tmp_path):
     rows = pa.table({"u": [row // 3 for row in range(1200)], "c": ["a", "b"] * 600})
     private = (

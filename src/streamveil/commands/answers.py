@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,6 +88,7 @@ def read(
     if isinstance(plan, Plan):
         release = post_processed(release, plan.post)
     show_or_write(release.table, release.place, out, MOST)
+    say_all(release.notes)
 
 
 def pair(text: str) -> tuple[str, str | None]:
@@ -199,7 +201,12 @@ def place(text: str | None) -> Any:
 def show(found: Derived, title: str, out: Path | None) -> None:
     """The rows and what to know about them."""
     show_or_write(found.table, f"{title} ({100 * found.confidence:.4g} % intervals)", out, MOST)
-    for note in found.notes:
+    say_all(found.notes)
+
+
+def say_all(notes: Sequence[str]) -> None:
+    """What to know about the numbers above."""
+    for note in notes:
         say(f"note: {note}")
 
 

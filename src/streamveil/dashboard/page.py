@@ -135,8 +135,8 @@ def body(found: Answers, records: Records) -> str:
         tiles(found, records),
         *(panels(at, made, found) for at, made in enumerate(view["charts"])),
         '<div class="sides">',
-        rows_drawn("largest", view),
-        rows_drawn("movers", view),
+        rows_drawn("largest", view, found),
+        rows_drawn("movers", view, found),
         "</div>",
         table_of(heading, table, notes),
     ]
@@ -217,9 +217,9 @@ def panels(place: int, made: dict[str, Any], found: Answers) -> str:
         note = "The share of rows that are in no number, told with noise; shaded to its upper end."
         return f'<h2>Rows over the bounds</h2><div class="panels">{boxes}</div>{said(note)}'
     level = float((found.releases.facts or {}).get("confidence", 0.95))
-    note = f"{level:.0%} intervals of the noise are shaded; each panel has a scale of its own."
+    note = f"{level:.0%} intervals of {held(found)} are shaded; each panel has a scale of its own."
     bias = bias_of(found.releases, made["name"])
-    note += f" Not in them: {bias}." if bias else ""
+    note += f" {'About them' if told_true(found) else 'Not in them'}: {bias}." if bias else ""
     grey = any(line["hidden"] for line in lines)
     why = f'<p class="note"><span class="key"></span> {escape(NO_ANSWER)}</p>' if grey else ""
     return (
@@ -228,12 +228,22 @@ def panels(place: int, made: dict[str, Any], found: Answers) -> str:
     )
 
 
+def told_true(found: Answers) -> bool:
+    """Whether intervals make room for the rows over the bound."""
+    return bool((found.releases.facts or {}).get("true_intervals"))
+
+
+def held(found: Answers) -> str:
+    """What intervals are of."""
+    return "the noise and of rows over the bound" if told_true(found) else "the noise"
+
+
 def said(note: str) -> str:
     """A sentence below a chart."""
     return f'<p class="note">{escape(note)}</p>'
 
 
-def rows_drawn(name: str, view: dict[str, Any]) -> str:
+def rows_drawn(name: str, view: dict[str, Any], found: Answers) -> str:
     """Room for groups beside each other, with their intervals."""
     rows = view[name]
     if rows is None or not rows["rows"]:
@@ -241,7 +251,7 @@ def rows_drawn(name: str, view: dict[str, Any]) -> str:
     title = f"{rows['title']}: {rows['name']}"
     note = (
         "Green and red: the change is certain, at the confidence of one interval."
-        if rows["signed"] else "Bars are intervals of the noise, each by itself."
+        if rows["signed"] else f"Bars are intervals of {held(found)}, each by itself."
     )  # fmt: skip
     return (
         f'<figure><h2>{escape(title)}</h2><div data-draw="rows" data-rows="{name}"></div>'
