@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.special import betaincinv
 
-from streamveil.audit.pipeline import STRIDE, Run, Scenario, is_answer, unbroken
+from streamveil.audit.pipeline import STRIDE, Scenario, is_answer, unbroken
 from streamveil.batch import Batch, Release
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
@@ -196,7 +196,7 @@ def audit(
     copies: int,
     *,
     alpha: float = 1e-9,
-    run: Run = unbroken,
+    run: Callable[[Operator, Iterable[Batch], Noise], list[Release]] = unbroken,
 ) -> Audit:
     """Attacks the sequence of all releases; compare with `operator.guarantee.epsilon`.
 

@@ -38,7 +38,6 @@ from streamveil.core.noisy import Noisy, values
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
 from streamveil.types import Array, Float64
 
-LAWS = ("with_laplace", "with_gaussian", "rows_with_noise", "sums_with_noise", "about", "chosen")
 TAILS = 60  # scales of the noise of a threshold that are summed over
 SLACK = 1 + 1e-9
 Address = tuple[Any, ...]
@@ -207,7 +206,7 @@ def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterato
         for name in LAWS:
             honest = getattr(measure, name)
             for module in users_of(name, honest, len(sys.modules)):
-                spied = partial(getattr(spy, name), honest)
+                spied = partial(spy.measured, name, honest)
                 stack.enter_context(replaced(module, name, spied))
         for name, noting in (("init", spy.above_init), ("ask_many", spy.above_ask)):
             honest = getattr(AboveThreshold, name)
@@ -243,39 +242,11 @@ class MeasureSpy:
             self.seen.draws[address] = entered
         return made
 
-    def with_laplace(self, honest: Any, exact: Any, scale: Any, draws: Any) -> Any:
-        """See `core.measure`."""
-        return self._noted("laplace", (exact, float(scale)), draws, honest(exact, scale, draws))
-
-    def with_gaussian(self, honest: Any, exact: Any, sigma: Any, draws: Any) -> Any:
-        """See `core.measure`."""
-        return self._noted("gaussian", (exact, float(sigma)), draws, honest(exact, sigma, draws))
-
-    def rows_with_noise(
-        self, honest: Any, exact: Any, scales: Any, draws: Any, *, laplace: bool
-    ) -> Any:
-        """See `core.measure`."""
-        law, made = law_name(laplace), honest(exact, scales, draws, laplace=laplace)
-        return self._noted(law, (exact, scales), draws, made)
-
-    def sums_with_noise(self, honest: Any, whole: Any, rest: Any, scales: Any, draws: Any) -> Any:
-        """See `core.measure`."""
-        made = honest(whole, rest, scales, draws)
-        return self._noted("gaussian", (whole + rest, scales), draws, made)
-
-    def about(
-        self, honest: Any, centre: Any, scale: Any, draws: Any, *, laplace: bool = False
-    ) -> Any:
-        """See `core.measure`."""
-        made = honest(centre, scale, draws, laplace=laplace)
-        wide = np.asarray(scale, np.float64) if isinstance(scale, np.ndarray) else float(scale)
-        return self._noted(law_name(laplace), (centre, wide), draws, made)
-
-    def chosen(self, honest: Any, scores: Any, epsilon: Any, sensitivity: float, draws: Any) -> Any:
-        """See `core.measure`."""
-        made = honest(scores, epsilon, sensitivity, draws)
-        rated = np.asarray(scores, np.float64) * (float(epsilon) / (2 * sensitivity))
-        return self._noted("choice", (rated, 1.0), draws, made)
+    def measured(self, name: str, honest: Any, *given: Any, **named: Any) -> Any:
+        """A function of `core.measure`, whose last argument is its draws."""
+        *exact, draws = given
+        law, centre, scale = LAWS[name](*exact, **named)
+        return self._noted(law, (centre, scale), draws, honest(*given, **named))
 
     # ---- comparisons
 
@@ -335,3 +306,15 @@ class MeasureSpy:
 def law_name(laplace: bool) -> str:  # noqa: FBT001
     """The law of noise."""
     return "laplace" if laplace else "gaussian"
+
+
+LAWS: dict[str, Callable[..., tuple[str, Any, Any]]] = {  # law, centre, scale of what is drawn
+    "with_laplace": lambda exact, scale: ("laplace", exact, scale),
+    "with_gaussian": lambda exact, sigma: ("gaussian", exact, sigma),
+    "rows_with_noise": lambda exact, scales, *, laplace: (law_name(laplace), exact, scales),
+    "sums_with_noise": lambda whole, rest, scales: ("gaussian", whole + rest, scales),
+    "about": lambda centre, scale, *, laplace=False: (law_name(laplace), centre, scale),
+    "chosen": lambda scores, epsilon, sensitivity: (
+        "choice", np.asarray(scores, np.float64) * (float(epsilon) / (2 * sensitivity)), 1.0
+    ),
+}  # fmt: skip

@@ -37,7 +37,7 @@ from streamveil.core.selection.rounds import FINE, RoundSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.types import Array, Float64
 
-SELECT, RELEASE, MISSED = "dp-sqlp/select", "dp-sqlp/release", "dp-sqlp/missed"
+SELECT, MISSED = "dp-sqlp/select", "dp-sqlp/missed"
 ALWAYS = 1 << 60  # an estimate that passes every threshold
 Tree = tuple[str, int, int, Key, int]  # purpose, lane, window, group, trigger at which it began
 

@@ -7,7 +7,7 @@ the unit), so the releases of the copies are independent samples of the scenario
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from streamveil.errors import require_positive
 from streamveil.types import Array, Float64
 
 STRIDE = 1000  # units and keys of a scenario are numbers below this
-Run = Callable[[Operator, Iterable[Batch], Noise], list[Release]]
 
 
 @dataclass(frozen=True, kw_only=True)

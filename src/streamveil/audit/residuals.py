@@ -75,10 +75,15 @@ def bet(standard: Float64[Array, " n"], alpha: float, lane: str = "") -> NoiseTe
     """
     parts = np.array(PARTS)[:, None]
     ratios = -np.log(parts) - standard[None, :] ** 2 / 2 * (1 / parts**2 - 1)
-    stakes = np.logaddexp.reduce(np.cumsum(ratios, axis=1), axis=0) - log(len(PARTS))
+    return staked(ratios, alpha, lane)
+
+
+def staked(ratios: Float64[Array, "others n"], alpha: float, lane: str) -> NoiseTest:
+    """Equal stakes on each of some laws, by the logarithms of their likelihood ratios."""
+    stakes = np.logaddexp.reduce(np.cumsum(ratios, axis=1), axis=0) - log(len(ratios))
     over = np.flatnonzero(stakes >= log(1 / alpha))
     most = float(stakes.max(initial=0.0))
-    return NoiseTest(lane, len(standard), most, int(over[0]) + 1 if len(over) else None)
+    return NoiseTest(lane, ratios.shape[1], most, int(over[0]) + 1 if len(over) else None)
 
 
 def bare(operator: GroupBy) -> GroupBy:

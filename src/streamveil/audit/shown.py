@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import log
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from streamveil.audit.pipeline import STRIDE, Scenario, unbroken
 from streamveil.audit.reduced import MOST_ADDED, MOST_UNITS, STEP, around, reduced
-from streamveil.audit.residuals import GROUPS, SURE, NoiseTest, bare
+from streamveil.audit.residuals import GROUPS, SURE, NoiseTest, bare, staked
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import KeyedNoise, Noise, SilentNoise
 from streamveil.core.selection.coins import CoinSelection
@@ -87,11 +86,7 @@ def bet_on(shown: Bool[Array, " n"], chances: Float64[Array, " n"], alpha: float
         np.where(shown, np.log(ndtr(one) / chances), np.log(ndtr(-one) / (1 - chances)))
         for one in others
     ]
-    stakes = np.logaddexp.reduce(np.cumsum(ratios, axis=1), axis=0) - log(len(others))
-    over = np.flatnonzero(stakes >= log(1 / alpha))
-    most = float(stakes.max(initial=0.0))
-    after = int(over[0]) + 1 if len(over) else None
-    return NoiseTest("selection", len(shown), most, after)
+    return staked(np.array(ratios), alpha, "selection")
 
 
 def selection_test(claimed: GroupBy, running: GroupBy, noise: Noise, alpha: float) -> NoiseTest:
