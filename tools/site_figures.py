@@ -302,10 +302,13 @@ def of_sketches() -> Iterator[tuple[str, str]]:
 
 
 def of_peers() -> Iterator[tuple[str, str]]:
-    """Figures of `benchmarks/peers.py`: seconds until Tumult answered."""
+    """Figures of `benchmarks/peers.py`, seconds until Tumult answered, and `one_shot_peer.py`."""
     for row in kept("peers")["rows"]:
         if row["library"] == "tumult":
             yield f"tumult {row['question']}", f"{row['seconds']:.0f}"
+    for answer in ("count", "sum"):
+        rows = [row for row in kept("one_shot_peer")["rows"] if row["answer"] == answer]
+        yield f"{answer} most", f"{max(row['sd_ratio'] for row in rows):.2f}"
 
 
 ABOUT: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
