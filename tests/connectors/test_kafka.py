@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.connectors import FAR_US
 from streamveil.connectors.kafka import KafkaSource
+from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Range, Topic, left
 from streamveil.connectors.rejected_rows import traced
 from streamveil.errors import SourceError
@@ -53,6 +55,42 @@ def test_partitions_that_are_none_are_refused(said):
 def test_a_declared_column_is_none_of_every_topic():
     with pytest.raises(SourceError, match="kafka_key"):
         KafkaSource("x:1", "t", {"kafka_key": "STRING"})
+
+
+class OddMessage:
+    """A message as a client gives it, with a key and a time that its producer made up."""
+
+    def __init__(self, key, ms):
+        self.told = key, ms
+
+    def key(self):
+        return self.told[0]
+
+    def timestamp(self):
+        return 1, self.told[1]
+
+    def value(self):
+        return message(3)
+
+    def headers(self):
+        return None
+
+    def partition(self):
+        return 0
+
+    def offset(self):
+        return 7
+
+
+@pytest.mark.parametrize("ms", [2**63 - 1, 2**62, 1_500, -1, -(2**63)])
+@pytest.mark.parametrize("key", [None, b"", b"\xff\xfe", "é".encode()])
+def test_no_time_or_key_of_a_producer_stops_a_job(key, ms):
+    made = TopicRows(Topic(servers="", topic="t", columns=COLUMNS))
+    table = made.chunk([OddMessage(key, ms), OddMessage(b"k", 2_000)], made.schema, "{}").rows
+    assert table["u"].to_pylist() == [3, 3]
+    assert table["kafka_key"].to_pylist() == [{b"": "", "é".encode(): "é"}.get(key), "k"]
+    us = table["kafka_time"].cast(pa.int64()).to_pylist()
+    assert us == [ms * 1_000 if abs(ms) < 2**51 else FAR_US if ms > 0 else -FAR_US, 2_000_000]
 
 
 def test_brokers_that_do_not_answer_are_named(monkeypatch):

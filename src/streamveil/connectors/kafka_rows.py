@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import whole
-from streamveil.connectors import Chunk, avro, declared_beside, protobuf
+from streamveil.connectors import FAR_US, Chunk, avro, declared_beside, protobuf
 from streamveil.connectors.kafka_topic import Format, Topic
-from streamveil.connectors.messages import Part, chunk_of, kept, of_json
-from streamveil.connectors.rejected_rows import cast_or_null, fit
+from streamveil.connectors.messages import Own, Part, chunk_of, kept, of_json, schema_of, told_of
+from streamveil.connectors.rejected_rows import TIME, fit
 from streamveil.connectors.schema_registry import RegisteredMessages
 from streamveil.errors import SourceError, nearest
 from streamveil.types import Array, Int64
 
 HEADER = "kafka_header_"  # begins the name of a column that is a header
-OF_MESSAGES = pa.schema([  # columns that every topic has, besides those declared
-    ("kafka_key", pa.string()), ("kafka_time", pa.timestamp("us", tz="UTC")),
-    ("kafka_partition", pa.int64()), ("kafka_offset", pa.int64()),
-])  # fmt: skip
 
 
 def headers_of(found: list[Any], wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
@@ -43,27 +37,25 @@ def offsets_of(found: list[Any]) -> Int64[Array, " messages"]:
     return np.fromiter((message.offset() for message in found), np.int64, len(found))
 
 
-def keys_of(found: list[Any]) -> pa.Array:
-    """Keys as text; null where there is none, or one that is no text."""
-    keys = pa.array([message.key() for message in found], pa.binary())
-    return whole(cast_or_null(pa.chunked_array([keys]), pa.string()))
+def key_of(message: Any) -> str | None:
+    """A key as text; None where there is none, or one that is no text."""
+    try:
+        return None if message.key() is None else str(message.key(), "utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
-def times_of(found: list[Any]) -> pa.Array:
-    """When messages came, or were made: what the topic keeps."""
-    times = [message.timestamp()[1] * 1000 for message in found]
-    return pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+def time_of(message: Any) -> int:
+    """When a message came, or was made, in microseconds: a producer may have named any time."""
+    return max(-FAR_US, min(FAR_US, message.timestamp()[1] * 1000))
 
 
-def partitions_of(found: list[Any]) -> pa.Array:
-    """The partitions of messages."""
-    return pa.array([message.partition() for message in found], pa.int64())
-
-
-OF_MESSAGE: dict[str, Callable[[list[Any]], pa.Array]] = {
-    "kafka_key": keys_of, "kafka_time": times_of,
-    "kafka_partition": partitions_of, "kafka_offset": lambda found: pa.array(offsets_of(found)),
-}  # fmt: skip
+OF_MESSAGE: Own = {  # columns that every topic has, besides those declared
+    "kafka_key": (pa.string(), key_of),
+    "kafka_time": (TIME, time_of),
+    "kafka_partition": (pa.int64(), lambda message: message.partition()),
+    "kafka_offset": (pa.int64(), lambda message: message.offset()),
+}
 
 
 class TopicRows:
@@ -71,12 +63,12 @@ class TopicRows:
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.schemas = topic, schemas_of(topic)
-        self.declared = declared_beside(topic.columns, OF_MESSAGES.names)
+        self.declared = declared_beside(topic.columns, OF_MESSAGE)
 
     @property
     def schema(self) -> pa.Schema:
         """All columns."""
-        return pa.schema([*self.declared, *OF_MESSAGES])
+        return pa.schema([*self.declared, *schema_of(OF_MESSAGE)])
 
     def refresh(self) -> None:
         """Asks for the schemas of all messages that are there now."""
@@ -92,7 +84,7 @@ class TopicRows:
         made = read(texts, self._fields(wanted))
         good = kept(found, made.malformed)
         headers, lost = headers_of(good, wanted)
-        told = {name: OF_MESSAGE[name](good) for name in wanted.names if name in OF_MESSAGE}
+        told = told_of(OF_MESSAGE, good, wanted)
         told |= {name: headers.column(name) for name in headers.column_names}
         made = made._replace(rejected=dict(Counter(made.rejected) + Counter(lost)))
         partition = found[0].partition() if found else 0

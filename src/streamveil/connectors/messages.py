@@ -24,6 +24,20 @@ from streamveil.types import Array, Int64
 
 Places = Int64[Array, " some"]
 T = TypeVar("T")
+Own = Mapping[str, tuple[pa.DataType, Callable[[Any], Any]]]  # how columns are made of a message
+
+
+def schema_of(own: Own) -> pa.Schema:
+    """The columns that every message has."""
+    return pa.schema([(name, kind) for name, (kind, _) in own.items()])
+
+
+def told_of(own: Own, found: list[Any], wanted: pa.Schema) -> dict[str, Any]:
+    """Those of them that are wanted, of some messages."""
+    return {
+        name: pa.array([take(one) for one in found], kind)
+        for name, (kind, take) in own.items() if name in wanted.names
+    }  # fmt: skip
 
 
 class Messages(TracedSource):
@@ -32,7 +46,7 @@ class Messages(TracedSource):
     `own` says the columns that every message has, and how each is made of one.
     """
 
-    own: ClassVar[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]]
+    own: ClassVar[Own]
 
     def __init__(self, columns: dict[str, str], name: str, *, follow: bool = True) -> None:
         self.declared = declared_beside(columns, self.own)
@@ -40,18 +54,14 @@ class Messages(TracedSource):
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
-        return pa.schema([*self.declared, *((name, kind) for name, (kind, _) in self.own.items())])
+        return pa.schema([*self.declared, *schema_of(self.own)])
 
     def chunk(
         self, found: list[Any], texts: list[bytes], numbers: Places, wanted: pa.Schema, at: Any
     ) -> Chunk:
         """Rows of messages with these texts and numbers in the source; `at`: behind the last."""
         made = of_json(texts, pa.schema([one for one in wanted if one.name not in self.own]))
-        good = kept(found, made.malformed)
-        told = {
-            name: pa.array([take(one) for one in good], kind)
-            for name, (kind, take) in self.own.items()
-        }
+        told = told_of(self.own, kept(found, made.malformed), wanted)
         part = Part(texts, numbers, 0, self.names[0])
         return chunk_of(part, made, told, wanted, json.dumps(at), traced=self.traced)
 
