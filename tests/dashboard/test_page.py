@@ -122,7 +122,7 @@ def test_numbers_of_the_page_are_the_released_ones(state, tmp_path):
     answers = sv.answers(state)
     text = write(state, tmp_path / "d.html").read_text()
     shown = json.loads(text.partition('id="view">')[2].partition("</script>")[0])
-    assert shown == view.view_of(answers, view.ledger_records(state, None))
+    assert shown == view.page_of(answers, view.ledger_records(state, None))[0]
     for chart in shown["charts"][:2]:
         assert len(chart["x"]) == len(answers.moments)
         assert len(chart["breaks"]) == len({m.window for m in answers.moments}) - 1
@@ -213,7 +213,7 @@ def windows(*counts):
 ])  # fmt: skip
 def test_a_last_window_without_groups_leaves_the_others_on_the_page(counts, labels, tmp_path):
     answers = Answers(of_releases(windows(*counts)))
-    (chart,) = view.view_of(answers, {})["charts"]
+    (chart,) = view.page_of(answers, {})[0]["charts"]
     assert [line["label"] for line in chart["lines"]][: len(labels)] == labels
     for line in chart["lines"]:
         group = int(line["label"].split()[1])

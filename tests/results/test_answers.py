@@ -15,7 +15,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise import SilentNoise
 from streamveil.core.noisy import public
-from streamveil.dashboard.view import changes
+from streamveil.dashboard.view import tables_of
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, missing
 from streamveil.results import noise as noises
@@ -402,6 +402,6 @@ def test_an_answer_about_an_empty_end_names_the_last_release_that_shows_a_group(
         assert found.table.num_rows == 0
         assert "the last release that shows a group is at = ('2026-01-12', 1)" in found.notes
     assert not any("the last release" in note for note in ended.moving("n", 2, "2026-01-12").notes)
-    heading, table, _ = changes(ended)
+    _, (heading, table, _) = tables_of(ended)
     assert heading == "What changed at 2026-01-12 · 1: no release since then shows any group"
     assert table.num_rows == 2

@@ -23,11 +23,10 @@ from streamveil.api.joint import JointQuery
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard.view import (
     NO_ANSWER,
+    PageTable,
     Records,
-    changes,
-    last_release,
     ledger_records,
-    view_of,
+    page_of,
 )
 from streamveil.display import html_of
 from streamveil.results.answers import Answers
@@ -93,7 +92,7 @@ def write(
 
 def html(found: Answers, records: Records, live: int = 0) -> str:
     """The whole page. `live`: it asks its server again every so many seconds; 0: it is a file."""
-    title = title_of(found)
+    title, (view, tables) = title_of(found), page_of(found, records)
     inline = "".join(f"<script>{script(name)}</script>" for name in SCRIPTS)
     served = "".join(f'<script src="{name}"></script>' for name in SCRIPTS)
     state = '<span id="live" class="note" aria-live="polite"></span>' if live else ""
@@ -103,9 +102,9 @@ def html(found: Answers, records: Records, live: int = 0) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · streamveil</title><style>{STYLE}</style></head>"
-        f'<body{attributes}>{state}<main id="page">{body(found, records)}</main>'
+        f'<body{attributes}>{state}<main id="page">{body(found, records, view, tables)}</main>'
         "<noscript><p>Charts are drawn by a script inside this page.</p></noscript>"
-        f'<script type="application/json" id="view">{embedded(view_of(found, records))}</script>'
+        f'<script type="application/json" id="view">{embedded(view)}</script>'
         f"{served if live else inline}</body></html>\n"
     )
 
@@ -125,10 +124,10 @@ def title_of(found: Answers) -> str:
     return str((found.releases.facts or {}).get("job", "releases"))
 
 
-def body(found: Answers, records: Records) -> str:
-    """What is shown, with room for the charts."""
-    view = view_of(found, records)
-    heading, table, notes = last_release(found)
+def body(
+    found: Answers, records: Records, view: dict[str, Any], tables: Sequence[PageTable]
+) -> str:
+    """What is shown, with room for the charts; `view` and `tables` are those of `page_of`."""
     parts = [
         f"<h1>{escape(title_of(found))}</h1>",
         f'<p class="soft">{escape(promise(records))}</p>',
@@ -138,11 +137,8 @@ def body(found: Answers, records: Records) -> str:
         rows_drawn("largest", view, found),
         rows_drawn("movers", view, found),
         "</div>",
-        table_of(heading, table, notes),
+        *(table_of(*one) for one in tables),
     ]
-    changed = changes(found)
-    if changed is not None:
-        parts.append(table_of(*changed))
     parts += [spending(name, record, drawn=view["spent"][name] is not None)
               for name, record in records.items()]  # fmt: skip
     return "\n".join(parts)

@@ -99,7 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         elif view.version_of(*found) == since:
             self.send(HTTPStatus.NOT_MODIFIED, b"", "application/json")
         else:
-            made = {**view.view_of(*found), "body": page.body(*found)}
+            made, tables = view.page_of(*found)
+            made["body"] = page.body(*found, made, tables)
             text = json.dumps(made, separators=(",", ":"), allow_nan=False)
             self.send(HTTPStatus.OK, text.encode(), "application/json")
 

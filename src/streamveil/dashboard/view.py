@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,42 +29,34 @@ Records = dict[str, dict[str, Any]]  # ledgers by the name of their answer; '' w
 ROWS = 25  # of a table
 
 
-def largest(answers: Answers) -> tuple[str, pa.Table, str]:
-    """The largest groups of the last release that shows any: a heading, the groups, the number."""
-    heading, table, _ = last_release(answers)
-    return heading, table, answers.releases.answers[0]
+class PageTable(NamedTuple):
+    """Groups with a number and its interval, below a heading."""
+
+    heading: str
+    table: pa.Table
+    notes: tuple[str, ...]
 
 
-def last_release(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]]:
-    """The largest groups of the last release that shows any, by its first number.
+def tables_of(answers: Answers) -> list[PageTable]:
+    """Of the last release that shows any group: the largest by its first number, what changed most.
 
-    A heading, the groups, and notes.
+    What changed is in the order of its size in deviations; the first release has no such table.
     """
-    name, heading = answers.releases.answers[0], "Largest groups now"
-    if answers.last_shown != answers.moments[-1]:
-        at = tick(answers.releases, answers.last_shown)
-        heading = f"Largest groups at {at}: no release since then shows any"
-    found = answers.top(name, ROWS, answers.last_shown)
-    return heading, found.table.slice(0, ROWS), found.notes
-
-
-def changes(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]] | None:
-    """What changed most in the last release that shows any group; None at the first release.
-
-    A heading, the groups, those beyond their interval first, and notes.
-    """
-    name, heading = answers.releases.answers[0], "What changed since the release before"
-    if answers.last_shown != answers.moments[-1]:
-        at = tick(answers.releases, answers.last_shown)
-        heading = f"What changed at {at}: no release since then shows any group"
+    name, at, old = answers.releases.answers[0], answers.last_shown, ""
+    if at != answers.moments[-1]:
+        old = f" at {tick(answers.releases, at)}: no release since then shows any group"
+    found = answers.top(name, ROWS, at)
+    heading = f"Largest groups{old or ' now'}"
+    tables = [PageTable(heading, found.table.slice(0, ROWS), found.notes)]
     try:
-        found = answers.difference(name, answers.last_shown)
+        found = answers.difference(name, at)
     except PlanError:
-        return None
+        return tables
     sd = np.maximum(found.table[name + "_sd"].to_numpy(), 1e-300)
     size = np.abs(found.table[name].to_numpy()) / sd
     order = np.argsort(-size, kind="stable")[:ROWS]
-    return heading, found.table.take(pa.array(order)), found.notes
+    heading = f"What changed{old or ' since the release before'}"
+    return [*tables, PageTable(heading, found.table.take(pa.array(order)), found.notes)]
 
 
 def ledger_records(source: str | Path, ledger: str | Path | None) -> Records:
@@ -100,29 +92,31 @@ NO_ANSWER = (
 CUT = "cut share"
 
 
-def view_of(found: Answers, records: Records) -> dict[str, Any]:
-    """Everything that is drawn."""
+def page_of(found: Answers, records: Records) -> tuple[dict[str, Any], list[PageTable]]:
+    """Everything that is drawn, and the tables below it."""
     releases = found.releases
     if not releases.answers:
         raise PlanError(
             "these releases hold no number that has an interval, so there is nothing to draw.\n"
             "  to fix  name the state directory of the job, which keeps the numbers behind them"
         )
+    tables, name = tables_of(found), releases.answers[0]
     moments = chosen(releases.moments)
     level = float((releases.facts or {}).get("confidence", 0.95))
     drawn = [chart(releases, name, moments, PANELS) for name in releases.answers]
     more = [made for made in (cut_share(releases, moments),) if made is not None]
+    drawn_rows = [
+        intervals(one.heading, one.table, name, signed=signed)
+        for one, signed in zip(tables, (False, True), strict=False)
+    ]
     view: dict[str, Any] = {
         "version": version_of(found, records),
         "charts": [one_chart(made, level) for made in (*drawn, *more)],
-        "largest": intervals(*largest(found), signed=False),
-        "movers": None,
+        "largest": drawn_rows[0],
+        "movers": drawn_rows[1] if len(drawn_rows) > 1 else None,
         "spent": {name: spent(record) for name, record in records.items()},
     }
-    moved = changes(found)
-    if moved is not None:
-        view["movers"] = intervals(*moved[:2], releases.answers[0], signed=True)
-    return view
+    return view, tables
 
 
 def version_of(found: Answers, records: Records) -> str:
