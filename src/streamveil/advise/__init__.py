@@ -314,7 +314,7 @@ def _window(window: Window) -> str:
     hops = window.slide_us or window.slide_months
     slide = f", one every {_cell(window.slide)}" if hops else ""
     late = f", open for another {_span(window.lateness_us)}" if window.lateness_us else ""
-    begin = f", from {_moment(window.origin_us)} on" if window.origin_us else ""
+    begin = f", from {moment(window.origin_us)} on" if window.origin_us else ""
     return f"{window.kind} of {_cell(window.size)}{slide}{begin}{late}"
 
 
@@ -333,7 +333,7 @@ def _clock(clock: Clock) -> str:
     end = "" if clock.steps is None else f", {clock.steps:,} steps"
     if clock.kind == "rows":
         return f"every {clock.every:,} source rows (row positions are public){end}"
-    start = "" if clock.start_us is None else f" from {_moment(clock.start_us)}"
+    start = "" if clock.start_us is None else f" from {moment(clock.start_us)} UTC"
     kind = "replay" if clock.kind == "event" else "wall clock"
     every = _cell(clock.ticks) if clock.timed else _span(clock.every)
     return f"every {every}{start}{end} ({kind})"
@@ -348,10 +348,6 @@ def _span(micros: int) -> str:
             count = micros // size
             return f"{count:,} {name}{'s' if count > 1 else ''}"
     return f"{micros / 1e6:g} seconds"
-
-
-def _moment(micros: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat(" ")
 
 
 def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
