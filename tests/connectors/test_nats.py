@@ -54,6 +54,26 @@ def test_every_position_goes_on_with_the_same_rows(server, stream):
             assert follows[-1]["u"] == 99
 
 
+ODD = [
+    (b"\xff\xfe", b""), (b"\xe2\x82", b""), (b"\xed\xa0\x80", b"\r\n\xff: \xfe"),
+    *((b"a", b"\r\nStatus: %d" % status) for status in (100, 404, 408, 409, 503)),
+    (b"a", b" 503 No Responders"), (b"a", b"\r\nNats-Sequence: 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [message(7), b""], ids=["row", "empty"])
+@pytest.mark.parametrize(("word", "headers"), ODD, ids=range(len(ODD)))
+def test_no_subject_or_header_stops_a_job(server, stream, word, headers, body):
+    server.send(stream, [message(1)])
+    server.send_raw(stream.encode() + b"." + word, body, headers)
+    source = opened(server, stream)
+    chunks = list(source.read(None, 9))
+    assert [row["u"] for row in rows_of(chunks)] == ([1, 7] if body else [1])
+    assert sum(chunk.rejected.get("malformed row", 0) for chunk in chunks) == (not body)
+    server.send(stream, [message(2)])
+    assert [row["u"] for row in rows_of(source.read(chunks[-1].position, 9))] == [2]
+
+
 def test_messages_that_limits_deleted_unread_stop_the_job_in_words(server, stream, monkeypatch):
     server.send(stream, [message(u) for u in range(10)])
     source = opened(server, stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -104,6 +105,22 @@ class NatsServer:
                 await context.publish(f"{stream}.{'ab'[place % 2]}", message)
 
         self.ask(sent)
+
+    def send_raw(self, subject: bytes, body: bytes, headers: bytes) -> None:
+        """Sends a message as a client does that checks nothing."""
+        user, password = USER.encode(), PASSWORD.encode()
+        head = b"NATS/1.0" + headers + b"\r\n\r\n"
+        sizes = b"%d %d" % (len(head), len(head) + len(body))
+        with (
+            socket.create_connection(("127.0.0.1", self.port), 30) as to,
+            to.makefile("rb") as said,
+        ):
+            said.readline()
+            to.sendall(
+                b'CONNECT {"verbose": false, "headers": true, "user": "%s", "pass": "%s"}\r\n'
+                b"HPUB %s %s\r\n%s%s\r\nPING\r\n" % (user, password, subject, sizes, head, body)
+            )
+            assert said.readline() == b"PONG\r\n"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def key_of(message: Any) -> str | None:
 
 def time_of(message: Any) -> int:
     """When a message came, or was made, in microseconds: a producer may have named any time."""
-    return max(-FAR_US, min(FAR_US, message.timestamp()[1] * 1000))
+    return max(-FAR_US, min(FAR_US, int(message.timestamp()[1]) * 1000))
 
 
 OF_MESSAGE: Own = {  # columns that every topic has, besides those declared

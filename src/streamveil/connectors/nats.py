@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import ssl
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -186,14 +187,14 @@ class Server:
 @contextmanager
 def connected(servers: str, settings: dict[str, Any]) -> Iterator[Server]:
     """A connection to JetStream."""
-    import nats
+    client = careful_client()
 
     async def silent(_: Exception) -> None:
         """Errors come to whoever waits for an answer."""
 
     server = Server()
     try:
-        client = server.ask(nats.connect(
+        server.ask(client.connect(
             servers.split(","), connect_timeout=int(WAIT), error_cb=silent, allow_reconnect=False,
             max_reconnect_attempts=1, reconnect_time_wait=0, **settings,
         ))  # fmt: skip
@@ -204,6 +205,26 @@ def connected(servers: str, settings: dict[str, Any]) -> Iterator[Server]:
             server.ask(client.close())
     finally:
         server.close()
+
+
+def careful_client() -> Any:
+    """A client that no message can stop: its subject may be no text, its headers say anything.
+
+    Else a subject that is no UTF-8 would end every reading, and a message with a header `Status`
+    would be taken for an answer of the server. What is kept in a stream comes with an address for
+    acknowledgements, and the server's own answers without.
+    """
+    from nats.aio.client import Client
+
+    class CarefulClient(Client):
+        def _build_message(
+            self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any
+        ) -> Any:
+            text = subject.decode(errors="replace").encode()
+            told = None if reply.startswith(b"$JS.ACK.") else headers
+            return super()._build_message(sid, text, reply, data, told)
+
+    return CarefulClient()
 
 
 def settings_of(config: str | None) -> dict[str, Any]:
@@ -236,5 +257,6 @@ def number_of(message: Any) -> int:
 
 
 def digest_of(subject: str, data: bytes) -> str:
-    """Of one message."""
+    """Of one message. A server replaces each byte of a subject that is no text, Python some."""
+    subject = re.sub("\ufffd+", "\ufffd", subject)
     return hashlib.blake2b(subject.encode() + b"\0" + data, digest_size=16).hexdigest()
