@@ -36,6 +36,13 @@ def test_it_is_complete_and_reads_nothing():
         assert words in text
 
 
+@pytest.mark.parametrize("kind", ["noise", "true"])
+def test_it_says_which_cut_rows_intervals_do_not_hold(kind):
+    left_out = str(section(query(intervals=kind), "BIAS (not in the intervals)").rows)
+    assert ("three times its share" in left_out) is (kind == "true")
+    assert "rows of one unit beyond max_rows = 4" in left_out
+
+
 def test_the_promise_is_that_of_the_operator_and_within_the_budget():
     made = query()
     facts = made.explain().facts
