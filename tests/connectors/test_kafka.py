@@ -13,7 +13,7 @@ from streamveil.connectors import FAR_US
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Range, Topic, left
-from streamveil.connectors.rejected_rows import traced
+from streamveil.connectors.rejected_rows import MISFIT, traced
 from streamveil.errors import SourceError
 from streamveil.runtime.run import Pace, run
 from tests.servers import kafka
@@ -91,6 +91,23 @@ def test_no_time_or_key_of_a_producer_stops_a_job(key, ms):
     assert table["kafka_key"].to_pylist() == [{b"": "", "é".encode(): "é"}.get(key), "k"]
     us = table["kafka_time"].cast(pa.int64()).to_pylist()
     assert us == [ms * 1_000 if abs(ms) < 2**51 else FAR_US if ms > 0 else -FAR_US, 2_000_000]
+
+
+def test_a_header_whose_name_is_no_text_stops_no_job():
+    class Unreadable(OddMessage):
+        def headers(self):
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "as confluent_kafka 2.16 says")
+
+    class Readable(OddMessage):
+        def headers(self):
+            return [("n", b"4"), ("n", b"5"), ("", None)]
+
+    columns = {**COLUMNS, "kafka_header_n": "INT64"}
+    made = TopicRows(Topic(servers="", topic="t", columns=columns))
+    found = made.chunk([Unreadable(b"", 1), Readable(b"", 1)], made.schema, "{}")
+    assert found.rows["u"].to_pylist() == [3, 3]
+    assert found.rows["kafka_header_n"].to_pylist() == [None, 5]
+    assert found.rejected == {MISFIT: 1}
 
 
 def test_brokers_that_do_not_answer_are_named(monkeypatch):

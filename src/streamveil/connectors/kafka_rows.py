@@ -11,12 +11,13 @@ import pyarrow as pa
 from streamveil.connectors import FAR_US, Chunk, avro, declared_beside, protobuf
 from streamveil.connectors.kafka_topic import Format, Topic
 from streamveil.connectors.messages import Own, Part, chunk_of, kept, of_json, schema_of, told_of
-from streamveil.connectors.rejected_rows import TIME, fit
+from streamveil.connectors.rejected_rows import MISFIT, TIME, fit
 from streamveil.connectors.schema_registry import RegisteredMessages
 from streamveil.errors import SourceError, nearest
 from streamveil.types import Array, Int64
 
 HEADER = "kafka_header_"  # begins the name of a column that is a header
+UNREAD: dict[str, bytes | None] = {"": None}  # headers that the client cannot read
 
 
 def headers_of(found: list[Any], wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
@@ -24,12 +25,22 @@ def headers_of(found: list[Any], wanted: pa.Schema) -> tuple[pa.Table, dict[str,
     columns = pa.schema([one for one in wanted if one.name.startswith(HEADER)])
     if not columns.names:
         return pa.table({}), {}
-    told = [dict(message.headers() or ()) for message in found]
+    told = [headers_in(message) for message in found]
     arrays = [
         pa.array([one.get(name.removeprefix(HEADER)) for one in told], pa.binary())
         for name in columns.names
     ]
-    return fit(pa.table(arrays, columns.names), columns)
+    table, lost = fit(pa.table(arrays, columns.names), columns)
+    unread = sum(one is UNREAD for one in told)
+    return table, {MISFIT: lost.get(MISFIT, 0) + unread} if unread else lost
+
+
+def headers_in(message: Any) -> dict[str, bytes | None]:
+    """The headers of a message; one of a name that is no text takes all others with it."""
+    try:
+        return dict(message.headers() or ())
+    except (UnicodeDecodeError, SystemError):  # as a client finds it
+        return UNREAD
 
 
 def offsets_of(found: list[Any]) -> Int64[Array, " messages"]:
