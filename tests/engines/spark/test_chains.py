@@ -46,7 +46,7 @@ def advance(made, first, last):
     for step in range(first, last + 1):
         with made.open(step - 1) as held:
             delta = held.state.step(step)
-            bases += held.commit(delta)[1]
+            bases += held.commit(delta, {})["counters"]["bases"]
     return bases
 
 
@@ -168,7 +168,7 @@ def test_a_task_that_runs_twice_at_once_works_apart_and_writes_the_same(tmp_path
         assert not np.shares_memory(one.state.sums, two.state.sums)
         written = []
         for held in (one, two):
-            held.commit(held.state.step(6))
+            held.commit(held.state.step(6), {})
             written.append((tmp_path / "key" / "00000" / "00000006.delta").read_bytes())
         assert written[0] == written[1]
     assert_holds(made, 6)
@@ -188,7 +188,7 @@ def test_the_replica_of_another_history_is_not_used(tmp_path, local):
     with second.open(3) as held:
         delta = {"at": np.array([9]), "more": np.array([100])}
         held.state.add(delta, 4)
-        held.commit(delta)
+        held.commit(delta, {})
         wanted = held.state.sums.copy()
     folder = tmp_path / "one" / "key" / "00000"
     other = tmp_path / "two" / "key" / "00000" / "00000004.delta"
@@ -223,7 +223,7 @@ def test_a_base_of_another_history_of_one_state_is_refused(tmp_path, alone):
     with two.open(0) as held:
         other = {"at": np.array([7]), "more": np.array([7])}
         held.state.add(other, 1)
-        held.commit(other)
+        held.commit(other, {})
     advance(two, 2, 30)
     folder = tmp_path / "one/key/00000"
     name = max(path.name for path in folder.glob("*.base"))
@@ -253,7 +253,7 @@ def test_a_version_is_written_once(tmp_path, local):
     with made.open(69) as held:
         held.state.sums[3] += 1
         with pytest.raises(StoreError, match="over other rows"):
-            held.commit({"at": np.array([3]), "more": np.array([1])})
+            held.commit({"at": np.array([3]), "more": np.array([1])}, {})
     assert [(path.stat().st_ino, path.read_bytes()) for path in files] == before
 
 

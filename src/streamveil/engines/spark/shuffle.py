@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil.dataflow.keys import cells_of, from_cells
 from streamveil.engines.spark.columns import pack, unpack
 from streamveil.types import Array, Int64, UInt64
 
@@ -68,8 +69,7 @@ class Piece:
         if self.rows is not None:
             columns = dict(self.rows.columns)
             if self.rows.keys is not None:
-                lengths, data = cells_of(self.rows.keys)
-                columns |= {ENDS: lengths, BYTES: data}
+                columns |= key_columns(self.rows.keys)
         facts = {"place": self.place, "rows": self.rows is not None, "facts": self.facts}
         return b"".join(pack(facts, columns))
 
@@ -81,7 +81,7 @@ class Piece:
             return cls(head["place"], None, head["facts"])
         keys = None
         if ENDS in columns:
-            keys = cells_from(columns.pop(ENDS), columns.pop(BYTES))
+            keys = from_cells(columns.pop(BYTES), np.cumsum(columns.pop(ENDS)))
         return cls(head["place"], Rows(columns, keys), head["facts"])
 
 
@@ -106,16 +106,7 @@ def total(counts: Sequence[Mapping[str, int]]) -> Counts:
     return found
 
 
-def cells_of(keys: pa.Array) -> tuple[Int64[Array, " cells"], Array]:
-    """The lengths and the bytes of binary cells."""
-    ends = np.frombuffer(keys.buffers()[1], np.int64, len(keys) + 1, keys.offset * 8)
-    data = keys.buffers()[2]
-    whole = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return np.diff(ends), whole[ends[0] : ends[-1]]
-
-
-def cells_from(lengths: Int64[Array, " cells"], data: Array) -> pa.Array:
-    """The inverse of `cells_of`."""
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers)
+def key_columns(keys: pa.Array) -> dict[str, Array]:
+    """The lengths and the bytes of keys, as columns."""
+    data, ends = cells_of([keys])
+    return {ENDS: np.diff(ends, prepend=0), BYTES: data}

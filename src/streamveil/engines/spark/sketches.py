@@ -9,7 +9,6 @@ rows there are. The last task holds the sketches, whose size does not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,27 +21,13 @@ from streamveil.dataflow.state import parts
 from streamveil.engines.spark import tasks
 from streamveil.engines.spark.columns import pack, tag_of
 from streamveil.engines.spark.shards import share_of
-from streamveil.engines.spark.shuffle import Rows, joined, total
+from streamveil.engines.spark.shuffle import Rows, joined
 from streamveil.engines.spark.versioned_state import Chain
 from streamveil.sketches.items import chosen
 from streamveil.sketches.operator import SketchQuery, SketchState
 from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard
-
-
-def admit_task(setup: tasks.Setup, step: int) -> tasks.Task:
-    """Splits to the rows that may count, by unit shard."""
-
-    def task(batches: tasks.Batches) -> tasks.Batches:
-        operator, noise = setup.operator.open(), setup.keys()
-        for place, rows, rejected in tasks.arriving(setup, batches, step):
-            admitted, reject_counts = admit(operator, rows, step, noise)
-            report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
-            by_unit = admitted.by_shard(admitted["unit"], setup.shards)
-            yield tasks.sent(setup, place, by_unit, report)
-
-    return task
 
 
 def bound_task(setup: tasks.Setup, step: int) -> tasks.Task:
@@ -54,11 +39,9 @@ def bound_task(setup: tasks.Setup, step: int) -> tasks.Task:
             with unit_shard(operator, setup, shard).open(step - 1) as held:
                 found = bound(operator, held.state, joined(pieces))
                 operator.expire(held.state, step)
-                size, whole = held.commit(found.delta)
-                units, tags = operator.counters(held.state)["units"], held.share
-            counters = {"units": units, "bytes": size, "bases": int(whole)}
-            report = {"reject_counts": found.reject_counts, "counters": counters, "tags": tags}
-            facts = tasks.reported([p.facts for p in pieces] + [report])
+                report = held.commit(found.delta, {"units": operator.counters(held.state)["units"]})
+            rejected = {"reject_counts": found.reject_counts}
+            facts = tasks.reported([*(p.facts for p in pieces), report, rejected])
             yield tasks.sent(tasks.alone(setup), shard, [found.cells], facts)
 
     return task
@@ -77,34 +60,33 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
             tag = tag_after(setup.state.start if before is None else before.facts["tag"], rows)
             size = setup.state.write(LAST, shard, step, tag, operator.save(state))
             own = {"counters": {"bytes": size}, "tags": share_of(LAST, shard, tag)}
-            report = tasks.reported([p.facts for p in pieces] + [own])
-            yield tasks.packed(releases, report)
+            yield tasks.packed(releases, tasks.reported([*(p.facts for p in pieces), own]))
 
     return task
 
 
 def admit(
-    operator: SketchQuery, rows: pa.Table, step: int, noise: Noise
-) -> tuple[Rows, dict[str, int]]:
+    operator: SketchQuery, rows: pa.Table, step: int, noise: Noise, shards: int
+) -> tuple[list[Rows], dict[str, int]]:
     """Per-row work: the rows that may count, and counts of the others."""
     came = operator.arrive(Batch(rows, step, False, "{}"), noise)  # noqa: FBT003
     columns = {"unit": came.unit, "window": came.window, "period": came.period}
-    if isinstance(came.items, np.ndarray):
-        return Rows(columns | {"word": came.items}), came.reject_counts
-    return Rows(columns, came.items), came.reject_counts
+    words = isinstance(came.items, np.ndarray)
+    admitted = Rows(columns | {"word": came.items}) if words else Rows(columns, came.items)
+    return admitted.by_shard(came.unit, shards), came.reject_counts
+
+
+admit_task = tasks.admitting(admit)
 
 
 def unit_shard(operator: SketchQuery, setup: tasks.Setup, shard: int) -> Chain:
     """A shard of the unit stage: a step's delta is its rows that counted."""
 
-    def load(arrays: Mapping[str, Array] | None) -> Any:
-        return operator.init() if arrays is None else operator.load(arrays)
-
     def replay(state: Any, delta: dict[str, Array], step: int) -> None:
         operator.accept(state, delta["unit"], delta["period"])
         operator.expire(state, step)
 
-    return Chain(setup.state, "unit", shard, load, operator.save, replay)
+    return Chain(setup.state, "unit", shard, tasks.from_saved(operator), operator.save, replay)
 
 
 class Counted(NamedTuple):

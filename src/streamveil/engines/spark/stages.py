@@ -32,7 +32,7 @@ from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import unit_lanes
-from streamveil.dataflow.keys import encode_keys
+from streamveil.dataflow.keys import encode_keys, from_cells
 from streamveil.dataflow.rows import Prepared, lane_hits, lane_quanta
 from streamveil.dataflow.stages import (
     add_new_keys,
@@ -44,7 +44,7 @@ from streamveil.dataflow.stages import (
 )
 from streamveil.dataflow.state import Index, State, parts
 from streamveil.dataflow.witness import check_group, look_at_group
-from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of
+from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, key_columns
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Facts = dict[str, Array]  # of the published groups, all public: window, name, weight, round
@@ -193,9 +193,8 @@ def gather(
     new = np.concatenate([np.zeros(0, np.int64), *places])
     delta |= {"row": found, "window": where, "lanes": lanes, "hits": rows["hits"], **cells}
     if rows.keys is not None:
-        lengths, data = cells_of(rows.keys.take(pa.array(new)))
-        delta |= {"new_window": where[new], "new_names": rows["names"][new], ENDS: lengths,
-                  BYTES: data}  # fmt: skip
+        delta |= {"new_window": where[new], "new_names": rows["names"][new]}
+        delta |= key_columns(rows.keys.take(pa.array(new)))
     return delta
 
 
@@ -207,7 +206,7 @@ def gather_again(
     if "row" in delta:
         recall(state.seen, delta)
         if ENDS in delta:
-            keys = cells_from(delta[ENDS], delta[BYTES])
+            keys = from_cells(delta[BYTES], np.cumsum(delta[ENDS]))
             add_new_keys(state, delta["new_window"], delta["new_names"], keys)
         for number, mine in parts(delta["window"]):
             increments = KeyRows(delta["lanes"][mine], delta["hits"][mine])

@@ -9,7 +9,6 @@ and holds all living records, as the embedded engine does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,12 @@ import pyarrow as pa
 from streamveil.changing_tables.operator import REASONS, ChangingTable, TableState
 from streamveil.core.noise import Noise
 from streamveil.engines.spark import tasks
-from streamveil.engines.spark.shuffle import Rows, joined, total
+from streamveil.engines.spark.shuffle import Rows, joined
 from streamveil.engines.spark.versioned_state import Chain
 from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard
 REJECTED = "rejected_"
-
-
-def read_task(setup: tasks.Setup, step: int) -> tasks.Task:
-    """Splits to what their rows do."""
-
-    def task(batches: tasks.Batches) -> tasks.Batches:
-        operator, noise = setup.operator.open(), setup.keys()
-        for place, rows, rejected in tasks.arriving(setup, batches, step):
-            read, reject_counts = read_rows(operator, rows, noise)
-            report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
-            yield tasks.sent(tasks.alone(setup), place, [read], report)
-
-    return task
 
 
 def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
@@ -49,11 +35,8 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
                 delta = delta_of(joined(pieces))
                 operator.apply(held.state, delta)
                 releases = operator.release(held.state, step, noise)
-                size, whole = held.commit(delta)
-                counters = {**counted(operator, held.state), "bytes": size, "bases": int(whole)}
-                report = {"counters": counters, "tags": held.share}
-            report = tasks.reported([p.facts for p in pieces] + [report])
-            yield tasks.packed(releases, report)
+                report = held.commit(delta, counted(operator, held.state))
+            yield tasks.packed(releases, tasks.reported([*(p.facts for p in pieces), report]))
 
     return task
 
@@ -67,23 +50,25 @@ def counted(operator: ChangingTable, state: TableState) -> dict[str, int]:
 def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int, noise: Noise) -> Chain:
     """The table: a step's delta is its rows, and a release is a part of the step."""
 
-    def load(arrays: Mapping[str, Array] | None) -> Any:
-        return operator.init() if arrays is None else operator.load(arrays)
-
     def replay(state: Any, delta: dict[str, Array], step: int) -> None:
         operator.apply(state, delta)
         operator.release(state, step, noise)
 
-    return Chain(setup.state, LAST, shard, load, operator.save, replay)
+    return Chain(setup.state, LAST, shard, tasks.from_saved(operator), operator.save, replay)
 
 
-def read_rows(operator: ChangingTable, rows: pa.Table, noise: Noise) -> tuple[Rows, dict[str, int]]:
+def read_rows(
+    operator: ChangingTable, rows: pa.Table, _step: int, noise: Noise, _shards: int
+) -> tuple[list[Rows], dict[str, int]]:
     """What each row does, and why the others do nothing."""
     signs, ids, labels, rejected = operator.read(rows, noise)
     reject_counts = {
         f"{REJECTED}{why}": int(n) for why, n in zip(REASONS, rejected, strict=True) if n
     }
-    return Rows({"signs": signs, "ids": ids, "labels": labels}), reject_counts
+    return [Rows({"signs": signs, "ids": ids, "labels": labels})], reject_counts
+
+
+read_task = tasks.admitting(read_rows)  # all rows go to the one shard
 
 
 def delta_of(rows: Rows | None) -> dict[str, Array]:

@@ -93,17 +93,30 @@ LOADING = 8  # first tasks of a worker that still import, compile and load
 TASKS = count()  # of this process: Spark collects garbage after each, but not what is frozen
 
 
-def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Splits of any partition to admitted rows: the task that reads a row admits it."""
+Admit = Callable[[Any, pa.Table, int, Noise, int], tuple[list[Rows], dict[str, int]]]
 
-    def task(batches: Batches) -> Batches:
-        operator, noise = setup.operator.open(), setup.keys()
-        for place, rows, rejected in arriving(setup, batches, step):
-            admitted, reject_counts = stages.admit(operator, rows, step, noise, setup.shards)
-            report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
-            yield sent(setup, place, admitted, report)
 
-    return task
+def admitting(admit: Admit) -> Callable[[Setup, int], Task]:
+    """The stage from splits to admitted rows by shard: the task that reads a row admits it.
+
+    `admit` takes an operator, rows, their step, noise and how many shards there are; it gives the
+    rows of each, and counts of the others by reason.
+    """
+
+    def stage(setup: Setup, step: int) -> Task:
+        def task(batches: Batches) -> Batches:
+            operator, noise = setup.operator.open(), setup.keys()
+            for place, rows, rejected in arriving(setup, batches, step):
+                admitted, reject_counts = admit(operator, rows, step, noise, setup.shards)
+                report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
+                yield sent(setup, place, admitted, report)
+
+        return task
+
+    return stage
+
+
+admit_task = admitting(stages.admit)
 
 
 def arriving(
@@ -142,11 +155,11 @@ def bound_task(
                 if rows is not None:
                     bounded = stages.bound(operator, held.state, rows, groups, setup.shards)
                 operator.expire(held.state, step)
-                size, whole = held.commit(bounded.delta)
-                units, tags = operator.counters(held.state)["units"], held.share
-            counters = {"units": units, "bytes": size, "bases": int(whole)}
-            report = {"reject_counts": bounded.reject_counts, "counters": counters, "tags": tags}
-            facts = reported([p.facts for p in pieces] + [report])
+                report = held.commit(
+                    bounded.delta, {"units": operator.counters(held.state)["units"]}
+                )
+            rejected = {"reject_counts": bounded.reject_counts}
+            facts = reported([*(p.facts for p in pieces), report, rejected])
             yield sent(setup, shard, bounded.rows, facts)
 
     return task
@@ -164,14 +177,11 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
                 delta = stages.gather(operator, held.state, joined(pieces), noise, place)
                 keys = operator.counters(held.state)
                 releases = operator.release(held.state, step, noise)
-                size, whole = held.commit(delta)
+                own = held.commit(delta, {name: keys[name] for name in ("keys", "shown keys")})
+                whole = bool(own["counters"]["bases"])
                 told = published_keys_cache.Step(shard, step, tag, held.stamp.tag, whole)
                 published_keys_cache.tell(operator, setup.state, told, held.state, before)
-                counters = {"keys": keys["keys"], "shown keys": keys["shown keys"], "bytes": size,
-                            "bases": int(whole)}  # fmt: skip
-                own = {"counters": counters, "tags": held.share}
-                report = reported([p.facts for p in pieces] + [own])
-                made = packed(releases, report)
+                made = packed(releases, reported([*(p.facts for p in pieces), own]))
             yield made
 
     return task
@@ -239,6 +249,11 @@ def key_shard(operator: GroupBy, setup: Setup, shard: int, noise: Noise) -> Chai
         stages.gather_again(operator, state, delta, noise, place)
 
     return Chain(setup.state, "key", shard, loading(operator, setup), operator.save, replay)
+
+
+def from_saved(operator: Any) -> Callable[[Mapping[str, Array] | None], Any]:
+    """Makes a state of saved arrays, or of nothing, as an operator does it."""
+    return lambda arrays: operator.init() if arrays is None else operator.load(arrays)
 
 
 def loading(operator: GroupBy, setup: Setup) -> Callable[[Mapping[str, Array] | None], State]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from streamveil.dataflow import State
 from streamveil.engines.spark.shards import BASE, DELTA, Shards, share_of
@@ -124,13 +125,8 @@ class Held:
         finally:
             self.replica.close()
 
-    @property
-    def share(self) -> int:
-        """See `share_of`."""
-        return share_of(self.chain.stage, self.chain.shard, self.stamp.tag)
-
-    def commit(self, delta: dict[str, Array]) -> tuple[int, bool]:
-        """Writes what one step did, and the whole if it is time: bytes, and whether it was."""
+    def commit(self, delta: dict[str, Array], counters: dict[str, int]) -> dict[str, Any]:
+        """Writes what one step did, and the whole if it is time; reports it with more counters."""
         chain, before = self.chain, self.stamp
         version, place = before.version + 1, (chain.stage, chain.shard)
         part = chain.shards.put(*place, version, DELTA, ({"after": before.tag}, delta))
@@ -143,4 +139,5 @@ class Held:
             size += chain.shards.put(*place, version, BASE, ({"tag": part.tag}, arrays)).size
             logged, links = 0, 0
         self.stamp, self.arrays = Stamp(version, part.tag, logged, links), arrays
-        return size, rebase
+        told = {**counters, "bytes": size, "bases": int(rebase)}
+        return {"counters": told, "tags": share_of(*place, part.tag)}
