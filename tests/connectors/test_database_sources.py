@@ -186,6 +186,33 @@ def test_a_value_that_does_not_fit_says_nothing_of_others(visits):
         assert of_any(odd, kind)[0].to_pylist() == alone
 
 
+@pytest.mark.parametrize("kind", COLUMNS.values())
+def test_no_value_of_sqlite_stops_a_job(kind, tmp_path):
+    odd = [2**63 - 1, -(2**63), 2**53 + 1, 1e308, float("inf"), "1e400", "9" * 400, "\0", "NaN",
+           "99999-01-01", " 1", b"\xff", b"1", "x", "2026-01-01", None]  # fmt: skip
+    place = {"kind": "sqlite", "path": str(tmp_path / "odd.db")}
+    run(place, "CREATE TABLE t (u, v)", "INSERT INTO t VALUES ({})", rows=[*enumerate(odd)])
+    columns = {"u": "INT64", "v": kind}
+    source = open_source("sqlite", {"path": place["path"], "table": "t", "columns": columns})
+    chunks = list(source.read(None, 3))
+    assert sorted(row["u"] for row in plain_rows(chunks)) == [*range(len(odd))]
+    if kind == "FLOAT64":
+        found = {row["u"]: row["v"] for row in plain_rows(chunks)}
+        assert (found[0], found[1], found[2]) == (2.0**63, -(2.0**63), 2.0**53)
+
+
+def plain_rows(chunks):
+    """The rows, with times as numbers: some are in no calendar."""
+    return [
+        row for chunk in chunks
+        for row in chunk.rows.set_column(1, "v", as_number(chunk.rows["v"])).to_pylist()
+    ]  # fmt: skip
+
+
+def as_number(column):
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
 def test_rows_have_places_where_they_are_traced(visits):
     chunks = list(traced(opened(visits)).read(None, 50))
     places = np.concatenate([chunk.rows.column(-1).to_numpy() for chunk in chunks])

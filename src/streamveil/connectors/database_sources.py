@@ -281,6 +281,8 @@ def of_any(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, i
     """
     native = NATIVE.get(kind, ())
     plain = [value if isinstance(value, native) else None for value in values]
+    if float in native:  # else Arrow refuses, and quotes, whole numbers that these do not hold
+        plain = [None if value is None else float(value) for value in plain]
     texts = [
         None if value is None or isinstance(value, (*native, bytes)) else str(value)
         for value in values
