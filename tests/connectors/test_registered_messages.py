@@ -86,6 +86,16 @@ def test_every_type_of_avro_becomes_the_declared_one(registry):
     assert (last["real"], last["paid"], first["paid"]) == (1.5, False, True)
 
 
+@pytest.mark.parametrize("scale", [0, 2, 38, 10**8])
+def test_decimals_keep_all_their_digits(scale):
+    numbers = [12345678901234567890123456789012345678, -76543210987654321098765432109876543210, 1]
+    made = [avro.of_decimals(scale, [n.to_bytes(16, "big", signed=True)])[0].as_py()
+            for n in numbers]  # fmt: skip
+    assert [Decimal(text).as_tuple() for text in made] == [
+        Decimal(f"{n}E-{scale}").as_tuple() for n in numbers
+    ]
+
+
 def test_messages_of_several_schemas_keep_their_order_and_their_meaning(registry):
     old = {"type": "record", "name": "Old", "fields": [
         {"name": "u", "type": "string"}, {"name": "paid", "type": "int"}]}  # fmt: skip

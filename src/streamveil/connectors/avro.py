@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from streamveil.errors import SourceError, requires_extra
 Definitions = dict[str, Any]  # name -> what it is
 MOMENTS = {"millis": 1_000, "micros": 1, "nanos": 0}  # microseconds of one
 LARGEST = 1 << 126  # of a decimal
+EXACT = Context(prec=39, Emin=MIN_EMIN, Emax=MAX_EMAX)  # holds all digits of those below it
 DAYS = (1 << 31) - 1
 
 
@@ -119,7 +120,7 @@ def of_decimals(scale: int, values: list[bytes | None]) -> pa.Array:
     made = [None if value is None else int.from_bytes(value, "big", signed=True)
             for value in values]  # fmt: skip
     return text_array([None if one is None or abs(one) >= LARGEST else
-                       str(Decimal(one).scaleb(-scale)) for one in made])  # fmt: skip
+                       str(Decimal(one).scaleb(-scale, EXACT)) for one in made])  # fmt: skip
 
 
 def of_days(values: list[int | None]) -> pa.Array:

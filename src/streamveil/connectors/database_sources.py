@@ -280,7 +280,7 @@ def of_any(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, i
     [1, 2, None, None, None]
     """
     native = NATIVE.get(kind, ())
-    plain = [value if isinstance(value, native) else None for value in values]
+    plain: list[Any] = [value if isinstance(value, native) else None for value in values]
     if float in native:  # else Arrow refuses, and quotes, whole numbers that these do not hold
         plain = [None if value is None else float(value) for value in plain]
     texts = [
