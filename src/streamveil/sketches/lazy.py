@@ -73,6 +73,7 @@ class LazySketch(Levels):
     seed: int = 0  # public, any whole number
     calibration: Calibration = "analytic"
 
+    most_levels = 1
     opened_as = "sketch"
 
     def __post_init__(self) -> None:
