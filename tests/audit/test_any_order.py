@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.dataflow import group_by, release_kernels, release_tables, rows
+from streamveil.dataflow import group_by, published_keys, release_tables, rows
 from streamveil.dataflow.published_keys import KeyCache
 from tests.audit.any_order import differences, drawn
 from tests.audit.raw_rows import HOUR
@@ -79,7 +79,7 @@ def anew(honest):
 
 FAULTS = {
     "sizes of groups are added up as they came": instead(release_tables, "cut_of", as_they_came),
-    "groups stand as they came": instead(release_kernels, "sorted_keys", unsorted),
+    "groups stand as they came": instead(published_keys, "sorted_keys", unsorted),
     "noise follows the place of a group": instead(KeyCache, "names_of", by_place),
     "several units share one bound": instead(rows, "fingerprints", of_few),
     "units are bounded anew in each micro-batch": instead(group_by.GroupBy, "bound", anew),

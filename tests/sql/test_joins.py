@@ -21,7 +21,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.sketch import compile_sketch
 from streamveil.errors import PlanError
 from streamveil.expressions import compile_value
-from streamveil.plan import SinkSpec, check_own_rows
+from streamveil.plan import SinkSpec, SourceSpec, check_own_rows
 from streamveil.plan import joins as module
 from streamveil.plan.own_rows import own_rows
 from tests.sql.test_own_rows import PRIVATE, counted, rows_of, sorted_rows
@@ -220,6 +220,16 @@ OF_TWO = [  # every row of t names two people
     "SELECT id, x FROM (SELECT id, x FROM t UNION ALL SELECT day, x FROM t)",
     "SELECT id, x FROM t WHERE id IN (SELECT id FROM u WHERE id IN (SELECT day FROM t))",
 ]
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ("user", "`User`", True), ("HASH(id)", "HASH(`ID`)", True), ("id", "day", False),
+    ("a + b", "`a + b`", False),
+])  # fmt: skip
+def test_a_unit_is_the_same_however_it_is_quoted(one, other, same):
+    read = SourceSpec("t", "files")
+    found = list(check_own_rows.of_two_people([(read, one), (read, other)]))
+    assert (not found) is same
 
 
 @pytest.mark.parametrize("relation", OF_TWO)

@@ -74,10 +74,10 @@ def _rows_of(source: SourceSpec) -> set[str]:
 
 
 def _in_one_case(unit: str) -> str:
-    """The unit with the names of its columns in small letters."""
+    """The unit with the names of its columns in small letters, all quoted."""
     tree = parse_text(unit)
     for column in tree.find_all(exp.Column):
-        column.this.set("this", column.name.lower())
+        column.this.replace(exp.to_identifier(column.name.lower(), quoted=True))
     return canonical(tree)
 
 
