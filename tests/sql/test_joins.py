@@ -227,7 +227,7 @@ OF_TWO = [  # every row of t names two people
     ("a + b", "`a + b`", False),
 ])  # fmt: skip
 def test_a_unit_is_the_same_however_it_is_quoted(one, other, same):
-    read = SourceSpec("t", "files")
+    read = SourceSpec(name="t", kind="files")
     found = list(check_own_rows.of_two_people([(read, one), (read, other)]))
     assert (not found) is same
 
