@@ -12,7 +12,6 @@ import streamveil as sv
 from benchmarks.clicks import drawn, repeated
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
-from streamveil.compiler import sizing
 from streamveil.compiler.design_choice import Given, Problem, choose
 from streamveil.compiler.error_forecast import (
     MOST_ROWS,
@@ -376,15 +375,3 @@ def test_a_query_without_groups_is_sized_for_the_one_that_it_has():
 def test_declared_groups_are_no_more_than_there_are():
     assert expected(EXPECTED, 1, public=3).groups == 3
     assert expected({"expected_rows": 5}, 4, public=12).groups == 12
-
-
-def test_a_table_for_fewer_hidden_groups_is_taken_where_none_fits_as_many(monkeypatch):
-    """At 100,000 releases no table fits six hidden groups."""
-    known = {"expected_rows": 60, "expected_most_rows": 200, "expected_units": 500,
-             "expected_groups": 300}  # fmt: skip
-    monkeypatch.setattr(sizing, "choose", lambda problem: replace(choose(problem), slots=6))
-    made = compile_plan(planned(steps=100_000, **known))
-    assert made.aggregation.selected_by == "table"
-    assert 1 < made.bounds.slots < 6
-    asked = compile_plan(planned(steps=100_000, hidden_groups=6, **known))
-    assert asked.aggregation.selected_by == "gaussian"

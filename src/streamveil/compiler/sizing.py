@@ -12,7 +12,6 @@ import numpy as np
 
 from streamveil.calibrate import PRECISION, fit, gaussian_mu, root_down, short, zcdp_rho
 from streamveil.compiler.design_choice import (
-    SLOTS,
     UNKNOWN_OPENING,
     Given,
     Problem,
@@ -121,7 +120,7 @@ class Sizing:
         if self.horizon == 1 and self._testable and len(self._value_shares) == 1:
             every = (*every, "totals")  # with more releases they show groups late
         chosen = self._chosen(every if wanted == "auto" else (wanted,))
-        makers = {"totals": self._by_totals, "table": self._by_fitting_table}
+        makers = {"totals": self._by_totals, "table": self._by_table}
         made = makers[chosen.kind](chosen) if chosen.kind in makers else None
         if made is not None:
             return made
@@ -231,16 +230,6 @@ class Sizing:
         return None if test is None else replace(design, selection=settings, test=test)
 
     # ---- a table of coins for selection, weighted counters for release
-
-    def _by_fitting_table(self, chosen: Settings) -> MechanismDesign | None:
-        """The table design; for fewer hidden groups, unless asked for, where none fits so many."""
-        asked = options.HIDDEN_GROUPS.given_in(self.plan.options)
-        fewer = () if asked else [slots for slots in reversed(SLOTS) if slots < chosen.slots]
-        for slots in (chosen.slots, *fewer):
-            made = self._by_table(replace(chosen, slots=slots))
-            if made is not None:
-                return made
-        return None
 
     def _by_table(self, chosen: Settings) -> MechanismDesign | None:
         """The table design, if the budget allows one."""
