@@ -360,7 +360,7 @@ def ahead(operator: Grouping, batches: Iterator[Batch], noise: Noise) -> Iterato
     """The same micro-batches, large ones with their row stage done.
 
     Whoever takes one does not use the one before it any more: each lies in the memory of the next
-    but one, as in `runtime.grouping`.
+    but one, as in `runtime.grouping.Prefetch`.
     """
     rooms = cycle((BatchScratch(), BatchScratch()))
     for batch in batches:

@@ -49,7 +49,7 @@ from streamveil.sql.schema import check_schema, needed_columns, time_named
 
 Engine = Callable[[Plan], Operator]
 
-BATCH_BYTES = 16 << 20  # of a micro-batch, about: more saves nothing
+BATCH_BYTES = 16 << 20  # of a micro-batch, about: amortises a commit and what a step costs
 LIMITED_BYTES = 6 << 20  # the same under a memory limit: `WORK` has room for these
 FEWEST_ROWS, MOST_ROWS = 20_000, 1_000_000
 TEXT_BYTES = 64  # taken for a value of unknown width
