@@ -6,12 +6,6 @@ usual queries for any processor of a common level and puts them beside the code.
 the processor has that level and the code, Numba and Python are those of their making; else Numba
 compiles, as ever. Either way the numbers are the same: no instruction is chosen that rounds
 differently, but where a function allows contraction, which both levels have.
-
-The compiled functions of `scipy.special` are here without what scipy imports beside them:
-
-`import scipy.special` also loads numpy's tests and Fortran tools and parses pages of documentation,
-0.15 s of CPU that a first answer would wait for. The functions themselves lie in one module of it,
-which needs none of that. They are the same objects either way.
 """
 
 from __future__ import annotations
@@ -252,6 +246,42 @@ def at_once(calls: Sequence[Callable[[], Made]]) -> list[Made]:
         return [calls[0](), *(other.result() for other in others)]
 
 
+# ---- scipy's functions
+#
+# `import scipy.special` also loads numpy's tests and Fortran tools and parses pages of
+# documentation, 0.15 s of CPU that a first answer would wait for. The functions themselves lie in
+# one module of it, which needs none of that. They are the same objects either way.
+
+PACKAGE = "scipy.special"
+
+
+def _functions() -> Any:
+    """The module of the compiled functions; the whole package where scipy is built otherwise."""
+    found = find_spec(PACKAGE)
+    if PACKAGE not in sys.modules and found is not None:
+        sys.modules[PACKAGE] = module_from_spec(found)  # the folder, whose own code is not run
+        try:
+            return import_module(f"{PACKAGE}._ufuncs")
+        except ImportError:
+            pass
+        finally:
+            del sys.modules[PACKAGE]
+    return import_module(PACKAGE)
+
+
+_found = _functions()
+bdtrc: Any = _found.bdtrc
+erf: Any = _found.erf
+erfc: Any = _found.erfc
+erfcx: Any = _found.erfcx
+gammainc: Any = _found.gammainc
+gammaincinv: Any = _found.gammaincinv
+log_ndtr: Any = _found.log_ndtr
+ndtr: Any = _found.ndtr
+ndtri: Any = _found.ndtri
+ndtri_exp: Any = _found.ndtri_exp
+
+
 # ---- compiling what is shipped
 
 QUERY = """
@@ -357,33 +387,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-PACKAGE = "scipy.special"
-
-
-def _functions() -> Any:
-    """The module of the compiled functions; the whole package where scipy is built otherwise."""
-    found = find_spec(PACKAGE)
-    if PACKAGE not in sys.modules and found is not None:
-        sys.modules[PACKAGE] = module_from_spec(found)  # the folder, whose own code is not run
-        try:
-            return import_module(f"{PACKAGE}._ufuncs")
-        except ImportError:
-            pass
-        finally:
-            del sys.modules[PACKAGE]
-    return import_module(PACKAGE)
-
-
-_found = _functions()
-bdtrc: Any = _found.bdtrc
-erf: Any = _found.erf
-erfc: Any = _found.erfc
-erfcx: Any = _found.erfcx
-gammainc: Any = _found.gammainc
-gammaincinv: Any = _found.gammaincinv
-log_ndtr: Any = _found.log_ndtr
-ndtr: Any = _found.ndtr
-ndtri: Any = _found.ndtri
-ndtri_exp: Any = _found.ndtri_exp

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamveil.compiled import ndtri
+from streamveil.core.accounting import portable
 from streamveil.core.counters import Counter
 from streamveil.core.counters import CounterState as CounterState
 from streamveil.core.mechanism import BANDS, BASE, CutCounter
 from streamveil.core.noise import Address, Place
 from streamveil.core.noisy import Noisy
 from streamveil.core.release import count
-from streamveil.types import Array, Float64, Int64, UInt64, portable
+from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
 WORTH = BASE ** np.arange(BANDS - 1, -1, -1)  # quanta of a row in each band

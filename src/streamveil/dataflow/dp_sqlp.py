@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamveil.core.accounting import portable
 from streamveil.core.counters import CounterState as CounterState
 from streamveil.core.noise import Address
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
@@ -18,7 +19,7 @@ from streamveil.dataflow.release import (
     WindowState,
     publish_keys,
 )
-from streamveil.types import Array, Int64, portable
+from streamveil.types import Array, Int64
 
 
 def keep(last: Array, rows: Int64[Array, " some"], noisy: Noisy[Array]) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamveil.compiled import ndtr, ndtri
+from streamveil.core.accounting import portable
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.release_kernels import plain_cells
-from streamveil.types import Array, Float64, Int32, Int64, portable
+from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
 SHARES = (0.85, 0.1, 0.05)  # of errors of a variance: of its ratio, of the mean, of the count

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from streamveil.core.accounting import portable
 from streamveil.core.counters import Counter
 from streamveil.core.counters.kernels import advance_spread
 from streamveil.core.release import blt_of
@@ -20,7 +21,7 @@ from streamveil.dataflow.release_kernels import (
     settle_ties,
     take_names,
 )
-from streamveil.types import Array, Float64, Int32, Int64, UInt64, portable
+from streamveil.types import Array, Float64, Int32, Int64, UInt64
 
 # ---- the precision of keys with weights
 

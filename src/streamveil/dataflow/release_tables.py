@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from streamveil.batch import ReleaseColumns
 from streamveil.compiled import log_ndtr
+from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
 from streamveil.dataflow.cut_rows import odds_of, told, with_share
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
-from streamveil.types import Array, Bool, Float64, portable
+from streamveil.types import Array, Bool, Float64
 
 # ---- intervals that cover cut rows too
 

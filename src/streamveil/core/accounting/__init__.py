@@ -8,8 +8,10 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from streamveil.errors import fitting, require_one_of, require_positive
-from streamveil.types import Exact
+from streamveil.types import Array, Exact
 
 Number: TypeAlias = int | float | Fraction | Decimal | str
 
@@ -39,6 +41,24 @@ def exact_between(name: str, value: Number, low: Fraction | int, high: Fraction 
     if not low < number < high:
         raise ValueError(f"{name} must be above {low} and below {high}, not {value}")
     return number
+
+
+BITS = 24  # of last digits that differ by one in 2^50, one number in 2^26 is rounded otherwise
+
+
+def portable(values: Array | float, bits: int = BITS) -> Array:
+    """The nearest numbers of so many significant binary digits: the same on every processor.
+
+    Additions, products, quotients and square roots have the same bits everywhere; `exp`, `log`,
+    powers and products of matrices do not: they use the vector instructions that there are, and
+    differ in the last digits. Whatever is computed with them and decides what a job publishes is
+    kept with fewer digits than differ, so that a job may go on on another machine.
+
+    >>> float(portable(0.1, 8)), float(portable(3.0))
+    (0.10009765625, 3.0)
+    """
+    parts, powers = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(parts, bits)), powers - bits))
 
 
 @dataclass(frozen=True, init=False)

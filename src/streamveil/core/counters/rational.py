@@ -22,8 +22,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from streamveil.core.accounting import portable
 from streamveil.kept import kept
-from streamveil.types import Array, Float64, portable
+from streamveil.types import Array, Float64
 
 Rates = Float64[Array, " d"]
 RATE_BITS = 20  # of a rate: the error grows by the square of 2^-20

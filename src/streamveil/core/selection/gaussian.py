@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.compiled import ndtri_exp
-from streamveil.core.accounting import exact_between
+from streamveil.core.accounting import exact_between, portable
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import Counter, CounterState, skip_with
 from streamveil.core.noise import Address, Place
@@ -22,7 +22,7 @@ from streamveil.core.noisy import Noisy, drawn
 from streamveil.core.selection import Counted, Held, Names, PerKey, Stepped
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.errors import require_positive
-from streamveil.types import Array, Exact, Float64, Int64, UInt64, portable
+from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors
 REMEMBERED = 4096  # triggers whose thresholds are kept

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from streamveil.compiled import ndtr, ndtri
+from streamveil.core.accounting import portable
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.restarting_trees import (
     RestartingTrees,
@@ -24,7 +25,7 @@ from streamveil.core.selection import Counted, Held, Names, PerKey, Stepped
 from streamveil.core.selection.gaussian import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.errors import require_one_of, require_positive
-from streamveil.types import Array, Exact, Float64, portable
+from streamveil.types import Array, Exact, Float64
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from streamveil.core.accounting import portable
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import CounterState
 from streamveil.core.counters.blt import BltCounter
@@ -19,7 +20,7 @@ from streamveil.core.release import WeightRule, blt_of, count_weighted, lanes_st
 from streamveil.core.selection import Held, Names, PerKey, Stepped
 from streamveil.core.selection.gaussian import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.types import Array, Float64, Int64, portable
+from streamveil.types import Array, Float64, Int64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
 LAST = 0.5  # of beta, for the last trigger
