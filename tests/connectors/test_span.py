@@ -111,10 +111,34 @@ def test_a_query_that_answers_once_says_that_no_file_is_there(tmp_path):
         budget=sv.Budget(epsilon=1, delta=1e-6)).plan  # fmt: skip
     with pytest.warns(UserWarning, match="no file is there yet"):
         warn_of_nothing(once)
-    (tmp_path / "a.csv").write_text("u\n1\n")
+    (tmp_path / "a.csv").write_text("u\n")
+    with pytest.warns(UserWarning, match="no file holds a row: the budget"):
+        warn_of_nothing(once)
+    (tmp_path / "b.csv").write_text("u\n1\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_nothing(once)
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_no_row_is_said_and_refuses_nothing(kind, tmp_path):
+    """No row and one row are neighbours: what is released may not tell them apart."""
+
+    def releases(rows):
+        table = pa.table({"u": pa.array(range(rows), pa.int64())})
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        pq.write_table(table, folder / "a.parquet")
+        stream = sv.memory(table) if kind == "memory" else sv.files(f"{folder}/*.parquet")
+        query = stream.protect("u").agg(n=sv.count()).bound(max_rows=1)
+        job = query.release(budget=sv.Budget(epsilon=1, delta=1e-6)).run(str(folder / "s"))
+        return [(one.table.schema, one.table.num_rows) for one in job]
+
+    with pytest.warns(OperatorWarning, match="no rows|no file holds a row"):
+        nothing = releases(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OperatorWarning)
+        assert releases(1) == nothing
 
 
 def test_the_command_line_words_it_without_a_line_of_code(capsys):

@@ -151,10 +151,10 @@ AT_ONCE = 10_000
 
 
 def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | None) -> str | None:
-    """What to tell the operator where no file is, or none of a time from start to before end.
+    """What to tell the operator where no file is, or no row of a time from start to before end.
 
     Where footers tell no times, as in CSV and JSON, rows are read until one is of that time, at
-    most `LOOKED_AT` of them.
+    most `LOOKED_AT` of them; without times, until there is one.
     """
     if not getattr(source, "on_disk", False):
         return None
@@ -162,7 +162,7 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
     if not files:
         return "no file is there yet"
     if span is None or column is None:
-        return None
+        return nothing_in_first_rows(source, None, (0, 0))
     start_us, end_us = span
     try:
         spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
@@ -179,12 +179,19 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
     )
 
 
-def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) -> str | None:
-    """What to tell where none of the first rows is of a time from start to before end."""
+def nothing_in_first_rows(source: Source, column: str | None, span: tuple[int, int]) -> str | None:
+    """What to tell where none of the first rows is of a time from start to before end.
+
+    `column`: of times; None: any row will do.
+    """
     start_us, end_us = span
     seen = 0
     try:
-        for chunk in source.read(None, AT_ONCE, [column]):
+        for chunk in source.read(None, AT_ONCE, [column or source.schema().names[0]]):
+            if column is None and len(chunk.rows):
+                return None
+            if column is None:
+                continue
             us = np.asarray(pc.drop_null(micros(chunk.rows.column(column), column)))
             if ((us >= start_us) & (us < end_us)).any():
                 return None
@@ -193,7 +200,7 @@ def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) ->
                 return f"none of the first {LOOKED_AT:,} rows has a time between start and end"
     except (OSError, pa.ArrowException, StreamveilError):
         return None  # the job will meet it, and say so
-    return "no row has a time between start and end"
+    return "no row has a time between start and end" if seen else "no file holds a row"
 
 
 def row_groups(

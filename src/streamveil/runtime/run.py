@@ -170,29 +170,39 @@ def before_look(plan: Plan, work: Work) -> Work:
 
 
 def warn_of_nothing(plan: Plan) -> None:
-    """Tells the operator, before a new job is charged, that its files hold nothing to release.
+    """Tells the operator, before a new job is charged, that there is nothing to release.
 
-    A warning and no refusal: whether a job runs must not depend on rows.
+    A warning and no refusal: whether a job runs must not depend on rows, and none is a neighbour of
+    one.
     """
-    clock = plan.clock
-    if plan.source.kind != "files" or plan.source.combines:
+    if plan.source.combines:
         return
+    if plan.source.kind == "files":
+        nothing = nothing_in_files(plan)
+    else:
+        table = plan.source.options.get("table") if plan.source.kind == "memory" else None
+        nothing = None if table is None or len(table) else "the table has no rows"
+    if nothing is not None:
+        more = ", unless files come later" if plan.source.kind == "files" else ""
+        warnings.warn(
+            f"{nothing}: the budget of this job is spent on releases without rows{more}",
+            OperatorWarning,
+            stacklevel=4,
+        )
+
+
+def nothing_in_files(plan: Plan) -> str | None:
+    """What to tell where files hold no row of a query's time; None where later ones may."""
+    clock = plan.clock
     ends = clock.start_us, clock.end_us
     span = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])
     if span is None and clock.kind != "once":
-        return
+        return None
     from streamveil.connectors.file_reader import nothing_to_read  # loaded where files are read
 
     column = clock.arrival or plan.source.event_time
     source = open_source(plan.source.kind, plan.source.options, column)
-    nothing = nothing_to_read(source, column, span)
-    if nothing is not None:
-        warnings.warn(
-            f"{nothing}: the budget of this job is spent on releases without rows, unless files "
-            "come later",
-            OperatorWarning,
-            stacklevel=4,
-        )
+    return nothing_to_read(source, column, span)
 
 
 def warn_of_noise(plan: Plan, operator: Operator) -> None:
