@@ -117,10 +117,12 @@ def _rows_over(cut: Facts, whose: str) -> str:
     ):  # a release of an earlier version, whose upper bound held in some cases only
         return f"about {cut['rows']:,.0f} rows{whose}{_part(cut, 'share')} {OVER} (with noise)"
     most = f"{cut['high']:,.0f}"
-    sure = f"with 95 % confidence, counting of each unit its first {cut['each']:,d} such rows"
+    sure = (
+        f"with 95 % confidence, and whatever a unit has beyond its first {cut['each']:,d} such rows"
+    )
     if cut["rows"] <= 2 * cut["sd"]:
         return f"up to {most} rows{whose}{_part(cut, 'share_high')} {OVER} ({sure})"
-    told = f"about {cut['rows']:,.0f} rows{whose}{_part(cut, 'share')} {OVER}"
+    told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
     return f"{told} (with noise; at most {most} {sure})"
 
 
@@ -166,9 +168,13 @@ def look_sentence(schema: pa.Schema) -> str | None:
 
 
 def sentences(table: pa.Table) -> list[str]:
-    """What belongs beside the numbers of a release wherever they are shown."""
-    said = hidden_sentence(table), read_note(table.schema)
-    return missing(table.schema) + [text for text in said if text is not None]
+    """What belongs beside the numbers of a release wherever they are shown.
+
+    A release without a number says why, and nothing of rows that no number holds.
+    """
+    hidden, note = hidden_sentence(table), read_note(table.schema)
+    said = missing(table.schema) if hidden is None else [hidden]
+    return said if note is None else [*said, note]
 
 
 def hidden_sentence(table: pa.Table) -> str | None:

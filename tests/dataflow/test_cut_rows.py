@@ -32,7 +32,7 @@ from streamveil.dataflow.outputs import Estimate, Output
 from streamveil.dataflow.release_tables import with_cut
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
-from streamveil.release_metadata import FACTS, cut_sentence
+from streamveil.release_metadata import FACTS, cut_sentence, sentences
 
 ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window
 
@@ -181,7 +181,9 @@ def test_rows_of_groups_that_are_not_shown_wait_until_they_are(monkeypatch):
         again = State.from_arrays(state.to_arrays(), spans, width)
     assert shown == [1, 1, 2, 2]
     assert lost.total() > sum(counted[::2]).sum() + 1_000
-    assert re.match("about [0-9,]+ rows of the groups that are shown", cut_sentence(facts(one)))
+    assert re.match(
+        "about [0-9,]+ rows or more of the groups that are shown", cut_sentence(facts(one))
+    )
 
 
 def test_a_share_of_zero_counts_nothing_and_costs_nothing():
@@ -239,7 +241,18 @@ def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (800, 1900))
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
     assert said[0].startswith("up to 2,500 rows are in no number: they were over the contribution")
-    assert said[1].startswith("about 1,900 rows are in no number: they were over the contribution")
+    assert said[1].startswith("about 1,900 rows or more are in no number: they were over the")
+    beyond = "with 95 % confidence, and whatever a unit has beyond its first 21 such rows)"
+    assert all(one.endswith(beyond) for one in said)
+
+
+def test_a_release_without_a_number_tells_of_no_rows_that_no_number_holds():
+    cut = {"rows": 800, "sd": 700.0, "high": 2500.0, "each": 21}
+    facts = {"version": 1, "hidden": {"threshold": 40.0, "sd": 3}, "cut": cut, "outputs": []}
+    table = pa.table({"k": ["a"]}).replace_schema_metadata({FACTS: json.dumps(facts).encode()})
+    assert sentences(table)[0].startswith("up to 2,500 rows")
+    (said,) = sentences(table.slice(1))
+    assert said.startswith("no group is shown")
 
 
 def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():

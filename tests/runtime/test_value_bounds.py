@@ -18,6 +18,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
 from streamveil.plan.look import WIDEST, divided, in_any_case, look_share, with_look
+from streamveil.release_metadata import sentences
 from streamveil.runtime import formats
 from streamveil.runtime import look as looks
 from streamveil.runtime import survey as surveys
@@ -190,6 +191,7 @@ def test_too_few_units_give_intervals_that_hold_everything(tmp_path):
     width = (answer.table["s_high"].to_numpy() - answer.table["s_low"].to_numpy()).min()
     assert width > WIDEST[1] / 10
     assert any("too few units to bound x" in one for one in kept_in(tmp_path / "s")["said"])
+    assert any("too few units to bound x" in one for one in sentences(answer.table))
 
 
 def test_bounds_are_chosen_once_and_kept(tmp_path, monkeypatch):

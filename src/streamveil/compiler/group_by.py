@@ -40,6 +40,8 @@ from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
     CLAMPED,
     LOOKED,
+    UNBOUNDED,
+    WIDEST,
     divided,
     expectations,
     look_share,
@@ -407,6 +409,8 @@ class Compiler:
             return ""
         what = "totals of a unit in a group" if self.plan.bounding.combine else "values"
         said = f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
+        if (aggregate.low, aggregate.high) == WIDEST:  # a look found none
+            said = f"{UNBOUNDED.format(aggregate.expression)}; {said}"
         share = expectations(self.plan.options).get(CLAMPED, {}).get(aggregate.expression)
         return said if share is None else f"{said} (about {share:.1%} of what values add up to)"
 

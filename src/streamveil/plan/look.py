@@ -90,6 +90,7 @@ def reach_of(low: float, high: float, quantum: float) -> int:
 VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
 LEAST, MOST = -40, 63  # a value counts as one of 2^LEAST to 2^MOST, either sign
 WIDEST = (-(2.0**MOST), 2.0**MOST)
+UNBOUNDED = "too few units to bound {}: give contribution_bounds_per_row, or it is noise"
 Bounds = Mapping[str, tuple[float, float]]  # of an expression: what its values are clamped to
 
 

@@ -444,7 +444,7 @@ class Answers(AnswerTable):
             notes.append(DELTA)
         last = self.releases.table(max(cell.moment for cell in cells))
         hidden = hidden_sentence(last)
-        notes += [*missing(last.schema, outputs), *([] if hidden is None else [hidden])]
+        notes += missing(last.schema, outputs) if hidden is None else [hidden]
         if not last.num_rows and self.releases.table(self.last_shown).num_rows:
             notes.append(f"the last release that shows a group is at = {self._at(self.last_shown)}")
         said = read_note(self.releases.table(self.releases.moments[0]).schema)

@@ -10,7 +10,7 @@ state, which always has room, before anything is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from streamveil.plan.look import (
     LAWS,
     LOOKED,
     MEAN_ROWS,
+    UNBOUNDED,
     VALUES,
     divided,
     first_alone,
@@ -223,9 +224,7 @@ def releases_in_words(known: dict[str, Any], releases: int) -> str:
 def bounds_in_words(expression: str, found: Clamping | None) -> str:
     """The bounds of values that were chosen, or that there are none that tell anything."""
     if found is None:
-        return (
-            f"too few units to bound {expression}: give contribution_bounds_per_row, or it is noise"
-        )
+        return UNBOUNDED.format(expression)
     said = f"values of {expression} from {found.low:.4g} to {found.high:.4g}"
     return f"{said}, beyond which about {found.beyond:.1%} of what they add up to lies"
 
@@ -237,6 +236,16 @@ def shortly(value: float) -> str:
     ('9,260', '0.561')
     """
     return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def between(numbers: Sequence[float], form: str) -> str:
+    """The least and the largest of some numbers, as they are shown; one where they look alike.
+
+    >>> between([37.6, 38.2], ",.0f"), between([0.1, 0.25], ".0%")
+    ('38', '10% to 25%')
+    """
+    ends = [f"{end(numbers):{form}}" for end in (min, max)]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def in_words(learned: Learned, *, groups: bool) -> list[str]:
@@ -260,8 +269,8 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
     if LAWS in learned.likely and groups:
         counts, _, single, _ = zip(*learned.likely[LAWS], strict=True)
         said.append(
-            f"settings are chosen for {min(counts):,.0f} to {max(counts):,.0f} groups, beside"
-            f" {min(single):.0%} to {max(single):.0%} of rows in groups of their own"
+            f"settings are chosen for {between(counts, ',.0f')} groups, beside"
+            f" {between(single, '.0%')} of rows in groups of their own"
         )
     return said or ["too little to choose settings from"]
 
