@@ -142,6 +142,14 @@ FAULTS = {
         instead(check_own_rows, "of_two_people", lambda _: lambda _: ()),
         lambda: test_joins.test_no_row_is_of_two_people(test_joins.OF_TWO[0]),
     ),
+    "rows that were combined by one unit go on by another": (
+        instead(own_rows, "require_person", lambda _: lambda *_: None),
+        lambda: test_joins.test_rows_are_combined_by_one_unit(test_joins.ANEW[0]),
+    ),
+    "rows are told apart by how they are declared": (
+        instead(check_own_rows, "_rows_of", lambda _: lambda source: {source.name, id(source)}),
+        test_joins.test_the_same_frame_under_two_names_is_of_one_person,
+    ),
     "what the other relation of a join protects is not asked": (
         instead(joins, "require_one_unit", lambda _: lambda *_: None),
         lambda: test_joins.test_a_join_is_by_what_both_protect(lambda u: u.unnest(id="SPLIT(a)")),

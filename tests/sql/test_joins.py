@@ -23,6 +23,7 @@ from streamveil.errors import PlanError
 from streamveil.expressions import compile_value
 from streamveil.plan import SinkSpec, SourceSpec, check_own_rows
 from streamveil.plan import joins as module
+from streamveil.plan import own_rows as own
 from streamveil.plan.own_rows import own_rows
 from tests.sql.test_own_rows import PRIVATE, counted, rows_of, sorted_rows
 
@@ -249,6 +250,56 @@ def test_a_join_is_by_what_both_protect(other):
     t.protect("id").join(u.protect("`id`").per_unit(n="COUNT(*)"), on="id")
 
 
+CITIES = sv.memory(pa.table({"place": ["a"], "size": [1]}), name="cities", public=True)
+ANEW = [  # ways to go on with rows that were combined by another unit
+    lambda by_day: by_day.unnest(more="SPLIT(place, ',')"),
+    lambda by_day: by_day.per_unit(n="COUNT(*)"),
+    lambda by_day: by_day.join(CITIES, on="place"),
+    lambda by_day: by_day.group_by("place", sets=[("place",), ()]),
+    lambda by_day: sv.memory(rows_of(5), name="v").protect("id").join(by_day, on="id"),
+]
+
+
+@pytest.mark.parametrize("way", ANEW, ids=range(len(ANEW)))
+def test_rows_are_combined_by_one_unit(way):
+    """What was protected last was promised, and what was protected first was bounded."""
+    parts = sv.memory(rows_of(1), name="t").protect("day").unnest(part="SPLIT(place, ',')")
+    with pytest.raises(PlanError, match="unit is id, and rows were combined by day"):
+        way(parts.protect("id")).agg(n=sv.count()).release(budget=sv.Budget(epsilon=1))
+
+
+def test_without_one_unit_all_its_rows_go_and_no_bound_holds(monkeypatch):
+    """What the refusal is for: one id with a row on each of 20 days, bounded to one row."""
+    monkeypatch.setattr(own, "require_person", lambda *_: None)
+    rows = pa.table({"id": [0] * 20, "day": range(20), "place": ["a"] * 20})
+    parts = sv.memory(rows).protect("day").unnest(part="SPLIT(place, ',')").protect("id")
+    source = parts.unnest(more="SPLIT(place, ',')").source
+    assert source.person == "id"
+    assert len(own_rows(source, rows)["id"].unique()) == 20
+
+
+def test_a_text_takes_bare_streams():
+    """What a stream said of people and conditions was left out."""
+    t = sv.memory(rows_of(1))
+    for more in (t.where("x > 5"), t.protect("day").per_unit(n="COUNT(*)"), t.protect("id")):
+        with pytest.raises(PlanError, match="bare streams"):
+            planned("SELECT id FROM t", {"t": more})
+
+
+def test_conditions_on_a_public_table_hold_before_it_is_joined():
+    t = sv.memory(rows_of(1)).protect("id")
+    some = t.join(sv.memory(REGIONS, public=True).where("region <> 'west'"), on="place")
+    assert some.source.steps[0].table["region"].to_pylist() == ["east", "north", "south"]
+
+
+def test_with_hides_a_public_table_of_its_name():
+    found = tables(0)
+    relation = "SELECT t.id, regions.x AS x FROM t JOIN regions ON t.id = regions.id"
+    plan = planned(relation, found, around="WITH regions AS (SELECT id, x FROM u) "
+                   "SELECT {} COUNT(*) AS n FROM ({})")  # fmt: skip
+    assert isinstance(plan.source.steps[0], module.OwnJoin)
+
+
 @pytest.mark.parametrize(("unit", "fits"), [("day", False), ("id", True)])
 def test_several_answers_take_a_row_for_one_persons(unit, fits):
     ways = ["t", f"(SELECT {unit} AS id, COUNT(*) AS k FROM t GROUP BY {unit})"]
@@ -259,6 +310,34 @@ def test_several_answers_take_a_row_for_one_persons(unit, fits):
         refused = pytest.raises(PlanError, match="each row of 't' would be of two people")
         with nullcontext() if fits else refused:
             sv.sql(asked, tables(0))
+
+
+@pytest.mark.parametrize("declared", [
+    "(id STRING, day STRING) WITH (source = 'files', path = 'rows.csv')",
+    "WITH (source = 'files', path = ['more.csv', './rows.csv'])",
+    "(id STRING, day STRING) WITH (source = 'kafka', servers = 'a', topic = 'rows')",
+    "(id STRING, day STRING) WITH (source = 'sqlite', path = 'people.db', table = 'rows')",
+])  # fmt: skip
+def test_the_same_rows_are_of_one_person_however_they_are_declared(declared):
+    """Lists and columns were told apart by where they lie in memory."""
+    text = (f"CREATE STREAM first {declared}; CREATE STREAM second {declared}; SELECT {PRIVATE} "
+            "COUNT(*) AS n FROM first WHERE id IN (SELECT day FROM second)")  # fmt: skip
+    with pytest.raises(PlanError, match="of two people"):
+        sv.sql(text)
+
+
+def test_the_same_frame_under_two_names_is_of_one_person():
+    found = tables(0)
+    people = found["t"].to_pandas()
+    pairs = (
+        {"t": found["t"], "u": found["t"].slice(1)},
+        {"t": people, "u": people},
+        {"t": sv.memory(found["t"]), "u": sv.memory(found["t"].select(["day"]))},
+    )
+    for pair in pairs:
+        with pytest.raises(PlanError, match="of two people"):
+            planned("SELECT id, x FROM t WHERE id IN (SELECT day FROM u)", pair)
+    planned("SELECT id, x FROM t WHERE id IN (SELECT day FROM u)", tables(0))
 
 
 def test_the_same_file_under_two_names_is_of_one_person(tmp_path):

@@ -952,10 +952,17 @@ def sql(
             " answers"
         )
     asked = {name: t for name, t in (tables or frames).items() if isinstance(t, Query)}
-    known = {
-        name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
-        for name, t in (tables or frames).items() if not asked
+    bare = {
+        id(t): t if isinstance(t, Stream) else memory(t)
+        for t in (tables or frames).values() if not asked
     }  # fmt: skip
+    if any(stream != Stream(stream.source) for stream in bare.values()):
+        raise PlanError(
+            "the text says who is protected and which rows count: it takes bare streams.\n"
+            "  to fix  files(...) or memory(...) as they are, with WHERE and the rest in the text"
+        )
+    known = {name: replace(bare[id(t)].source, name=name)
+             for name, t in (tables or frames).items() if not asked}  # fmt: skip
     from streamveil.sql.sql import parse_script  # a query in Python needs no grammar of SELECT
 
     if asked:

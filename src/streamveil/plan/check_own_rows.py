@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations
+from os.path import abspath
 
+import pyarrow as pa
 from sqlglot import exp
 
 from streamveil.calendars import DAY, HOUR
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan import Clock, Plan, SourceSpec
 from streamveil.plan.joins import MATCHES, OwnJoin
-from streamveil.plan.own_rows import OwnRows, column_text
+from streamveil.plan.own_rows import OwnRows, require_person
+
+PLACED = ("stream", "table", "topic", "query", "url")  # options that say which rows, beside `path`
 
 
 def complaints(plan: Plan) -> Iterator[str]:
     """What is wrong with a plan whose source combines rows."""
     source = plan.source
     assert isinstance(source, OwnRows)  # noqa: S101  (`SourceSpec.combines`)
-    if plan.unit != column_text(source.person):
-        yield (
-            f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
-            "  to fix  protect the same unit that subqueries group by"
-        )
+    require_person(source, plan.unit)
     yield from of_two_people(relations_of(plan))
     if source.row_by_row:
         if plan.clock.kind == "rows":
@@ -67,10 +67,17 @@ def of_two_people(relations: Iterable[tuple[SourceSpec, str]]) -> Iterator[str]:
 
 
 def _rows_of(source: SourceSpec) -> set[str]:
-    """What tells that rows are the same: a name, and options (of a table in memory the object)."""
-    options = {name: value if isinstance(value, Hashable) else id(value)
-               for name, value in source.options.items()}  # fmt: skip
-    return {source.name.lower(), f"{source.kind} {sorted(options.items())}"}
+    """What tells that rows are the same: a name, or where they lie, however they are read there."""
+    held, paths = source.options.get("table"), source.options.get("path")
+    if isinstance(held, pa.Table):
+        parts = (chunk.buffers() for column in held.columns for chunk in column.chunks)
+        lies = {f"at {one.address}" for some in parts for one in some if one and one.size}
+    elif paths:
+        paths = paths if isinstance(paths, list | tuple) else [paths]
+        lies = {f"{abspath(path)} {source.options.get('query') or held}".lower() for path in paths}
+    else:
+        lies = {str([source.options.get(name) for name in PLACED]).lower()}
+    return {source.name.lower(), *lies}
 
 
 def _in_one_case(unit: str) -> str:

@@ -584,8 +584,10 @@ def last(marked: Bool[Array, " rows"]) -> Int64[Array, " rows"]:
 
 
 def with_step(source: SourceSpec, unit: str, *steps: OwnStep) -> OwnRows:
-    """A source with more steps after those it has."""
+    """A source with more steps after those it has, which are of the same unit."""
     if isinstance(source, OwnRows):
+        if source.person:
+            require_person(source, unit)
         return replace(source, steps=(*source.steps, *steps))
     if type(source) is not SourceSpec:
         raise PlanError(
@@ -599,6 +601,15 @@ def with_step(source: SourceSpec, unit: str, *steps: OwnStep) -> OwnRows:
 def column_text(name: str) -> str:
     """A column as plans write it."""
     return normalize_expression(canonical(exp.column(name, quoted=True)))
+
+
+def require_person(source: OwnRows, unit: str) -> None:
+    """Refuses another unit than that of which rows were combined."""
+    if unit != column_text(source.person):
+        raise PlanError(
+            f"the privacy unit is {unit}, and rows were combined by {source.unit}.\n"
+            "  to fix  protect the same unit that subqueries group by"
+        )
 
 
 def with_limits(source: SourceSpec, rows: int | None, within_us: int | None) -> SourceSpec:

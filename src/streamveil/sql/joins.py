@@ -20,7 +20,7 @@ from streamveil.expressions.dialect import canonical, shown
 from streamveil.plan import KeyColumn, SourceSpec
 from streamveil.plan.check import HABITS
 from streamveil.plan.joins import How, Joined, OwnJoin, OwnLookup, OwnSelect, OwnUnion, digest_of
-from streamveil.plan.own_rows import OwnRows, with_step
+from streamveil.plan.own_rows import OwnRows, passing, with_step
 from streamveil.sql.assemble import public_file
 from streamveil.sql.names import From, InReach, resolved, row_text
 from streamveil.sql.own_rows import texts_of
@@ -54,7 +54,7 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
                  and one.name.lower() == other.name.lower())  # fmt: skip
     said: dict[str, Any] = {"how": how, "sides": ("" if left.sides else own, name), "same": same,
                             "time": left.source.event_time}  # fmt: skip
-    table = public_table(join.this, known.sources)
+    table = None if name_in(join.this) in known.named else public_table(join.this, known.sources)
     if table is not None:
         step: OwnJoin | OwnLookup = OwnLookup(
             table=table, digest=digest_of(table), keys=keys_of(pairs, left), **said
@@ -105,6 +105,11 @@ def name_of(node: Any) -> str:
     if node.alias:
         return str(node.alias)
     return PurePath(".".join(part.name for part in node.parts)).stem if is_table(node) else ""
+
+
+def name_in(node: Any) -> str:
+    """The whole name of a table in small letters; '' of everything else."""
+    return ".".join(part.name for part in node.parts).lower() if is_table(node) else ""
 
 
 def is_table(node: Any) -> bool:
@@ -244,9 +249,7 @@ def materialized(found: From, unit: exp.Expr) -> OwnRows:
 
 def public_table(node: Any, sources: Any) -> pa.Table | None:
     """The rows of a table that is declared public; None for every other relation."""
-    if not is_table(node):
-        return None
-    name = ".".join(part.name for part in node.parts).lower()
+    name = name_in(node)
     spec = next((one for known, one in sources.items() if known.lower() == name), None)
     return rows_of(spec) if spec is not None and spec.public else None
 
@@ -398,7 +401,8 @@ def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and 
         "where": conjunction(list(where)) if where else None,
     }  # fmt: skip
     if other.public:
-        table = rows_of(other)
+        only = OwnSelect(keys=(), where=conjunction(list(theirs)) if theirs else None)
+        table, _ = passing(only, table := rows_of(other), table)
         keys = tuple(KeyColumn(name=text, expression=text) for text in texts)
         return with_step(source, person, OwnLookup(
             table=table, digest=digest_of(table), keys=keys, **said
