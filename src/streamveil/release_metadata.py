@@ -23,6 +23,7 @@ VERSION = 1
 ENDS = ("_low", "_high")  # columns of a number's interval
 SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
 Facts = dict[str, Any]
+compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one a call
 Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 OVER = "are in no number: they were over the contribution bound"
@@ -56,7 +57,7 @@ def completed(facts: bytes, cut: dict[str, float] | None) -> bytes:
     >>> completed(b'{"version":1', {"rows": 2.0})
     b'{"version":1,"cut":{"rows":2.0}}'
     """
-    lost = b"" if cut is None else b',"cut":' + json.dumps(cut, separators=(",", ":")).encode()
+    lost = b"" if cut is None else b',"cut":' + compact(cut).encode()
     return facts + lost + b"}"
 
 
@@ -76,7 +77,7 @@ class ReleaseTime(NamedTuple):
 
 def kept_time(place: ReleaseTime) -> bytes:
     """The place of a release as it is kept."""
-    return json.dumps(place._asdict(), separators=(",", ":")).encode()
+    return compact(place._asdict()).encode()
 
 
 def read_time(schema: pa.Schema) -> ReleaseTime | None:
@@ -235,10 +236,7 @@ def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
     """The schema with the metadata of such a document."""
     parts = json.loads(text)
     return schema.with_metadata(
-        {
-            name: part if isinstance(part, str) else json.dumps(part, separators=(",", ":"))
-            for name, part in parts.items()
-        }
+        {name: part if isinstance(part, str) else compact(part) for name, part in parts.items()}
     )
 
 
@@ -276,7 +274,7 @@ def packed(releases: Sequence[pa.Table]) -> tuple[pa.Table, bytes]:
         told["columns"] = notes
         bare = pa.schema([field.remove_metadata() for field in schema])
         whole = pa.Table.from_arrays(whole.columns, schema=bare)
-    return whole, json.dumps(told, separators=(",", ":")).encode()
+    return whole, compact(told).encode()
 
 
 def texts(metadata: dict[bytes, bytes]) -> dict[str, str]:

@@ -8,7 +8,6 @@ and what was released before. `streamveil.answers` reads it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -43,7 +42,7 @@ from streamveil.dataflow.state import BatchScratch, State, parts, to_bytes
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.dataflow.windows import Schedule, periods_apart, protected
 from streamveil.errors import PlanError
-from streamveil.release_metadata import VERSION, Facts
+from streamveil.release_metadata import VERSION, Facts, compact
 from streamveil.types import Array, Bool, Int64, UInt64
 
 GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
@@ -529,11 +528,11 @@ def rule_entry(operator: Grouping) -> int | None:
 
 def constant_facts(operator: Grouping) -> str:
     """`facts_of` as text that lacks its last brace."""
-    return json.dumps(facts_of(operator), separators=(",", ":"))[:-1]
+    return compact(facts_of(operator))[:-1]
 
 
 def heading(operator: Grouping, place: tuple[int, int, int], constant: str) -> bytes:
     """The facts of a release without their last brace. `place`: window, trigger, step."""
     now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
     now["hidden"] = hidden_facts(operator, place[1])
-    return f"{constant},{json.dumps(now, separators=(',', ':'))[1:-1]}".encode()
+    return f"{constant},{compact(now)[1:-1]}".encode()

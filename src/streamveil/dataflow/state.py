@@ -161,7 +161,9 @@ def repeated(value: np.int64, rows: int) -> Int64[Array, " rows"]:
 
 def evened(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
     """The same values; one item, repeated without memory, where all are equal."""
-    return repeated(values[0], len(values)) if is_constant(values) else values
+    if values.strides == (0,) or not is_constant(values):
+        return values
+    return repeated(values[0], len(values))
 
 
 def chosen(
