@@ -156,3 +156,24 @@ def test_an_answer_without_groups_says_what_it_takes_to_be_shown(tmp_path):
     assert said in repr(answer)
     assert said in answer._repr_html_()
     assert said in repr(next(iter(made.run(state=tmp_path / "few.veil"))))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("COUNT(x) AS c, COUNT(*) AS n", None),
+        ("COUNT(*) AS n, COUNT(x) AS c", None),
+        ("COUNT(x) AS c", "its noisy number of rows that have a value for 'c' exceeds"),
+    ],
+)
+def test_a_column_without_values_hides_a_group_only_where_its_rows_are_not_counted(columns, said):
+    """20,000 rows in three groups: some 200 of a group show it."""
+    rows, empty = np.arange(20_000), pa.nulls(20_000, pa.float64())
+    table = pa.table({"user": rows % 3_000, "page": rows // 7 % 3, "x": empty})
+    found = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column ="
+        f" user, max_rows_contributed = 7) page, {columns} FROM t GROUP BY page",
+        t=table,
+    )
+    assert len(found.table) == (3 if said is None else 0)
+    assert said is None or any(said in note for note in found.notes)

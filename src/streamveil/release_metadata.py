@@ -19,6 +19,7 @@ FACTS = (
 )
 NOTE = b"streamveil.note"  # a sentence that everything derived from a release must repeat
 TIME = b"streamveil.time"  # of a release in time, see `ReleaseTime`
+SAID = "notes"  # in a document: the sentences of a release, which follow from the rest
 VERSION = 1
 ENDS = ("_low", "_high")  # columns of a number's interval
 SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
@@ -185,16 +186,30 @@ def hidden_sentence(table: pa.Table) -> str | None:
     >>> hidden_sentence(pa.schema([], facts).empty_table()).partition(";")[0]
     'no group is shown: one appears when the estimate of its privacy units exceeds 40.5'
     """
-    hidden = (read_facts(table.schema) or {}).get("hidden")
+    facts = read_facts(table.schema) or {}
+    hidden = facts.get("hidden")
     if table.num_rows or hidden is None:
         return None
     if "threshold" not in hidden:
         return f"no group is shown: 'explain' says how large a group must be; {MORE_SHOWN}"
-    what = "its noisy total" if "lane" in hidden else "the estimate of its privacy units"
+    what = (
+        _tested(facts, hidden["lane"]) if "lane" in hidden else "the estimate of its privacy units"
+    )
     return (
         f"no group is shown: one appears when {what} exceeds {hidden['threshold']:,.4g};"
         f" {MORE_SHOWN}"
     )
+
+
+def _tested(facts: Facts, place: int) -> str:
+    """The total by which groups are shown, in words."""
+    lane = dict(enumerate(facts.get("lanes", ()))).get(place, {})
+    of = [f"'{output['name']}'" for output in facts.get("outputs", ()) if place in output["lanes"]]
+    if lane.get("kind") == "rows":
+        return "its noisy number of rows"
+    if lane.get("kind") == "valid" and of:
+        return f"its noisy number of rows that have a value for {of[0]}"
+    return "its noisy total"
 
 
 def missing(schema: pa.Schema, names: Names = None) -> list[str]:
@@ -216,8 +231,8 @@ def metadata_file(release: Path) -> Path:
     return release.with_name(f"metadata={release.stem.partition('=')[2]}.json")
 
 
-def to_json(schema: pa.Schema) -> bytes | None:
-    """The metadata as a JSON document; None where there is none.
+def to_json(schema: pa.Schema, said: Sequence[str] = ()) -> bytes | None:
+    """The metadata as a JSON document; None where there is none. `said`: first, for who reads it.
 
     >>> schema = noted(pa.table({"n": [1]}), "keys collide", b"{}").schema
     >>> from_json(pa.schema([("n", pa.int64())]), to_json(schema)).metadata == schema.metadata
@@ -229,14 +244,19 @@ def to_json(schema: pa.Schema) -> bytes | None:
     parts: dict[str, Any] = {name: json.loads(known[name]) for name in told if name in known}
     if note in known:
         parts[note] = known[note].decode()
-    return (json.dumps(parts, indent=1) + "\n").encode() if parts else None
+    beginning = {SAID: list(said)} if said else {}
+    return (json.dumps(beginning | parts, indent=1) + "\n").encode() if parts else None
 
 
 def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
     """The schema with the metadata of such a document."""
     parts = json.loads(text)
     return schema.with_metadata(
-        {name: part if isinstance(part, str) else compact(part) for name, part in parts.items()}
+        {
+            name: part if isinstance(part, str) else compact(part)
+            for name, part in parts.items()
+            if name != SAID
+        }
     )
 
 

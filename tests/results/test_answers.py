@@ -233,8 +233,11 @@ def test_files_of_a_sink_answer_like_releases(design, tmp_path):
     )
     beside = sv.answers(tmp_path / "csv")
     assert beside.difference("v", END, SINCE).notes == memory.difference("v", END, SINCE).notes
+    told = []
     for about in (tmp_path / "csv").rglob("metadata=*"):
+        told.append(json.loads(about.read_text())["notes"])
         about.unlink()
+    assert sorted(told) == sorted(missing(one.table.schema) for one in released(design))
     bare = sv.answers(tmp_path / "csv" / "job").difference("v", END, SINCE)
     assert UNKNOWN in bare.notes
     told = sv.answers(tmp_path / "csv" / "job", query=query(design)).difference("v", END, SINCE)

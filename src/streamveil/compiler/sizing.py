@@ -271,7 +271,10 @@ class Sizing:
     def _test(
         self, design: MechanismDesign, selection: Discovery, tests: int, beta: Fraction
     ) -> TotalTesting | None:
-        """The test of totals by the lane whose threshold is lowest, if any lane can be tested."""
+        """The test of totals by the lane whose threshold is lowest, if any lane can be tested.
+
+        Of like lanes that of all rows: no row lacks what it counts.
+        """
         asked = TotalTesting(place=0, tests=tests, beta=beta)
         design = replace(design, selection=selection, test=asked)
         made = AggregationPlan(design=design, triggers=self.horizon)
@@ -284,7 +287,13 @@ class Sizing:
         counting, last = [test for test in every if test.lane.kind != "sum"] or every, self.horizon
         if not counting:
             return None
-        best = min(counting, key=lambda test: test.threshold(last or 1) / test.lane.reach)
+        best = min(
+            counting,
+            key=lambda test: (
+                test.threshold(last or 1) / test.lane.reach,
+                test.lane.kind != "rows",
+            ),
+        )
         return TotalTesting(place=best.place, tests=tests, beta=beta)
 
     def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:

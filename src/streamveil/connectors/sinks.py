@@ -112,7 +112,7 @@ class FilesSink(Sink):
         table, told = next(iter(tables.values())), None
         if len(tables) > 1:
             table, told = packed(list(tables.values()))
-        beside = None if self.keeps else to_json_metadata(table.schema)
+        beside = None if self.keeps else to_json_metadata(table.schema, sentences(table))
         if beside is not None and not final.exists():  # numbers never come without it
             _replace(metadata_file(final), memoryview(beside))
         with room(MOST * table.nbytes + ROOM_BYTES) as own:
