@@ -206,6 +206,14 @@ def test_what_would_mix_people_is_refused(subquery, reason):
         asked(subquery)
 
 
+@pytest.mark.parametrize("clause", ["", " HAVING id > 1", " QUALIFY RANK() OVER (PARTITION BY id"
+                                                          " ORDER BY x) = 1"])  # fmt: skip
+def test_a_column_is_not_taken_for_a_group_that_has_its_name(clause):
+    """`id AS other` was `day`, which the subquery calls `id`."""
+    with pytest.raises(PlanError, match="'(id|x)' is neither in GROUP BY"):
+        asked(f"SELECT day AS id, id AS other, COUNT(*) AS n FROM t GROUP BY day{clause}")
+
+
 def test_sets_of_groups_go_around_a_subquery():
     table = pa.table({"id": [1, 1, 2], "page": ["a", "b", "a"], "day": [1, 1, 2]})
     text = f"SELECT {PRIVATE} {{}} FROM (SELECT id, page, day FROM t GROUP BY {{}}) {{}}"

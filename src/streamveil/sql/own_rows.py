@@ -187,6 +187,7 @@ def group_rows(scope: OwnScope) -> None:
         stem = tree.name if isinstance(tree, exp.Column) else "key"
         keys.setdefault(texts_of(tree), scope.named(tree, stem, taken))
     totals: dict[str, OwnColumn] = {}
+    others: list[exp.Expr] = []  # columns of single rows
 
     def change(node: exp.Expr) -> exp.Expr:
         text = canonical(node)
@@ -198,11 +199,12 @@ def group_rows(scope: OwnScope) -> None:
                 totals[text] = total_of(node, name)
             return exp.column(totals[text].name, quoted=True)
         known = None if isinstance(node, exp.Identifier) else keys.get(text_or_none(node) or "")
+        if known is None and isinstance(node, exp.Column):
+            others.append(node)
         return node if known is None else exp.column(known, quoted=True)
 
     scope.rewritten(change)
     scope.group = []
-    made = {*keys.values(), *(column.name for column in totals.values())}
     for tree in scope.trees():
         called = (function_name(call) for call in tree.walk() if is_aggregate(call))
         for function in (one for one in called if one not in CALLS):
@@ -212,12 +214,11 @@ def group_rows(scope: OwnScope) -> None:
                 " ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY, beside LEAD for"
                 " those that follow"
             )
-        for column in tree.find_all(exp.Column):
-            if column.name not in made:
-                raise PlanError(
-                    f"'{shown(column.name)}' is neither in GROUP BY of the subquery nor in a total."
-                    "\n  to fix  GROUP BY it too, or take MIN, MAX or ANY_VALUE of it"
-                )
+    for column in others:
+        raise PlanError(
+            f"'{shown(column.name)}' is neither in GROUP BY of the subquery nor in a total.\n"
+            "  to fix  GROUP BY it too, or take MIN, MAX or ANY_VALUE of it"
+        )
     columns = tuple(KeyColumn(name=name, expression=text) for text, name in keys.items())
     scope.add(OwnGroup(keys=columns, columns=tuple(totals.values())), before)
 
