@@ -150,6 +150,10 @@ FAULTS = {
         instead(check_own_rows, "_rows_of", lambda _: lambda source: {source.name, id(source)}),
         test_joins.test_the_same_frame_under_two_names_is_of_one_person,
     ),
+    "one row is of several periods": (
+        instead(check_own_rows, "may_have_several_times", lambda _: lambda _: False),
+        lambda: test_own_rows.test_one_row_is_of_one_period(test_own_rows.SEVERAL[0]),
+    ),
     "what the other relation of a join protects is not asked": (
         instead(joins, "require_one_unit", lambda _: lambda *_: None),
         lambda: test_joins.test_a_join_is_by_what_both_protect(lambda u: u.unnest(id="SPLIT(a)")),

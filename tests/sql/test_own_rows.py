@@ -1,6 +1,7 @@
 """Subqueries by the privacy unit: DuckDB gives the same, and no rows of two people meet."""
 
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from math import inf
@@ -19,7 +20,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import PlanError
 from streamveil.expressions import compile_predicate, compile_value
-from streamveil.plan import KeyColumn, SortKey, combined_plan
+from streamveil.plan import KeyColumn, SortKey, check_own_rows, combined_plan
 from streamveil.plan import own_rows as module
 from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
 from streamveil.runtime.combined import MappedSource
@@ -210,7 +211,7 @@ def test_what_would_mix_people_is_refused(subquery, reason):
                                                           " ORDER BY x) = 1"])  # fmt: skip
 def test_a_column_is_not_taken_for_a_group_that_has_its_name(clause):
     """`id AS other` was `day`, which the subquery calls `id`."""
-    with pytest.raises(PlanError, match="'(id|x)' is neither in GROUP BY"):
+    with pytest.raises(PlanError, match=r"'(id|x)' is neither in GROUP BY"):
         asked(f"SELECT day AS id, id AS other, COUNT(*) AS n FROM t GROUP BY day{clause}")
 
 
@@ -239,6 +240,63 @@ def test_a_plan_whose_unit_is_another_than_the_grouped_one_is_refused(changed):
              "person": replace(plan, source=replace(plan.source, person="first"))}  # fmt: skip
     with pytest.raises(PlanError, match="protect the same unit"):
         compile_plan(other[changed])
+
+
+DAYS = [datetime(2026, 1, day) for day in range(1, 20)]  # noqa: DTZ001  (they name no zone)
+VISITS = pa.table({"id": [1, 2], "ts": DAYS[:2], "k": ["x", "y"], "times": [DAYS, DAYS[:1]]})
+CALENDAR = pa.table({"k": ["x"] * 19, "ts": DAYS})
+SEVERAL = [  # rows whose time `w` is one of several, though a unit has one row
+    "SELECT id, w FROM v, UNNEST(times) AS w",
+    "SELECT v.id, c.ts AS w FROM v JOIN c ON v.k = c.k",
+    "SELECT id, w FROM (SELECT v.id, c.ts AS w, v.k FROM v JOIN c ON v.k = c.k) AS s"
+    " JOIN c AS d ON s.k = d.k",
+]
+
+
+def daily(rows, event_time=None):
+    """The plan over unit-days of rows with times `w`."""
+    given = {"v": sv.memory(VISITS, event_time=event_time), "c": sv.memory(CALENDAR, public=True)}
+    return sv.sql(
+        f"WITH own AS ({rows}) SELECT {PRIVATE[:-1]}, privacy_unit_period = INTERVAL 1 DAY, start ="
+        " '2026-01-01', end = '2026-01-21') window_start, COUNT(*) AS n FROM TUMBLE(TABLE own,"
+        " DESCRIPTOR(w), size => INTERVAL 1 DAY) GROUP BY window_start EMIT EVERY INTERVAL 1 DAY",
+        given,
+    ).plan
+
+
+@pytest.mark.parametrize("rows", SEVERAL)
+def test_one_row_is_of_one_period(rows):
+    """A row that became rows of 19 days was in 19 periods, and each was protected alone."""
+    with pytest.raises(PlanError, match="one row would be of several periods"):
+        daily(rows)
+
+
+@pytest.mark.parametrize("rows", [
+    "SELECT id, ts AS w FROM v, UNNEST(times) AS other", "SELECT id, ts AS w FROM v",
+    "SELECT v.id, v.ts AS w FROM v JOIN c ON v.k = c.k",
+])  # fmt: skip
+@pytest.mark.parametrize("time", [None, "ts"])
+def test_times_that_rows_come_with_may_be_those_of_periods(rows, time):
+    if time is None or "JOIN" not in rows:
+        assert daily(rows, time)
+
+
+def test_in_python_one_row_is_of_one_period():
+    people = sv.memory(VISITS, event_time="ts").protect("id", per="1 day")
+    for several in (people.unnest(ts="times"), people.join(
+        sv.memory(CALENDAR.rename_columns(["k", "day"]), public=True), on="k"
+    ).unnest(TS="times")):  # fmt: skip
+        with pytest.raises(PlanError, match="one row would be of several periods"):
+            several.agg(n=sv.count()).release(budget=sv.Budget(epsilon=1))
+
+
+def test_one_row_would_be_in_the_numbers_of_many_periods(monkeypatch):
+    """What the refusal is for: 19 unit-days change with one row, whatever the bound is."""
+    monkeypatch.setattr(check_own_rows, "may_have_several_times", lambda _: False)
+    for rows in SEVERAL:
+        plan = daily(rows)
+        made = own_rows(plan.source, VISITS.slice(0, 1))
+        assert len(made[plan.source.event_time].unique()) == 19
 
 
 NOT_THERE = [

@@ -11,10 +11,11 @@ import pyarrow as pa
 from sqlglot import exp
 
 from streamveil.calendars import DAY, HOUR
+from streamveil.expressions import columns_of
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan import Clock, Plan, SourceSpec
-from streamveil.plan.joins import MATCHES, OwnJoin
-from streamveil.plan.own_rows import OwnRows, require_person
+from streamveil.plan.joins import MATCHES, OwnJoin, OwnLookup, OwnSelect
+from streamveil.plan.own_rows import OwnRows, OwnUnnest, require_person
 
 PLACED = ("stream", "table", "topic", "query", "url")  # options that say which rows, beside `path`
 
@@ -26,6 +27,12 @@ def complaints(plan: Plan) -> Iterator[str]:
     require_person(source, plan.unit)
     yield from of_two_people(relations_of(plan))
     if source.row_by_row:
+        if plan.periods is not None and may_have_several_times(source):
+            yield (
+                f"the times of rows, '{shown(source.event_time or '')}', come from UNNEST or from a"
+                " public table: one row would be of several periods, each protected alone.\n"
+                "  to fix  take the times that rows come with, or leave out privacy_unit_period"
+            )
         if plan.clock.kind == "rows":
             yield (
                 "EMIT EVERY n ROWS counts rows of the source, and here one may become several.\n"
@@ -39,6 +46,28 @@ def complaints(plan: Plan) -> Iterator[str]:
             f"{source.words} combines rows of several periods, and"
             " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
         )
+
+
+def may_have_several_times(source: OwnRows) -> bool:
+    """Whether the rows that are made of one row may differ in their times.
+
+    Proof: a column that is `several` may differ among them; every other one is that of the row, or
+        computed from such columns.
+    """
+    several = set[str]()
+    for step in source.steps:
+        if isinstance(step, OwnUnnest):
+            several.add(step.name.lower())
+        elif isinstance(step, OwnLookup):
+            names = {name.lower() for name in step.table.column_names}
+            several |= {f"{step.sides[1]}:{name}".lower() for name in names}
+            several |= names - {name.lower() for name in (*step.same, step.time or "")}
+        elif isinstance(step, OwnSelect):
+            made = {key.name.lower(): {one.lower() for one in columns_of(key.expression)}
+                    for key in step.keys}  # fmt: skip
+            kept = several - made.keys() if step.rest else set()
+            several = kept | {name for name, read in made.items() if read & several}
+    return (source.event_time or "").lower() in several
 
 
 def relations_of(plan: Plan) -> list[tuple[SourceSpec, str]]:

@@ -243,8 +243,9 @@ def materialized(found: From, unit: exp.Expr) -> OwnRows:
     plain = {name: tree.name for name, tree in found.columns.items()
              if isinstance(tree, exp.Column)}  # fmt: skip
     kept = (name for name, own in plain.items() if time and own.lower() == time.lower())
+    rest = found.rest and time and time.lower() not in map(str.lower, found.columns)
     made = with_step(found.source, text, OwnSelect(keys=keys, rest=found.rest, where=where))
-    return replace(made, event_time=next(kept, time if found.rest else None))
+    return replace(made, event_time=next(kept, time if rest else None))
 
 
 def public_table(node: Any, sources: Any) -> pa.Table | None:
