@@ -320,6 +320,20 @@ def test_totals_of_groups_and_of_all_stand_beside_the_answers():
     assert together["n_sd"].to_pylist() == [9.0]  # deviations add up at worst
 
 
+def test_what_is_made_of_columns_of_groups_groups_and_orders_rows_of_selects_around():
+    inner = "SELECT UPPER(c) AS k, d, n FROM p"
+    table = post(f"SELECT k, SUM(n) AS n FROM ({inner}) GROUP BY k ORDER BY 1", COUNTS)
+    assert table["k"].to_pylist() == ["X", "Y"]
+    assert table["n"].to_pylist() == [80, 20]
+    assert table["n_sd"].to_pylist() == [5, 2]
+    change = "n - LAG(n) OVER (PARTITION BY k ORDER BY d) AS change"
+    table = post(f"SELECT d, {change} FROM ({inner}) WHERE k = 'X' ORDER BY d", COUNTS)
+    assert table["change"].to_pylist() == [None, -20]
+    both = f"({inner}) AS a JOIN (SELECT UPPER(c) AS k, d, n FROM p WHERE d = 1) AS b USING (k)"
+    table = post(f"SELECT a.k, a.n - b.n AS more FROM {both} WHERE a.d = 2", COUNTS)
+    assert (table["k"].to_pylist(), table["more"].to_pylist()) == (["X"], [-20])
+
+
 INSIDE = "c, COUNT(*) AS n, COUNT(*) / SUM(COUNT(*)) OVER () AS share FROM t"
 OUTSIDE = "SELECT c, n, n / SUM(n) OVER () AS share FROM (" + PRIVATE + " c, COUNT(*) AS n FROM t"
 
@@ -455,6 +469,11 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
     ("SELECT c, MAX(n) FROM ({}) GROUP BY c", "added up by SUM, AVG and COUNT"),
     ("SELECT n, SUM(n) AS s FROM ({}) GROUP BY c", "neither in GROUP BY nor"),
     ("SELECT SUM(c) FROM ({})", "adds up no noisy number"),
+    ("SELECT SUM(c) FROM (SELECT c, n FROM ({}))", "adds up no noisy number"),
+    ("SELECT k, SUM(n) FROM (SELECT n + 1 AS k, n FROM ({})) GROUP BY k", "a noisy number"),
+    ("WITH p AS ({}) SELECT c, COUNT(*) FROM (SELECT c FROM p UNION ALL SELECT n FROM p) GROUP BY c"
+     , "a noisy number"),
+    ("WITH p AS ({}) SELECT LAG(n) OVER (ORDER BY c) FROM (SELECT n AS c, n FROM p)", "by columns"),
     ("SELECT COUNT(*) FROM ({}) GROUP BY n", "GROUP BY a noisy number"),
     ("SELECT c FROM ({}) WHERE SUM(n) > 3", "added up by SUM"),
     ("WITH p AS ({}) SELECT c, n FROM p UNION ALL SELECT c FROM p", "different columns"),
@@ -472,6 +491,9 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
     ("SELECT AVG(n) OVER (ORDER BY c ROWS 9999 PRECEDING) FROM ({})", "at most 53 rows"),
     ("SELECT n FROM ({}) WHERE LAG(n) OVER (ORDER BY c) > 5", "in a SELECT, and filter"),
     ("SELECT n FROM ({}) ORDER BY 2", "between 1 and 1"),
+    ("SELECT c, SUM(n) FROM ({}) GROUP BY 3", "GROUP BY position must be between 1 and 2"),
+    ("SELECT SUM(n), c FROM ({}) GROUP BY 0", "GROUP BY position must be between 1 and 2"),
+    ("SELECT c, SUM(n) FROM ({}) GROUP BY 'c'", "written out, such as 1"),
     ("SELECT n, c AS n FROM ({})", "two columns are called 'n'"),
     ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "is not a private answer"),
     ("SELECT n, b.c FROM ({}) AS a", "no such table in FROM"),
@@ -613,6 +635,13 @@ SEEDS = (
     " LOGICAL_OR(x > 2) AS b FROM t GROUP BY c HAVING COUNT(*) > 10 AND share < 2 ORDER BY 1 DESC",
     f"CREATE VIEW v AS SELECT u, c FROM t; CREATE VIEW w AS {CLAUSE} c, COUNT(*) AS n FROM v GROUP"
     " BY c; SELECT c, IF(n > 3, n, NULL) AS k, COALESCE(n / 3, 0) AS q FROM (SELECT * FROM w) y;",
+    f"WITH p AS ({CLAUSE} c, x > 5 AS d, COUNT(*) AS n FROM t GROUP BY 1, 2) SELECT c, SUM(n) /"
+    " COUNT(*) AS share FROM (SELECT c, n, LAG(n, 2) OVER (PARTITION BY d ORDER BY c) AS before"
+    " FROM p UNION ALL SELECT UPPER(c), n, n - 1 FROM p) AS q GROUP BY 1 HAVING SUM(n) > 5 QUALIFY"
+    " RANK() OVER (ORDER BY share DESC) < 4 ORDER BY 2 DESC, 1 LIMIT 3",
+    f"SELECT a.c, AVG(a.n) OVER (ORDER BY a.c ROWS BETWEEN 3 PRECEDING AND 1 PRECEDING) AS l, b.n"
+    f" FROM ({CLAUSE} c, COUNT(*) AS n FROM t GROUP BY c) AS a LEFT JOIN ({CLAUSE} c, COUNT(*) AS n"
+    " FROM t WHERE x > 1 GROUP BY c) AS b ON a.c = b.c WHERE a.n > 2 ORDER BY 1",
 )
 
 

@@ -50,6 +50,16 @@ def whole(tree: exp.Expr, what: str) -> int:
     return int(text)
 
 
+def positioned(item: exp.Expr, items: list[exp.Expr], clause: str) -> exp.Expr:
+    """An item of GROUP BY or ORDER BY; a number is the position of one that SELECT lists."""
+    if not isinstance(item, exp.Literal):
+        return item
+    place = whole(item, f"a position in {clause}")
+    if not 1 <= place <= len(items):
+        raise PlanError(f"{clause} position must be between 1 and {len(items)}")
+    return items[place - 1].unalias()
+
+
 def text(tree: exp.Expr, what: str) -> str:
     """A quoted text."""
     if isinstance(tree, exp.Literal) and tree.is_string:

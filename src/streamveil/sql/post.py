@@ -37,7 +37,7 @@ from streamveil.plan.check import SKETCHES
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only
-from streamveil.sql.options import whole
+from streamveil.sql.options import positioned, whole
 from streamveil.sql.post_joins import Relation, Sides, ends, joined, named_relation, noisy
 from streamveil.sql.script import PRIVATE, STAND_IN, stand_in
 
@@ -324,13 +324,21 @@ def released_columns(plan: Plan) -> tuple[str, ...]:
     found = (*names, *RESERVED)
     for post in plan.post:
         if post.columns is not None:
-            found = after(post.columns)
+            found = after(post.columns, found)
     return found
 
 
-def after(columns: Iterable[PostColumn]) -> tuple[str, ...]:
-    """The columns that a SELECT leaves; those of intervals where it has them."""
-    names = [column.name + end for column in columns for end in ("", *SUFFIXES)]
+def after(columns: Iterable[PostColumn], before: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that a SELECT leaves; what is made of columns of groups alone has no interval."""
+    groups = {*before} - noisy(before) - ends(before)
+    found = {one.name: not {*columns_of(one.expression)} <= groups for one in columns}
+    return with_intervals(found)
+
+
+def with_intervals(columns: Mapping[str, bool]) -> tuple[str, ...]:
+    """Columns, those of intervals beside noisy ones, and what every release has."""
+    names = [name + end for name, is_noisy in columns.items()
+             for end in ("", *SUFFIXES[: is_noisy * len(SUFFIXES)])]  # fmt: skip
     return tuple(dict.fromkeys([*names, *KEPT]))
 
 
@@ -386,12 +394,8 @@ def _rows(tree: exp.Expr, what: str) -> int:
 
 def _order(tree: exp.Expr, released: PostScope, items: list[exp.Expr]) -> SortKey:
     """One key of ORDER BY; as in GoogleSQL nulls are the least values."""
-    value, descending = tree.this, bool(tree.args.get("desc"))
-    if isinstance(value, exp.Literal) and not value.is_string:
-        place = whole(value, "a position in ORDER BY")
-        if not 1 <= place <= len(items):
-            raise PlanError(f"ORDER BY position must be between 1 and {len(items)}")
-        value = items[place - 1]
+    value = positioned(tree.this, items, "ORDER BY")
+    descending = bool(tree.args.get("desc"))
     return SortKey(
         expression=released.text(value), descending=descending,
         nulls_first=bool(tree.args.get("nulls_first", not descending)),
@@ -461,7 +465,7 @@ def _select(tree: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Step
     steps = (*steps, *before)
     if whole and not found:
         return ((*steps, post) if not is_nothing(post) else steps), columns
-    return (*steps, replace(post, columns=made)), after(made)
+    return (*steps, replace(post, columns=made)), after(made, columns)
 
 
 def _group(tree: exp.Expr, released: PostScope) -> tuple[str, ...] | None:
@@ -476,8 +480,7 @@ def _group(tree: exp.Expr, released: PostScope) -> tuple[str, ...] | None:
     only(clause, {"expressions"}, {})
     found = list[str]()
     for item in clause.expressions:
-        if isinstance(item, exp.Literal) and not item.is_string:
-            item = tree.expressions[whole(item, "a position in GROUP BY") - 1].unalias()
+        item = positioned(item, tree.expressions, "GROUP BY")
         for listed in tree.expressions:
             if isinstance(item, exp.Column) and listed.alias.lower() == item.name.lower():
                 item = listed.unalias()
@@ -512,13 +515,15 @@ def _union(tree: Any, plans: Plans, named: Mapping[str, exp.Expr]) -> Steps:
     (first, columns), (second, others) = (
         _select(side.unnest(), plans, named) for side in (tree.left, tree.right)
     )
-    if len(PostScope(columns).main) != len(PostScope(others).main):
+    own, theirs = PostScope(columns).main, PostScope(others).main
+    if len(own) != len(theirs):
         raise PlanError(
             "UNION ALL of SELECTs with different columns.\n"
             "  to fix  select the same number of columns, of the same kinds"
         )
     post = Post(branches=(first, second))
-    columns = tuple(name for name in columns if name in KEPT or name not in RESERVED)
+    columns = with_intervals({name: name in noisy(columns) or other in noisy(others)
+                              for name, other in zip(own, theirs, strict=True)})  # fmt: skip
     released = PostScope(columns)
     last = clauses_of(tree, "none", released, {})
     return ((post,) if is_nothing(last) else (post, last)), columns

@@ -21,7 +21,7 @@ from streamveil.plan.own_rows import OwnRows, with_step
 from streamveil.sql import own_rows
 from streamveil.sql.joins import name_of, union_of, unit_before, with_join, with_members
 from streamveil.sql.names import INNER, From, InReach, only, resolved, row_text
-from streamveil.sql.options import instant, interval, length, whole, word
+from streamveil.sql.options import instant, interval, length, positioned, word
 from streamveil.sql.parts import window_of
 
 FILES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
@@ -244,13 +244,8 @@ def _grouped(tree: exp.Expr) -> list[exp.Expr]:
                 "ROLLUP, CUBE and GROUPING SETS go into the private SELECT.\n"
                 "  to fix  GROUP BY all their columns in the subquery, and ROLLUP (...) around it"
             )
-        if isinstance(item, exp.Literal):
-            place = whole(item, "a position in GROUP BY")
-            if not 1 <= place <= len(plain):
-                raise PlanError(f"GROUP BY position must be between 1 and {len(plain)}")
-            found.append(plain[place - 1])
-        else:
-            found.append(_aliased(item, tree.expressions).unnest())
+        named = positioned(item, tree.expressions, "GROUP BY")
+        found.append(named if named is not item else _aliased(item, tree.expressions).unnest())
     return found
 
 

@@ -31,7 +31,7 @@ from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
 from streamveil.sql.names import From, only, resolved, row_text
-from streamveil.sql.options import length, whole
+from streamveil.sql.options import length, positioned, whole
 from streamveil.sql.own_rows import with_sets
 from streamveil.sql.parts import Ticks
 from streamveil.sql.post import PostScope, around_windows, is_nothing
@@ -344,13 +344,9 @@ def _group_item(
     item: exp.Expr, tree: exp.Expr, plain: Mapping[str, exp.Expr]
 ) -> tuple[str, exp.Expr]:
     """The output name and expression of one item of GROUP BY."""
-    if isinstance(item, exp.Literal):
-        place = whole(item, "a position in GROUP BY")
-        if not 1 <= place <= len(tree.expressions):
-            raise PlanError(f"GROUP BY position must be between 1 and {len(tree.expressions)}")
-        item = tree.expressions[place - 1].unalias()
-        if is_aggregate(item):
-            raise PlanError("GROUP BY names an aggregate")
+    item = positioned(item, tree.expressions, "GROUP BY")
+    if is_aggregate(item):
+        raise PlanError("GROUP BY names an aggregate")
     if isinstance(item, exp.Column) and not item.args.get("table"):
         for name, value in plain.items():
             if name.lower() == item.name.lower():
