@@ -82,6 +82,16 @@ def test_equals_the_plain_twin_in_any_split_of_batches(bounds, firsts, seed, n, 
     assert_decides(passed, rows, bounds, firsts)
 
 
+@pytest.mark.parametrize("bounds", [Bounds(max_rows=3), Bounds(quadratic=9)])
+def test_names_may_lie_apart_in_memory(bounds):
+    rows = make_rows(3, 500, 60, 9, bounds.scale)
+    apart = np.stack([rows.unit, ~rows.unit], axis=1)[:, 0]
+    some = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds)
+    again = unit_stage(UnitTable.empty(bounds, "all"), rows._replace(unit=apart), bounds)
+    for column, same in zip(some, again, strict=True):
+        np.testing.assert_array_equal(column, same)
+
+
 @given(
     rules(), FIRSTS, st.integers(0, 2**32), st.integers(1, 2_000), st.integers(1, 300),
     st.sampled_from([0, 5 << 60, 2**64 - 2**32]),

@@ -23,6 +23,7 @@ from streamveil.dataflow.unit_kernels import (
     HIDDEN,
     INLINE,
     INLINE_GROUPS,
+    LOOKED_AT,
     NOTHING,
     ROWS,
     SQUARES,
@@ -239,16 +240,17 @@ def decide(
     n, shape = len(rows.unit), tables[0].shape
     accepted, first = passed = Passed.none(n)
     limits, settings = _settings(shape, bounds)
-    at = 0
+    rows = rows._replace(unit=np.ascontiguousarray(rows.unit))  # read by address
+    found, at = np.empty(LOOKED_AT, np.int64), 0
     while at < n:
         if shape.layout == INLINE:
             at, full, part = bound_inline(
                 rows.unit, rows.group, rows.hidden, at, limits, shape.remembered, heads, metas,
-                accepted, first,
+                found, accepted, first,
             )  # fmt: skip
         else:
             at, full, part = bound_pooled(
-                *rows, at, limits, settings, heads, metas, accepted, first
+                *rows, at, limits, settings, heads, metas, found, accepted, first
             )
         if at < n:
             tables[part].grow(full)

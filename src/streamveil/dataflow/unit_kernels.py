@@ -28,6 +28,9 @@ that are not in their first bucket are looked up further on.
 What was found is where the unit is, or the free slot it would take. Rows that are decided in the
 meantime may enter other units there: who uses it compares the name again. Nothing leaves a table,
 so what was found holds as long as no table grows.
+
+Within a loop no array is cut or handed to another function: each time its references would be
+counted by an atomic instruction, which waits until all that was written before has reached memory.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ def home(name: np.uint64, capacity: np.uint64) -> Any:  # pragma: no cover (comp
 BLOCK = 32  # rows looked at in one loop
 AHEAD = 3  # blocks from the one being decided to the one first looked at
 RING = AHEAD + 1  # blocks whose places are kept
+LOOKED_AT = (RING + 1) * BLOCK  # places, and the rows of a block that are looked up further on
 HEAD = 5  # of a table: address of slots, buckets, units it may hold, address of pool, granules
 MOST_BUCKETS = 128  # names that arrive sorted crowd one end: grow where it is crowded
 FREE = np.uint64(0)  # the name in a free slot
@@ -97,50 +101,50 @@ def is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def block_of(rows: Array, at: Any, turn: Any) -> Any:  # pragma: no cover (compiled)
-    """The rows of a block, counted from row `at` on; none before the first and behind the last."""
-    start = max(turn, 0) * BLOCK + at
-    return rows[start : start + BLOCK] if turn >= 0 else rows[:0]
+def rows_in(rows: Any, turn: Any) -> Any:  # pragma: no cover (compiled)
+    """How many of some rows are in a block; none before the first and behind the last."""
+    return min(max(rows - turn * BLOCK, 0), BLOCK) if turn >= 0 else 0
 
 
 @njit(cache=True, nogil=True)
 def look_ahead(  # noqa: PLR0913 (compiled)
-    unit: UInt64[Array, " rows"],
-    at: Any,
-    turn: Any,
-    heads: Int64[Array, " cells"],
-    step: Any,
-    found: Int64[Array, "turns rows"],
-    later: Int64[Array, " cells"],
+    unit: Any, rows: Any, turn: Any, heads: Any, low: Any, step: Any, found: Any, late: Any
 ) -> Any:  # pragma: no cover (compiled)
     """Finds the slots of block `turn + 1`, and looks at the two behind it for the first times.
 
-    `found` has the places of the last blocks, `later` the rows of one that are not in their first
-    bucket, and how many there are. A unit is in the table that the low bits of its name say.
+    `unit`: address of the names of `rows` rows. `found`: that of the places of the last blocks, and
+    of the numbers of rows that are not in their first bucket, `late` of them; returns how many are
+    not in that of the next block. A unit is in the table that the `low` bits of its name say.
     """
-    low = np.uint64(len(heads) // HEAD - 1)
-    names, places = block_of(unit, at, turn + 1), found[(turn + 1) % RING]
-    for k in range(later[BLOCK]):
-        i = later[k]
-        head = HEAD * np.int64(names[i] & low)
-        places[i], _ = locate(heads[head], heads[head + 1], names[i], step)
-    names, places = block_of(unit, at, turn + 2), found[(turn + 2) % RING]
+    later = found + 8 * RING * BLOCK
+    names, places = unit + 8 * BLOCK * (turn + 1), found + 8 * BLOCK * ((turn + 1) % RING)
+    for k in range(late):
+        behind = 8 * np.int64(load64(later + 8 * k))
+        name = load64(names + behind)
+        head = heads + 8 * HEAD * np.int64(name & low)
+        slots, buckets = np.int64(load64(head)), np.int64(load64(head + 8))
+        place, _ = locate(slots, buckets, name, step)
+        store64(places + behind, np.uint64(place))
+    names, places = unit + 8 * BLOCK * (turn + 2), found + 8 * BLOCK * ((turn + 2) % RING)
     full = np.int64(0)
-    for i in range(len(names)):
-        hit, free = equal(places[i], names[i]), equal(places[i], FREE)
+    for i in range(rows_in(rows, turn + 2)):
+        name, place = load64(names + 8 * i), np.int64(load64(places + 8 * i))
+        hit, free = equal(place, name), equal(place, FREE)
         either = hit if hit != 0 else free
-        ask(places[i] + step * np.int64(either == 0))
-        places[i] += 8 * lowest(either | 16)
-        later[full] = i
+        ask(place + step * np.int64(either == 0))
+        store64(places + 8 * i, np.uint64(place + 8 * lowest(either | 16)))
+        store64(later + 8 * full, np.uint64(i))
         full += np.int64(either == 0)
-    later[BLOCK] = full
-    names, places = block_of(unit, at, turn + AHEAD), found[(turn + AHEAD) % RING]
-    for i in range(len(names)):
-        head = HEAD * np.int64(names[i] & low)
-        places[i] = heads[head] + home(names[i], np.uint64(heads[head + 1])) * step
-        ask(places[i])
+    names, places = unit + 8 * BLOCK * (turn + AHEAD), found + 8 * BLOCK * ((turn + AHEAD) % RING)
+    for i in range(rows_in(rows, turn + AHEAD)):
+        name = load64(names + 8 * i)
+        head = heads + 8 * HEAD * np.int64(name & low)
+        place = np.int64(load64(head)) + home(name, load64(head + 8)) * step
+        store64(places + 8 * i, np.uint64(place))
+        ask(place)
         if step > LINE:
-            ask(places[i] + LINE)
+            ask(place + LINE)
+    return full
 
 
 INLINE, COMPACT, WIDE = 0, 1, 2
@@ -172,27 +176,29 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     remembered: int,
     heads: Int64[Array, " cells"],
     metas: Int64[Array, " cells"],
+    found: Int64[Array, " cells"],
     accepted: Bool[Array, " rows"],
     first: UInt8[Array, " rows"],
 ) -> tuple[int, int, int]:
     """Bounds rows from `at` on, units in their slots; where it stopped, what must grow, of which.
 
-    A unit is in the table that the low bits of its name say; there are 2^k tables.
+    A unit is in the table that the low bits of its name say; there are 2^k tables. `found` has
+    room for `LOOKED_AT` places.
     """
     parts = len(heads) // HEAD
     cells, low = len(metas) // parts, np.uint64(parts - 1)
     step = np.int64(WORD * WORDS[INLINE])
     max_rows, max_slots = limits[0], limits[3]
     remembers = np.int64(remembered == HIDDEN)
-    found, later = np.empty((RING, BLOCK), np.int64), np.zeros(BLOCK + 1, np.int64)
-    for turn in range(-AHEAD, (len(unit) - at + BLOCK - 1) // BLOCK):
-        look_ahead(unit, at, turn, heads, step, found, later)
-        names, places = block_of(unit, at, turn), found[turn % RING]
-        groups, hides = block_of(group, at, turn), block_of(hidden, at, turn)
-        fitting, entering = block_of(accepted, at, turn), block_of(first, at, turn)
-        for i in range(len(names)):
-            name, place, wide_group = names[i], places[i], np.uint64(groups[i])
-            enters = remembers & np.int64(hides[i])
+    names, where, places = unit.ctypes.data + 8 * at, heads.ctypes.data, found.ctypes.data
+    late, n = np.int64(0), len(unit) - at
+    for turn in range(-AHEAD, (n + BLOCK - 1) // BLOCK):
+        late = look_ahead(names, n, turn, where, low, step, places, late)
+        for i in range(rows_in(n, turn)):
+            row = at + turn * BLOCK + i
+            place = found[BLOCK * (turn % RING) + i]
+            name, wide_group = unit[row], np.uint64(group[row])
+            enters = remembers & np.int64(hidden[row])
             if load64(place) != name:
                 part = np.int64(name & low)
                 head = HEAD * part
@@ -201,7 +207,7 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
                 if load64(place) == NONE:
                     crowded = metas[cells * part] >= heads[head + 2]
                     if crowded or is_far(place, heads[head], heads[head + 1], name, step):
-                        return at + turn * BLOCK + i, GROW_TABLE, int(part)
+                        return row, GROW_TABLE, int(part)
                     metas[cells * part] += 1
                     store64(place, name)
             state = load64(place + WORD)  # from here on without a branch: what fits is random
@@ -215,8 +221,8 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
             state |= entered * np.uint64(enters)
             state += np.uint64(fits) + (np.uint64(enters) << np.uint64(TOTAL_BITS))
             store64(place + WORD, state)
-            fitting[i] = fits != 0
-            entering[i] = (NEW | COUNTED) * enters
+            accepted[row] = fits != 0
+            first[row] = (NEW | COUNTED) * enters
     return len(unit), DONE, 0
 
 
@@ -231,6 +237,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     shape: Int64[Array, " 7"],
     heads: Int64[Array, " cells"],
     metas: Int64[Array, " cells"],
+    found: Int64[Array, " cells"],
     accepted: Bool[Array, " rows"],
     first: UInt8[Array, " rows"],
 ) -> tuple[int, int, int]:
@@ -246,17 +253,17 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     lane_mask = (ONE << lane_bits) - ONE
     groups_at = np.uint64(64 - 16 * lanes)
     n = len(unit)
-    found, later = np.empty((RING, BLOCK), np.int64), np.zeros(BLOCK + 1, np.int64)
-    for turn in range(-AHEAD, 0):
-        look_ahead(unit, at, turn, heads, step, found, later)
-        _ask_for_groups(block_of(unit, at, turn + 1), found[(turn + 1) % RING], heads, layout, link)
-    for row in range(at, n):
+    names, where, places = unit.ctypes.data + 8 * at, heads.ctypes.data, found.ctypes.data
+    kept, late = metas.ctypes.data, np.int64(0)
+    for row in range(at - AHEAD * BLOCK, n):
         turn, i = (row - at) // BLOCK, (row - at) % BLOCK
         if i == 0:
-            look_ahead(unit, at, turn, heads, step, found, later)
-            names = block_of(unit, at, turn + 1)
-            _ask_for_groups(names, found[(turn + 1) % RING], heads, layout, link)
-        name, place = unit[row], found[turn % RING, i]
+            late = look_ahead(names, n - at, turn, where, low, step, places, late)
+            ahead = rows_in(n - at, turn + 1)
+            ask_for_groups(names, ahead, turn + 1, where, low, layout, link, places)
+        if row < at:
+            continue
+        name, place = unit[row], found[BLOCK * (turn % RING) + i]
         part = np.int64(name & low)
         head, cell = HEAD * part, cells * part
         there = load64(place)
@@ -329,7 +336,9 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
                 return row, GROW_TABLE, int(part)
         held_inside = lanes > 0 and used + np.int64(new) <= lanes and used + np.int64(new) > 0
         if new and not held_inside:
-            block = _with_room(used, inline, block, link, heads, head, metas, cell)
+            before = np.int64(0) if inline != 0 else used
+            pool = heads[head + 3], heads[head + 4], link
+            block = _with_room(before, block, pool, kept + 8 * cell)
             if block < 0:
                 return row, GROW_POOL, int(part)
             if inline != 0:
@@ -378,14 +387,17 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
 
 
 @njit(cache=True, nogil=True)
-def _ask_for_groups(names: Array, places: Array, heads: Array, layout: Any, link: Any) -> Any:
-    """Asks for the first and last group of some units, where they are in a block."""
-    low = np.uint64(len(heads) // HEAD - 1)
-    for i in range(len(names)):
-        block, used = _block(places[i], layout)
-        start = heads[HEAD * np.int64(names[i] & low) + 3] + link * block
-        ask(start if block >= 0 else places[i])
-        ask(start + link * ((used - 1) >> 2) if block >= 0 else places[i])
+def ask_for_groups(  # noqa: PLR0913 (compiled)
+    unit: Any, rows: Any, turn: Any, heads: Any, low: Any, layout: Any, link: Any, found: Any
+) -> Any:  # pragma: no cover (compiled)
+    """Asks for the first and last group of the units of a block, where they are in the pool."""
+    names, places = unit + 8 * BLOCK * turn, found + 8 * BLOCK * (turn % RING)
+    for i in range(rows):
+        place, head = np.int64(load64(places + 8 * i)), np.int64(load64(names + 8 * i) & low)
+        block, used = _block(place, layout)
+        start = np.int64(load64(heads + 8 * (HEAD * head + 3))) + link * block
+        ask(start if block >= 0 else place)
+        ask(start + link * ((used - 1) >> 2) if block >= 0 else place)
 
 
 @njit(cache=True, nogil=True)
@@ -467,29 +479,28 @@ def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
 
 
 @njit(cache=True, nogil=True)
-def _with_room(  # noqa: PLR0913 (compiled)
-    used: Any, inline: Any, old: Any, link: Any, heads: Array, head: Any, metas: Array, cell: Any
-) -> Any:  # pragma: no cover (compiled)
-    """A block with room for one group more than `used`, holding those of the old block; -1: full.
+def _with_room(used: Any, old: Any, pool: Any, cells: Any) -> Any:  # pragma: no cover (compiled)
+    """A block with room for one group more than the `used` of an old block, with these; -1: full.
 
-    A table's cells of `metas` are: units, granules in use, first free block of each size (0: none).
+    `pool`: address, granules, bytes of one. A table's cells of `metas` are from an address on:
+    units, granules in use, first free block of each size (0: none).
     """
-    before = np.int64(0) if inline != 0 else np.int64(used)
-    if before > 0 and before < GRANULE * granules_of(before):
+    start, most, link = pool
+    if used > 0 and used < GRANULE * granules_of(used):
         return np.int64(old)
-    pool, size, free = heads[head + 3], _size_class(used + 1), cell + 2
-    block = metas[free + size] - 1
+    size, free = _size_class(used + 1), cells + 16
+    block = np.int64(load64(free + 8 * size)) - 1
     if block >= 0:
-        metas[free + size] = np.int64(load32(pool + block * link))
+        store64(free + 8 * size, np.uint64(load32(start + block * link)))
     else:
-        block = metas[cell + 1]
-        if block + _granules(size) > heads[head + 4]:
+        block = np.int64(load64(cells + 8))
+        if block + _granules(size) > most:
             return np.int64(-1)
-        metas[cell + 1] += _granules(size)
-    if before > 0:
-        smaller = _size_class(before)
+        store64(cells + 8, np.uint64(block + _granules(size)))
+    if used > 0:
+        smaller = _size_class(used)
         for at in range(0, _granules(smaller) * link, 4):
-            store32(pool + block * link + at, load32(pool + old * link + at))
-        store32(pool + old * link, np.uint32(metas[free + smaller]))
-        metas[free + smaller] = old + 1
+            store32(start + block * link + at, load32(start + old * link + at))
+        store32(start + old * link, np.uint32(load64(free + 8 * smaller)))
+        store64(free + 8 * smaller, np.uint64(old + 1))
     return np.int64(block)
