@@ -1,11 +1,15 @@
 """An option of the clause is declared once: its name is written in one module."""
 
 import ast
+import re
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from streamveil.plan.options import OPTIONS, Limits
+import streamveil as sv
+from streamveil.errors import PlanError
+from streamveil.plan.options import BUDGETS, OPTIONS, TABLE, Limits
 
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 HOME = ROOT / "plan" / "options.py"
@@ -58,3 +62,45 @@ def test_the_check_sees_a_second_place(text, tmp_path):
 def test_a_range_says_what_it_holds(within, good, bad):
     assert all(within.holds(value) for value in good)
     assert not any(within.holds(value) for value in bad)
+
+
+LEAN = {"epsilon": 2, "delta": 1e-6, "selection": "'gaussian'", "look_share": 0,
+        "expected_rows": 3, "expected_units": 1000, "expected_groups": 20}  # fmt: skip
+OF_TABLES = ("mu_share", "hidden_groups", "total_tests", "entry_weight", "weight_reference")
+NUMBERS = [
+    option.name for option in OPTIONS.values()
+    if option.kind in ("real", "whole", "amount") and option.part_of != (TABLE,)
+]  # fmt: skip
+EXTREMES = (0, -1, 5e-324, 1e-12, 1e-5, 0.9999, 1 - 1e-10, 1 - 2**-53, 10**12, 2**63 - 1,
+            2**64, 1e19, 1e300, 10**400, inf, -inf, nan)  # fmt: skip
+
+
+def explained(name, value):
+    """Explains a query with an option of this value, and with little to search for."""
+    given = {**LEAN, name: value}
+    if name in BUDGETS[2:]:
+        del given["epsilon"]
+    if name in OF_TABLES:
+        given |= {"selection": "'table'", "max_squared_rows": 8}
+    text = ", ".join(
+        f"{one} = CAST('{held}' AS FLOAT64)" if held in (inf, -inf) or held != held
+        else f"{one} = {held}" for one, held in given.items()
+    )  # fmt: skip
+    rows = sv.memory({"u": [1], "k": [1]})
+    sv.sql(f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (privacy_unit_column = u, {text})"
+           " k, COUNT(*) AS n FROM t GROUP BY k", {"t": rows}).explain()  # fmt: skip
+
+
+def said_of(name, value):
+    """What a query says of such a value, or nothing but its name where it works."""
+    try:
+        explained(name, value)
+    except PlanError as error:
+        return str(error)
+    return name
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_extreme_number_works_or_is_refused_by_its_name(name):
+    for value in EXTREMES:
+        assert re.search(rf"^refused: |\b{name}\b", said_of(name, value)), value

@@ -468,7 +468,7 @@ def test_other_joins_are_refused(tmp_path, join, public, message):
         ("COUNT(*) AS n FROM t", ("epsilon = 1", "epsilon = -1"), "1e-9, not -1"),
         ("COUNT(*) AS n FROM t", ("epsilon = 1", "epsilon = 'a'"), "1e-9, not 'a'"),
         ("COUNT(*) AS n FROM t", ("max_rows_contributed = 4", "max_rows_contributed = 0"),
-         "max_rows_contributed must be a whole number between 1 and 1,000,000,000, not 0"),
+         "contributed) must be a whole number between 1 and 1,000,000,000, not 0"),
         ("COUNT(*) AS n FROM t", ("max_rows_contributed = 4", "max_groups_contributed = 0"),
          "max_groups_contributed must be at least 1, not 0"),
         ("SUM(x, contribution_bounds_per_row => (5, 1)) AS n FROM t", (), "first, not (5, 1)"),

@@ -126,8 +126,9 @@ class Sizing:
             return made
         if wanted == "table":
             raise PlanError(
-                "no table fits: it needs a known number of triggers and a budget in epsilon and"
-                " delta that leaves room for one, also after a look.\n"
+                "no table fits: it needs a known number of triggers, a budget in epsilon and delta"
+                " that leaves room for one, also after a look, at most 16 hidden_groups and a"
+                " mu_share that leaves it some.\n"
                 "  to fix  use selection = 'gaussian', or look_share = 0"
             )
         if wanted == "totals":
@@ -359,8 +360,8 @@ class Sizing:
         part = self.uses[max(driver(self.lanes), 0)] / max(sum(uses), 1)
         left = float(self._left(Fraction(0))) / 2
         return ForecastNoise(
-            mu=round(float(self._mu(Fraction(0))) * sqrt(part), 4),
-            beside=round(float(self._mu(self._left(Fraction(0)) / 2)) * sqrt(part), 4),
+            mu=shown_digits(float(self._mu(Fraction(0))) * sqrt(part)),
+            beside=shown_digits(float(self._mu(self._left(Fraction(0)) / 2)) * sqrt(part)),
             spread=round(spread, 4),
             triggers=triggers,
             half=round(half or 0.0, 2),
@@ -539,6 +540,15 @@ def said_of_values(plan: Plan, what: str) -> float | None:
     summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
     found: float | None = expectations(plan.options).get(what, {}).get(summed)
     return found
+
+
+def shown_digits(number: float) -> float:
+    """Four digits behind the point, or the first four digits of what is too small for that.
+
+    >>> shown_digits(0.123456), shown_digits(1.23456e-6)
+    (0.1235, 1.235e-06)
+    """
+    return round(number, 4) or float(f"{number:.4g}")
 
 
 @kept()

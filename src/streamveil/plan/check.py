@@ -335,7 +335,8 @@ def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
 def _bounding(plan: Plan) -> Complaints:
     bounding = plan.bounding
     rows, each, squares = bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic
-    named = zip((options.MAX_ROWS, options.MAX_PER_GROUP, options.MAX_SQUARED),
+    most = f"{options.MAX_ROWS} (or {options.MAX_GROUPS})"
+    named = zip((most, options.MAX_PER_GROUP, options.MAX_SQUARED),
                 (rows, each, squares), strict=True)  # fmt: skip
     for name, value in named:
         if value is None:

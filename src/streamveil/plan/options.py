@@ -51,6 +51,7 @@ class Limits:
 
 
 SHARE = Limits(0, 1)
+PART = Limits(1e-6, 1 - 1e-6)  # of a budget: it leaves both sides some
 POSITIVE = Limits(0)
 
 
@@ -254,7 +255,7 @@ CUT_SHARE = Option(
     "share of mu^2 for a private count of the rows over the contribution bound",
     value=0.02,
     reason="of mu^2, for a private count of the rows that contribution bounding cut",
-    within=Limits(0, 1, with_low=True),
+    within=Limits(0, PART.high, with_low=True),
     part_of=(GROUP_BY,),
 )
 LOOK_SHARE = Option(
@@ -281,7 +282,7 @@ SELECTION_SHARE = Option(
     "by the number of aggregates",
     "share of mu^2 for a 'gaussian' selection",
     reason="of mu^2, for deciding which keys to show",
-    within=SHARE,
+    within=PART,
     part_of=(GROUP_BY,),
 )
 MU_SHARE = Option(
@@ -290,7 +291,7 @@ MU_SHARE = Option(
     "by forecast",
     "share of mu for the values beside a 'table' selection",
     reason="of the Gaussian mu, for the values: by forecast",
-    within=SHARE,
+    within=PART,
     part_of=(GROUP_BY,),
 )
 HIDDEN_GROUPS = Option(
@@ -348,7 +349,7 @@ DELTA_SHARE = Option(
     "share of delta for the thresholds of discovered groups",
     value=0.5,
     reason="of delta for thresholds, the rest for the noise",
-    within=SHARE,
+    within=PART,
     part_of=(GROUP_BY,),
 )
 MAX_UNITS = Option(

@@ -245,4 +245,5 @@ def grid_of_tests(horizon: int, tests: int) -> tuple[int, ...]:
     >>> grid_of_tests(100, 4), grid_of_tests(3, 8), grid_of_tests(1, 4)
     ((13, 25, 50, 100), (1, 2, 3), (1,))
     """
-    return tuple(sorted({-(-horizon // 2**back) for back in range(tests)}))
+    backs = range(min(tests, horizon.bit_length() + 1))  # further back all are at 1
+    return tuple(sorted({-(-horizon // 2**back) for back in backs}))
