@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import pyarrow as pa
 import pytest
 
 import streamveil as sv
@@ -67,8 +68,9 @@ def test_rows_that_the_bounds_leave_out_are_no_noise(tmp_path):
     assert warned(asked(f"{known}, max_rows_contributed = 200"), tmp_path / "t") == []
 
 
-def test_nothing_known_nothing_said(tmp_path):
-    assert warned(asked(", look_share = 0"), tmp_path / "s") == []
+def test_nothing_is_said_of_noise_where_nothing_is_known(tmp_path):
+    [text] = warned(asked(", look_share = 0"), tmp_path / "s")
+    assert text.startswith("nothing is known of the rows")
     assert "WARNING" not in str(asked("").explain())
 
 
@@ -86,3 +88,26 @@ def test_the_command_line_says_it_without_a_line_of_code(tmp_path):
     )  # fmt: skip
     assert "warning: the answer is forecast to be little but noise" in done.stderr
     assert ".py" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", ["look_share = 0.05"]),
+        (", max_rows_contributed = 2", []),
+        (", expected_rows = 1", []),
+        (", look_share = 0.05", []),
+    ],
+)
+def test_bounds_that_nobody_gave_and_no_row_tells_are_said_to_be_a_guess(options, says, tmp_path):
+    rows = {"user": list(range(3_000)), "ts": [1_767_225_600_000_000] * 3_000}
+    query = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column ="
+        " user, privacy_unit_period = INTERVAL 1 DAY, start = '2026-01-01', end = '2026-01-02'"
+        f"{options}) window_start, COUNT(*) AS n FROM TUMBLE(TABLE t, DESCRIPTOR(ts), size =>"
+        " INTERVAL 1 DAY) GROUP BY window_start EMIT EVERY INTERVAL 1 DAY",
+        {"t": pa.table(rows).set_column(1, "ts", pa.array(rows["ts"], pa.timestamp("us", "UTC")))},
+    )
+    told = warned(query, tmp_path / "s")
+    assert len(told) == len(says)
+    assert all(text in one for text, one in zip(says, told, strict=True))

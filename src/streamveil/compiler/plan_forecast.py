@@ -27,11 +27,18 @@ from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
-from streamveil.plan import Plan
-from streamveil.plan.look import LOOKED
+from streamveil.plan import Bounding, Plan
+from streamveil.plan.look import LOOKED, can_look
+from streamveil.plan.options import EXPECTED_ROWS
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 NOISE = 0.5  # a share of error from which an answer is little but noise
+GUESSED = (
+    "nothing is known of the rows, so bounds are chosen for rows of any shape: errors may be many"
+    " times those of bounds that fit.\n"
+    "  to fix  max_rows_contributed, as many rows as most units have in a period or window; or"
+    " expected_rows and expected_units, if they are publicly known"
+)
 
 
 def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
@@ -88,6 +95,9 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
     looked = plan.options.get(LOOKED)
     if looked is not None and not looked["options"]:
         return nothing_found(operator)
+    if operator.look is None and is_guessed(plan):
+        more = "; or look_share = 0.05: 'explain' says what it costs" if can_look(plan) else ""
+        return GUESSED + more
     share, cut = error_share(plan, operator)
     if share - cut >= NOISE * (1 - cut):
         return (
@@ -103,6 +113,12 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
             " unit, where people are meant and not rows"
         )
     return None
+
+
+def is_guessed(plan: Plan) -> bool:
+    """Whether bounds are chosen though nobody said anything of the rows, and they are not asked."""
+    known = EXPECTED_ROWS.given_in(plan.options) or plan.bounding != Bounding()
+    return not known and not plan.counts_once and plan.preset == "default"
 
 
 def nothing_found(operator: GroupBy) -> str | None:
