@@ -525,7 +525,7 @@ def _union(tree: Any, plans: Plans, named: Mapping[str, exp.Expr]) -> Steps:
     columns = with_intervals({name: name in noisy(columns) or other in noisy(others)
                               for name, other in zip(own, theirs, strict=True)})  # fmt: skip
     released = PostScope(columns)
-    last = clauses_of(tree, "none", released, {})
+    last = clauses_of(tree, "none", released, {n: exp.column(n, quoted=True) for n in own})
     return ((post,) if is_nothing(last) else (post, last)), columns
 
 
