@@ -242,6 +242,18 @@ def test_a_plan_whose_unit_is_another_than_the_grouped_one_is_refused(changed):
         compile_plan(other[changed])
 
 
+def test_parts_of_a_list_have_another_name_than_the_unit():
+    """The unit was the column that came with the row, and the text said the parts."""
+    rows = {"t": pa.table({"id": [1, 2], "friend": ["a", "b"], "friends": [["a", "b"], ["a"]]})}
+    private = PRIVATE.replace("= id", "= friend")
+    for clause in ("t, UNNEST(friends) AS friend", "(SELECT Friend FROM t, UNNEST(friends) AS"
+                   " Friend)"):  # fmt: skip
+        with pytest.raises(PlanError, match="whose a row is would be unclear"):
+            sv.sql(f"SELECT {private} COUNT(*) AS n FROM {clause}", rows)
+    with pytest.raises(PlanError, match="unclear"):
+        sv.memory(rows["t"]).protect("friend").unnest(part="friends").unnest(friend="friends")
+
+
 DAYS = [datetime(2026, 1, day) for day in range(1, 20)]  # noqa: DTZ001  (they name no zone)
 VISITS = pa.table({"id": [1, 2], "ts": DAYS[:2], "k": ["x", "y"], "times": [DAYS, DAYS[:1]]})
 CALENDAR = pa.table({"k": ["x"] * 19, "ts": DAYS})

@@ -585,6 +585,14 @@ def last(marked: Bool[Array, " rows"]) -> Int64[Array, " rows"]:
 
 def with_step(source: SourceSpec, unit: str, *steps: OwnStep) -> OwnRows:
     """A source with more steps after those it has, which are of the same unit."""
+    names = {step.name.lower() for step in steps if isinstance(step, OwnUnnest)}
+    for name in columns_of(unit):
+        if name.lower() in names:
+            raise PlanError(
+                f"UNNEST calls its parts '{shown(name)}', as the privacy unit does a column: whose"
+                " a row is would be unclear.\n  to fix  give the parts another name; the unit is a"
+                " column that rows come with"
+            )
     if isinstance(source, OwnRows):
         if source.person:
             require_person(source, unit)
