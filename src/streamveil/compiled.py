@@ -62,10 +62,13 @@ if TYPE_CHECKING:
 else:
 
     def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """`numba.njit` with shipped results, where there are some."""
+        """`numba.njit` with shipped results, where there are some.
+
+        What is compiled lets other threads run Python meanwhile: a release holds none of them up.
+        """
 
         def compiled(function: Callable[..., Any]) -> Any:
-            made: Any = numba.njit(**options)(function)
+            made: Any = numba.njit(nogil=True, **options)(function)
             if options.get("cache"):
                 made._cache = _KernelCache(function)
             return made
@@ -233,8 +236,8 @@ prefetch: Any = _prefetch  # called with an array and an index
 def at_once(calls: Sequence[Callable[[], Made]]) -> list[Made]:
     """What calls give that touch nothing of each other's, each in a thread of its own.
 
-    Compiled functions with `nogil` then run side by side. An error of a call is raised here, when
-    all have ended.
+    Compiled functions then run side by side. An error of a call is raised here, when all have
+    ended.
 
     >>> at_once([lambda: 1, lambda: 2])
     [1, 2]

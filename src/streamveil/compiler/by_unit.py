@@ -196,7 +196,7 @@ def middle_of_each(values: ByUnit[np.float64]) -> Float64[Array, " units"]:
     return np.concatenate([np.zeros(0), *found])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def put_in_blocks(
     unit: UInt32[Array, " rows"],
     held: Array,
@@ -217,7 +217,7 @@ def put_in_blocks(
     return len(unit)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def order_by_unit(
     unit: UInt16[Array, " rows"], held: Array, starts: Int64[Array, " units_plus_1"], ordered: Array
 ) -> None:
@@ -233,7 +233,7 @@ def order_by_unit(
         place[np.int64(unit[i])] = at + 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def count_different(
     held: UInt32[Array, " rows"],
     starts: Int64[Array, " units_plus_1"],
@@ -264,7 +264,7 @@ def count_different(
         found[one] = different
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def count_by_rows(
     rows: UInt32[Array, " units"],
     entered: UInt32[Array, " units"],

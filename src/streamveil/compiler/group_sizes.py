@@ -87,7 +87,7 @@ def sizes_of(cells: UInt32[Array, " units"]) -> Int64[Array, " groups"]:
     return groups
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def count_each(cells: UInt32[Array, " units"], counts: Int64[Array, " groups"]) -> None:
     """Adds one for each."""
     for cell in cells:
@@ -195,7 +195,7 @@ def expected_groups(units: float, sigma: float) -> Fitted:
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def add_chances(
     chances: Float64[Array, "means sizes"],
     at: Float64[Array, "laws classes"],

@@ -137,7 +137,7 @@ class _Words:
             self._seconds = np.append(self._seconds, np.zeros(len(self._seconds), np.uint64))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def number_words(  # noqa: C901, PLR0913 (one loop over structure-of-arrays state)
     words: UInt64[Array, " words"],
     each: int,
@@ -188,7 +188,7 @@ def number_words(  # noqa: C901, PLR0913 (one loop over structure-of-arrays stat
     return n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def spread_slots(slots: UInt64[Array, " words"], before: int) -> None:
     """Moves what is in the first `before` slots to where the longer table wants it.
 

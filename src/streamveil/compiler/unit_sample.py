@@ -54,7 +54,7 @@ class UnitSample:
         return found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def levels_of(
     names: UInt64[Array, " words"],
     each: int,

@@ -208,7 +208,7 @@ def _rounds(builder: Any, v: tuple[Any, ...], times: int) -> tuple[Any, ...]:
     return v0, v1, v2, v3
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def by_words(offsets: Offsets) -> Int64[Array, " order"]:
     """Rows in the order of their lengths in words; nothing where that is the order they have."""
     n = len(offsets) - 1
@@ -231,7 +231,7 @@ def by_words(offsets: Offsets) -> Int64[Array, " order"]:
     return order
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _tail(data: Any, start: Any, size: Any) -> Any:  # pragma: no cover (compiled)
     """The last word of a message: what is left of it, and its length."""
     word = np.uint64(size & 0xFF) << np.uint64(56)
@@ -244,7 +244,7 @@ def _tail(data: Any, start: Any, size: Any) -> Any:  # pragma: no cover (compile
     return word
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _lay(data: Any, start: Any, rows: int, span: Any, words: Any) -> None:
     """Lays out words span[0]:span[1] of messages from `start` on, one message in each column."""
     for w in range(span[0], span[1]):
@@ -253,7 +253,7 @@ def _lay(data: Any, start: Any, rows: int, span: Any, words: Any) -> None:
             line[column] = word_at(data, start[column] + 8 * w)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def hash_lanes(  # noqa: PLR0913, C901 (one loop over runs; calls would copy its arrays)
     data: UInt8[Array, " bytes"],
     offsets: Offsets,
@@ -478,14 +478,14 @@ def _pieces(
         yield start, names[: len(part)]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _lay_blocks(values: Int64[Array, " piece"], blocks: UInt64[Array, "rows 2"]) -> None:
     """Values as the first words of blocks."""
     for row in range(len(values)):
         blocks[row, 0] = np.uint64(values[row])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _take_firsts(names: UInt64[Array, "rows 2"], words: UInt64[Array, " rows"]) -> None:
     """The first words of names; 0 becomes 1."""
     for row in range(len(words)):

@@ -54,20 +54,20 @@ FREE, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 LENGTH, RING = np.uint64(BLOCK), np.uint64(4)  # rows of a block; blocks whose places are kept
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def mixed(value: Any, secret: Any) -> Any:  # pragma: no cover (compiled)
     """A value as it stands in slots: nobody without the secret can aim at one."""
     word = (np.uint64(value) ^ secret[0]) * MIX
     return (word ^ (word >> HIGH)) * secret[1]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _start(array: Any) -> Any:  # pragma: no cover (compiled)
     """Where an array of the caller begins; signed, for mixed with signed numbers it is a float."""
     return np.int64(array.ctypes.data)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _slot_of(slots: Any, buckets: Any, word: Any) -> Any:  # pragma: no cover (compiled)
     """The address of the slot that holds a mixed value, or else of the first free one; 0: neither.
 
@@ -84,7 +84,7 @@ def _slot_of(slots: Any, buckets: Any, word: Any) -> Any:  # pragma: no cover (c
     return np.int64(0), False
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     values: Int64[Array, " rows"],
     slots: UInt64[Array, " words"],
@@ -151,7 +151,7 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     return n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _tell(  # noqa: PLR0913 (compiled)
     begin: Any, facts: Any, n: Any, weights: Any, known: Any, missing: Any, none: Any
 ) -> Any:  # pragma: no cover (compiled)
@@ -182,7 +182,7 @@ def _tell(  # noqa: PLR0913 (compiled)
     return np.int64(listed)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     values: Int64[Array, " rows"],
     firsts: Int32[Array, " new"],
@@ -214,7 +214,7 @@ def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
             _vacate(base, buckets, at)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _vacate(slots: Any, buckets: Any, hole: Any) -> None:  # pragma: no cover (compiled)
     """Frees a slot. If its bucket is full, one that had to go on to a later bucket takes its place.
 
@@ -240,19 +240,19 @@ def _vacate(slots: Any, buckets: Any, hole: Any) -> None:  # pragma: no cover (c
     store64(last, FREE)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _behind(place: Any, start: Any, size: Any) -> Any:  # pragma: no cover (compiled)
     """How far a place is behind another, around the end of a table."""
     return place - start + (size if place < start else 0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _move(slot: Any, to: Any) -> None:  # pragma: no cover (compiled)
     store64(to, load64(slot))
     store64(to + FACTS, load64(slot + FACTS))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def spread_values(slots: UInt64[Array, " words"], before: int) -> int:
     """Moves the slots of a table of `before` words to where they belong among all, in place.
 
@@ -279,7 +279,7 @@ def spread_values(slots: UInt64[Array, " words"], before: int) -> int:
     return lost
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _free_near(slots: Any, buckets: Any, word: Any) -> Any:  # pragma: no cover (compiled)
     """The first free slot for a value that has none, word by word: the last was just written."""
     at = slots + home(word, np.uint64(buckets)) * LINE

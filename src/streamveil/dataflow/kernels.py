@@ -28,7 +28,7 @@ LOW_HALF = np.uint64(0xFFFFFFFF)
 ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index is asked whether it counts from the end
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def peek_rows(
     names: UInt64[Array, " words"],
     t_slots: UInt64[Array, " slots"],
@@ -61,7 +61,7 @@ def peek_rows(
                 slot = 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
     t_slots: UInt64[Array, " slots"],
@@ -115,7 +115,7 @@ def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     return none
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def list_wanted(
     accepted: Bool[Array, " rows"],
     places: Int32[Array, " some"],
@@ -138,7 +138,7 @@ def list_wanted(
     return n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
     at: Int32[Array, " some"],
@@ -194,7 +194,7 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     return n, DONE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def put_known(
     places: Int32[Array, " some"], at: Int32[Array, " some"], own: Array, known: Array
 ) -> None:
@@ -203,7 +203,7 @@ def put_known(
         known[places[k]] = own[at[k]]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def settle_rows(
     names: UInt64[Array, "keys 2"], t_slots: UInt64[Array, " slots"], start: int, patience: int
 ) -> int:
@@ -225,7 +225,7 @@ def settle_rows(
     return len(names)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def keep_rows(  # noqa: PLR0913 (one pass instead of three)
     accepted: Bool[Array, " rows"],
     unit: UInt64[Array, " rows"],
@@ -244,7 +244,7 @@ def keep_rows(  # noqa: PLR0913 (one pass instead of three)
         n += accepted[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def add_given(
     pending: Int64[Array, " cells"],
     found: Array,
@@ -268,7 +268,7 @@ def add_given(
             pending[cell + lane] += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def add_lanes(
     pending: Int64[Array, "keys lanes"],
     found: Array,
@@ -281,7 +281,7 @@ def add_lanes(
             pending[found[i], places[at]] += lanes[i, at]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def add_hits(pending: Int64[Array, "keys nodes"], found: Array, hits: Array) -> None:
     """Adds one to every node a row hits; negative nodes are skipped."""
     for i in range(len(found)):

@@ -64,7 +64,7 @@ def encode_rows(columns: list[pa.Array], rows: Int64[Array, " some"]) -> pa.Arra
     return encode_keys([column.take(places) for column in columns], len(rows))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _tag(data: Any, offsets: Any, rows: Any, ends: Any) -> Any:  # pragma: no cover (compiled)
     """The texts at `rows`, each behind a 1; sets where each ends."""
     end = 0
@@ -154,7 +154,7 @@ def _tagged(column: pa.Array) -> pa.Array:
     return tagged
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _lay_cells(words: Any, cells: Any) -> None:  # pragma: no cover (compiled)
     """Words, each behind a 1."""
     for i in range(len(words)):

@@ -13,7 +13,7 @@ BLOCK = 1024
 MOST_TIES = 16  # keys of one mark that are sorted by insertion
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array, "some 2"]) -> None:
     """The names of some keys; `names` holds two words for each."""
     for i in range(len(rows)):
@@ -23,7 +23,7 @@ def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array,
         taken[i, 0], taken[i, 1] = names[2 * row], names[2 * row + 1]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def take_lanes(
     pending: Int64[Array, " cells"],
     rows: Int64[Array, " shown"],
@@ -41,7 +41,7 @@ def take_lanes(
             pending[at + lane] = 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
     estimate: Float64[Array, " shown"],
     variance: Float64[Array, " shown"],
@@ -76,7 +76,7 @@ def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
             cells[k] = middle[k]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def take_cells(
     data: UInt8[Array, " bytes"],
     ends: Int64[Array, " keys_plus_1"],
@@ -97,7 +97,7 @@ def take_cells(
     return taken
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def mark_keys(
     data: UInt8[Array, " bytes"], starts: Int64[Array, " keys_plus_1"]
 ) -> UInt64[Array, " keys"]:
@@ -117,7 +117,7 @@ def mark_keys(
     return marks
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def is_before(
     data: UInt8[Array, " bytes"], ends: Int64[Array, " keys_plus_1"], one: int, other: int
 ) -> bool:
@@ -130,7 +130,7 @@ def is_before(
     return bool(size < length)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def settle_ties(
     data: UInt8[Array, " bytes"],
     starts: Int64[Array, " keys_plus_1"],
@@ -152,7 +152,7 @@ def settle_ties(
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def merge_keys(
     data: UInt8[Array, " bytes"],
     ends: Int64[Array, " keys_plus_1"],
@@ -175,7 +175,7 @@ def merge_keys(
         places[i] = low
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def interleave(old: Array, new: Array, places: Int64[Array, " new"], merged: Array) -> None:
     """Puts each new item behind as many of the old as its place says."""
     at = 0

@@ -61,7 +61,7 @@ SOON = 16  # rows between asking for what a slot points to and reading it
 HALF, HIGH = 0xFFFFFFFF, np.uint64(32)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def home(name: np.uint64, capacity: np.uint64) -> Any:  # pragma: no cover (compiled)
     """The first slot to try: slots are in the order of names, for any capacity below 2^32."""
     return np.int64(((name >> HIGH) * capacity) >> HIGH)
@@ -78,7 +78,7 @@ MOST_BUCKETS = 128  # names that arrive sorted crowd one end: grow where it is c
 FREE = np.uint64(0)  # the name in a free slot
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def locate(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     """The address of a unit's slot, or of the free one it would take, and whether it is known."""
     at = slots + home(name, np.uint64(buckets)) * step
@@ -91,7 +91,7 @@ def locate(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no
             at = slots
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
     """Whether a free slot is too many buckets behind the one that a unit would like."""
     behind = place - (slots + home(name, np.uint64(buckets)) * step)
@@ -100,13 +100,13 @@ def is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
     return behind > MOST_BUCKETS * step
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def rows_in(rows: Any, turn: Any) -> Any:  # pragma: no cover (compiled)
     """How many of some rows are in a block; none before the first and behind the last."""
     return min(max(rows - turn * BLOCK, 0), BLOCK) if turn >= 0 else 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def look_ahead(  # noqa: PLR0913 (compiled)
     unit: Any, rows: Any, turn: Any, heads: Any, low: Any, step: Any, found: Any, late: Any
 ) -> Any:  # pragma: no cover (compiled)
@@ -166,7 +166,7 @@ LANE, WORD = np.uint64(16), np.int64(8 * BUCKET)  # from a slot's word to its ne
 USED_AT, TAKEN_AT, BLOCK_AT = np.uint64(18), np.uint64(34), np.uint64(38)  # of the second form
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     unit: UInt64[Array, " rows"],
     group: UInt16[Array, " rows"],
@@ -226,7 +226,7 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     return len(unit), DONE, 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arrays state)
     unit: UInt64[Array, " rows"],
     group: UInt16[Array, " rows"],
@@ -386,7 +386,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     return n, DONE, 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def ask_for_groups(  # noqa: PLR0913 (compiled)
     unit: Any, rows: Any, turn: Any, heads: Any, low: Any, layout: Any, link: Any, found: Any
 ) -> Any:  # pragma: no cover (compiled)
@@ -400,7 +400,7 @@ def ask_for_groups(  # noqa: PLR0913 (compiled)
         ask(start + link * ((used - 1) >> 2) if block >= 0 else place)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
     """The block of a slot and its groups; -1 where the slot holds its groups itself."""
     if layout == WIDE:
@@ -410,7 +410,7 @@ def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
     return block, np.int64(word >> USED_AT) & 0xFFFF
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _lane_of(groups: Any, wanted: Any, used: Any) -> Any:  # pragma: no cover (compiled)
     """Which of the groups in a word is the wanted one (given four times); -1: none."""
     differs = groups ^ wanted
@@ -420,14 +420,14 @@ def _lane_of(groups: Any, wanted: Any, used: Any) -> Any:  # pragma: no cover (c
     return lane if same != NONE and lane < used else np.int64(-1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _sum_of(start: Any, lane: Any, width: Any) -> Any:  # pragma: no cover (compiled)
     byte = width * lane
     word = np.int64(load32(start + 8 + 4 * (byte >> 2)))
     return (word >> (8 * (byte & 3))) & ((1 << (8 * width)) - 1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _put_sum(start: Any, lane: Any, value: Any, width: Any) -> Any:  # pragma: no cover (compiled)
     byte = width * lane
     place, shift = start + 8 + 4 * (byte >> 2), 8 * (byte & 3)
@@ -435,14 +435,14 @@ def _put_sum(start: Any, lane: Any, value: Any, width: Any) -> Any:  # pragma: n
     store32(place, np.uint32(kept | (value << shift)))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _put_group(start: Any, lane: Any, group: Any) -> Any:  # pragma: no cover (compiled)
     place, shift = start + 4 * (lane >> 1), 16 * (lane & 1)
     kept = np.int64(load32(place)) & (0xFFFF >> (16 - shift))
     store32(place, np.uint32(kept | (np.int64(group) << shift)))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _move_out(word: Any, used: Any, form: Any, start: Any, width: Any) -> Any:
     """Copies the groups of a slot into the first granule of its block."""
     groups_at, lane_bits = form
@@ -453,13 +453,13 @@ def _move_out(word: Any, used: Any, form: Any, start: Any, width: Any) -> Any:
             _put_sum(start, i, np.int64(held), width)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def granules_of(used: Any) -> Any:  # pragma: no cover (compiled)
     """Granules of the block of so many groups."""
     return _granules(_size_class(used)) if used > 0 else np.int64(0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _size_class(used: Any) -> Any:  # pragma: no cover (compiled)
     if used <= 4 * GRANULE:
         return max(used - 1, 0) >> 2
@@ -469,7 +469,7 @@ def _size_class(used: Any) -> Any:  # pragma: no cover (compiled)
     return size
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
     """1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
     if size < 3:
@@ -478,7 +478,7 @@ def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
     return np.int64(whole + (whole >> 1) * ((size - 3) & 1))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _with_room(used: Any, old: Any, pool: Any, cells: Any) -> Any:  # pragma: no cover (compiled)
     """A block with room for one group more than the `used` of an old block, with these; -1: full.
 

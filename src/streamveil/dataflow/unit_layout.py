@@ -33,13 +33,13 @@ DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its p
 WAIT = 16  # names between asking for a bucket and reading it
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _copy(unit: Any, place: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     for word in range(0, step, WORD):
         store64(place + word, load64(unit + word))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cover (compiled)
     """Copies the slot at an address to the first free one from its place on.
 
@@ -54,7 +54,7 @@ def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cov
     _copy(unit, at + 8 * lowest(equal(at, NONE)), step)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def spread(
     slots: int, words: int, before: int, buckets: int, spare: UInt64[Array, " words"]
 ) -> None:
@@ -99,7 +99,7 @@ def spread(
         _settle_anywhere(slots, (buckets, step), waiting.ctypes.data + one * step)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def measure_parts(
     slots: UInt64[Array, " words"], kind: Int64[Array, " 3"], sizes: Int64[Array, "parts 2"]
 ) -> None:
@@ -114,7 +114,7 @@ def measure_parts(
                 sizes[part, 1] += granules_of(_outside(slots[place + BUCKET], second, layout))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _outside(first: Any, second: Any, layout: Any) -> Any:
     """How many groups of a unit are in a block, from the words that may hold their number."""
     if layout == WIDE:
@@ -123,7 +123,7 @@ def _outside(first: Any, second: Any, layout: Any) -> Any:
     return np.int64(first >> USED_AT) & 0xFFFF if pooled else np.int64(0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def deal(
     slots: UInt64[Array, " words"],
     pool: UInt32[Array, " words"],
@@ -157,7 +157,7 @@ def deal(
             _settle_anywhere(where[0], where[1], spare.ctypes.data)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def count_unseen(
     unit: UInt64[Array, " rows"],
     bits: int,
@@ -195,7 +195,7 @@ def count_unseen(
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def take_share(
     rows: tuple[Array, ...], into: tuple[Array, ...], low: np.uint64, share: np.uint64
 ) -> int:
@@ -212,7 +212,7 @@ def take_share(
     return int(n)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def put_together(
     unit: UInt64[Array, " rows"],
     starts: Int64[Array, " shares"],
