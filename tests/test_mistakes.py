@@ -166,6 +166,8 @@ MISTAKES = [
     ("who is protected", lambda: done(stream)),
     ("needs 'unit'", lambda: stream.protect()),
     ("no argument 'user'", lambda: stream.protect(user="u")),
+    ("did you mean 'avg'?", lambda: sv.mean("ms")),
+    ("did you mean 'stddev'?", lambda: sv.std("ms")),
     ("unknown column 'user'", lambda: done(stream.protect("user")).run(FOLDER)),
     ("per must be", lambda: stream.protect("u", per=1)),
     ("SQL text", lambda: done(stream.where(1).protect("u"))),

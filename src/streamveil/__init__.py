@@ -75,6 +75,9 @@ _ELSEWHERE = {
     "what_if": "streamveil.api.what_if",
 }  # fmt: skip
 
+# what pandas and the like call it
+_OTHER_NAMES = {"mean": "avg", "std": "stddev", "var": "variance", "nunique": "count_distinct"}
+
 
 def __getattr__(name: str) -> Any:
     """Loads what is asked for, once: numpy, Arrow and the parser of SQL take half a second."""
@@ -82,7 +85,8 @@ def __getattr__(name: str) -> Any:
         return _loaded(f"streamveil.{name}")
     if name not in __all__:
         known = [*__all__, *_MECHANISMS]
-        raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
+        hint = nearest(_OTHER_NAMES.get(name, name), known)
+        raise AttributeError(f"module 'streamveil' has no attribute '{name}'{hint}")
     found = getattr(_loaded(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
     return globals().setdefault(name, found)
 
