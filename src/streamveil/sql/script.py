@@ -6,9 +6,9 @@ argument) are taken out here by their tokens, so that nothing hooks into the ins
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from sqlglot import exp
@@ -86,6 +86,15 @@ Statement = Create | Private | PrivateSelects | Ask
 Views = dict[str, View]  # by name in small letters
 
 
+STEPS = {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}
+BRACKETS = {TokenType.L_BRACKET: 1, TokenType.R_BRACKET: -1}
+
+
+def depths(tokens: Sequence[Token], steps: Mapping[TokenType, int] = STEPS) -> Iterator[int]:
+    """Inside how many parentheses each token is: one that opens is inside, one that closes not."""
+    return accumulate(steps.get(token.token_type, 0) for token in tokens)
+
+
 class Cursor:
     """A place in the tokens of one statement."""
 
@@ -128,14 +137,11 @@ class Cursor:
     def inside(self, what: str) -> list[Token]:
         """The tokens between the parentheses that come next."""
         self.need("(")
-        depth, start = 1, self.at
-        while self.at < len(self.tokens):
-            kind = self.tokens[self.at].token_type
-            depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
-            self.at += 1
-            if depth == 0:
-                return self.tokens[start : self.at - 1]
-        raise PlanError(f"{what} has an opening parenthesis without its end")
+        start, end = self.at, _closing(self.tokens, self.at)
+        if end == len(self.tokens):
+            raise PlanError(f"{what} has an opening parenthesis without its end")
+        self.at = end + 1
+        return self.tokens[start:end]
 
     def place(self) -> str:
         """Where we are, for a message."""
@@ -293,10 +299,7 @@ def _column(tokens: list[Token], source: str) -> tuple[str, str, exp.Expr | None
 def commas(tokens: Sequence[Token]) -> list[list[Token]]:
     """Cuts at the commas that are in no parentheses."""
     parts: list[list[Token]] = [[]]
-    depth = 0
-    for token in tokens:
-        depth += token.token_type in (TokenType.L_PAREN, TokenType.L_BRACKET)
-        depth -= token.token_type in (TokenType.R_PAREN, TokenType.R_BRACKET)
+    for token, depth in zip(tokens, depths(tokens, STEPS | BRACKETS), strict=True):
         if token.token_type == TokenType.COMMA and depth == 0:
             parts.append([])
         else:
@@ -379,18 +382,11 @@ def stand_in(part: int) -> str:
 
 def _end_of_part(tokens: Sequence[Token], start: int, end: int, outside: int) -> int:
     """Where a private SELECT ends beside others: at UNION, or at what follows the last one."""
-    depth, united = 0, False
-    for token in tokens[:start]:
-        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
-        united |= token.token_type == TokenType.UNION and depth == outside
-    depth = 0
-    for place in range(start, end):
-        kind = tokens[place].token_type
-        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
-        ends = (TokenType.UNION, *((TokenType.ORDER_BY, TokenType.LIMIT) if united else ()))
-        if depth == 0 and kind in ends:
-            return place
-    return end
+    before = zip(tokens[:start], depths(tokens[:start]), strict=True)
+    united = any(one.token_type == TokenType.UNION and depth == outside for one, depth in before)
+    ends = (TokenType.UNION, *((TokenType.ORDER_BY, TokenType.LIMIT) if united else ()))
+    own = enumerate(depths(tokens[start:end]), start)
+    return next((at for at, depth in own if not depth and tokens[at].token_type in ends), end)
 
 
 def _name_of(tokens: Sequence[Token], start: int, end: int) -> str | None:
@@ -405,24 +401,16 @@ def _name_of(tokens: Sequence[Token], start: int, end: int) -> str | None:
 
 def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
     """Where private SELECTs begin and end, and inside how many parentheses."""
-    cursor, depth = Cursor(tokens, ""), 0
-    while cursor.at < len(tokens):
-        kind = tokens[cursor.at].token_type
-        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
-        if cursor.peek() == "SELECT" and cursor.peek(1) == "WITH":
-            yield cursor.at, _closing(tokens, cursor.at), depth
-        cursor.at += 1
+    cursor = Cursor(tokens, "")
+    for place, depth in enumerate(depths(tokens)):
+        if cursor.peek(place) == "SELECT" and cursor.peek(place + 1) == "WITH":
+            yield place, _closing(tokens, place), depth
 
 
 def _closing(tokens: Sequence[Token], start: int) -> int:
     """Where the parentheses end in which a token stands; else the end."""
-    depth = 0
-    for place in range(start, len(tokens)):
-        kind = tokens[place].token_type
-        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
-        if depth < 0:
-            return place
-    return len(tokens)
+    own = enumerate(depths(tokens[start:]), start)
+    return next((place for place, depth in own if depth < 0), len(tokens))
 
 
 def _hand_down(outer: exp.Expr, inner: exp.Expr) -> None:
@@ -525,9 +513,7 @@ def _is_table_word(cursor: Cursor, kept: Sequence[Token]) -> bool:
 
 
 def _cut_emit(tokens: Sequence[Token]) -> tuple[list[Token], list[Token]]:
-    depth = 0
-    for place, token in enumerate(tokens):
-        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
+    for place, (token, depth) in enumerate(zip(tokens, depths(tokens), strict=True)):
         is_word = token.token_type == TokenType.VAR and str(token.text).upper() == "EMIT"
         after = str(tokens[place + 1].text).upper() if place + 1 < len(tokens) else ""
         if is_word and depth == 0 and place and after.isalnum() and after not in AFTER_A_COLUMN:
