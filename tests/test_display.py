@@ -1,6 +1,9 @@
 """Answers as text, HTML, frames and pictures: notes go with the numbers, names stay names."""
 
 import builtins
+import sys
+import types
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -10,7 +13,7 @@ import pytest
 
 import streamveil as sv
 from streamveil import display
-from streamveil.errors import MissingExtraError, PlanError
+from streamveil.errors import MissingExtraError, OperatorWarning, PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 HOSTILE = "<b>$x$\x1b[2J"
@@ -177,3 +180,19 @@ def test_a_column_without_values_hides_a_group_only_where_its_rows_are_not_count
     )
     assert len(found.table) == (3 if said is None else 0)
     assert said is None or any(said in note for note in found.notes)
+
+
+def test_an_answer_warns_of_rows_that_could_not_be_used(monkeypatch):
+    """But not in a notebook, which is shared with what stands in it."""
+    rows = {"user": [None] * 5 + [1, 2, 3], "page": ["a"] * 8}
+    query = (
+        sv.memory(rows).protect("user").agg(n=sv.count()).bound(max_rows=2)
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9))
+    )  # fmt: skip
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    with pytest.warns(OperatorWarning, match=r"could not be used: null unit \(5\)"):
+        query.answer()
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OperatorWarning)
+        query.answer()

@@ -168,6 +168,8 @@ MISTAKES = [
     ("no argument 'user'", lambda: stream.protect(user="u")),
     ("did you mean 'avg'?", lambda: sv.mean("ms")),
     ("did you mean 'stddev'?", lambda: sv.std("ms")),
+    ("did you mean 'where'?", lambda: stream.filter("ms > 1")),
+    ("did you mean 'group_by'?", lambda: stream.protect("u").groupby("url")),
     ("unknown column 'user'", lambda: done(stream.protect("user")).run(FOLDER)),
     ("per must be", lambda: stream.protect("u", per=1)),
     ("SQL text", lambda: done(stream.where(1).protect("u"))),

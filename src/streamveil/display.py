@@ -63,7 +63,7 @@ class AnswerTable:
         Raises MissingExtraError where pandas is not installed.
         """
         with requires_extra("to_pandas()", "frames"):
-            frame: pandas.DataFrame = self.table.to_pandas()
+            frame: pandas.DataFrame = as_frame(self.table)
         frame.attrs = {"notes": list(self.notes)}
         return frame
 
@@ -237,6 +237,21 @@ def key_label(row: dict[str, Any], keys: Sequence[str]) -> str:
 def literal(text: str) -> str:
     """A text in which matplotlib sees no formula."""
     return "\n".join(map(visible, text.split("\n"))).replace("$", r"\$")
+
+
+def as_frame(table: pa.Table) -> Any:
+    """A table as a pandas frame; a date that Python has none for (after the year 9999) as text.
+
+    >>> as_frame(pa.table({"d": pa.array([0, 2932897], pa.date32())}))["d"].tolist()
+    ['1970-01-01', '10000-01-01']
+    """
+    try:
+        return table.to_pandas()
+    except (OverflowError, ValueError):
+        dates = [place for place, one in enumerate(table.schema) if pa.types.is_date(one.type)]
+        for place in dates:
+            table = table.set_column(place, table.field(place).name, table[place].cast(pa.string()))
+        return table.to_pandas()
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:

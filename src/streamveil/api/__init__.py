@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
-from streamveil.errors import PlanError, fitting, nearest
+from streamveil.errors import OperatorWarning, PlanError, fitting, nearest
 from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from streamveil.advise import Explanation
     from streamveil.results.answers import Answers
     from streamveil.runtime.ask import Answer
+    from streamveil.runtime.progress import Progress
 
 
 RUN_OPTIONS = (
@@ -201,11 +203,18 @@ class Query:
         from streamveil.results.releases import of_releases
         from streamveil.runtime.published import of_state
 
+        heard: collections.deque[Progress] = collections.deque(maxlen=1)
+        if "engine" not in options and "IPython" not in sys.modules:  # notebooks are shared
+            options.setdefault("progress", heard.append)
         if state is not None:
             collections.deque(self.run(state, **options), maxlen=0)
-            return Answers(after_post(of_state(state), self.plan.post))
-        with scratch_folder() as folder:
-            return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))
+            found = Answers(after_post(of_state(state), self.plan.post))
+        else:
+            with scratch_folder() as folder:
+                found = Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))
+        for last in heard:
+            warn_of_unusable(last)
+        return found
 
     @fitting('ask("COUNT(*) WHERE age < 30", state="people.veil")')
     def ask(self, question: str, state: str, **options: Any) -> Answer:
@@ -225,6 +234,14 @@ class Query:
         from streamveil.runtime.ask import ask  # loaded when it is needed
 
         return ask(self.plan, question, state=state, **options)
+
+
+def warn_of_unusable(last: Progress) -> None:
+    """Tells the operator how many rows could not be used, by reason: no row, and nothing of one."""
+    if last.unusable:
+        rows = ", ".join(f"{reason} ({count:,})" for reason, count in last.unusable.items())
+        said = f"rows that could not be used: {rows} (rejects='DIR' keeps such rows)"
+        warnings.warn(said, OperatorWarning, stacklevel=4)
 
 
 def spark_of(options: dict[str, Any]) -> Any:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from streamveil.plan.joint import JointPlan
     from streamveil.results.answers import Answers
 
+OTHER_NAMES = {"filter": "where", "query": "where", "groupby": "group_by", "aggregate": "agg"}
 Ends = tuple[float, float]  # the least and the largest value that counts as it is
 
 
@@ -91,6 +92,14 @@ class InTheMaking:
 
     conditions: tuple[str, ...]
     sinks: tuple[SinkSpec, ...]
+
+    if not TYPE_CHECKING:  # who checks types knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what a step is called here: none has this name."""
+            known = [one for one in dir(type(self)) if not one.startswith("_")]
+            hint = nearest(OTHER_NAMES.get(name, name), known)
+            raise AttributeError(f"a query in the making has no '{name}'{hint}")
 
     @fitting("where(\"ms > 0 AND url LIKE '/shop%'\")")
     def where(self, condition: str) -> Self:
