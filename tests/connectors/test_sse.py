@@ -83,6 +83,20 @@ def test_a_long_event_is_counted_and_those_behind_it_are_read(server, monkeypatc
     assert sum(chunk.rejected.get("malformed row", 0) for chunk in chunks) == 2
 
 
+def test_an_event_of_many_empty_lines_is_long(monkeypatch):
+    """Such lines counted as nothing, and all were copied for each: a megabyte took minutes."""
+    monkeypatch.setattr(sse, "MOST_LINE", 1 << 10)
+    found = EventParser().events(b"id: 1\n" + b"data:\n" * 2_000 + b"\nid: 2\ndata: x\n\n")
+    assert [(one.id, one.data) for one in found] == [("1", b""), ("2", b"x")]
+
+
+def test_a_mark_of_the_byte_order_may_come_in_pieces():
+    parser, text = EventParser(), b"\xef\xbb\xbfdata: x\n\n"
+    assert [one.data for at in range(len(text)) for one in parser.events(text[at : at + 1])] == [
+        b"x"
+    ]
+
+
 def test_a_closed_stream_is_opened_again_and_nothing_comes_twice(server):
     reading = source(server)
     chunks = list(reading.read(None, 2))

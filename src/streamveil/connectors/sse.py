@@ -224,32 +224,37 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._rest, self._fresh = b"", True
+        self._rest, self._held, self._fresh = b"", False, True
         self._id: str | None = None
         self._kind, self._data, self._size, self._long = "", list[bytes](), 0, False
 
     def events(self, piece: bytes) -> list[ServerEvent]:
         """Those that end with this piece."""
-        text = self._rest + piece
-        if self._fresh and text:
-            text, self._fresh = text.removeprefix(b"\xef\xbb\xbf"), False
-        held = text.endswith(b"\r")  # a line feed may follow, which belongs to it
-        *lines, rest = END.split(text[:-1] if held else text)
+        text = b"\r" * self._held + piece
+        self._held = text.endswith(b"\r")  # a line feed may follow, which belongs to it
+        *lines, rest = END.split(text[:-1] if self._held else text)
+        if lines:
+            lines[0], self._rest = self._rest + lines[0], b""
         found = [event for line in lines if (event := self._line(line)) is not None]
-        if len(rest) > MOST_LINE:
-            rest, self._long = rest[: len(b"data:")], True
-        self._rest = rest + b"\r" * held
+        self._rest += rest
+        if len(self._rest) > MOST_LINE:
+            self._rest, self._long = self._rest[: len(b"data:")], True
         return found
 
     def _line(self, line: bytes) -> ServerEvent | None:
+        if self._fresh:
+            line, self._fresh = line.removeprefix(b"\xef\xbb\xbf"), False
         if not line:
             return self._end()
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._size += len(value)
+            self._size += len(value) + 1
             self._long = self._long or self._size > MOST_LINE
-            self._data = [b""] if self._long else [*self._data, value]
+            if self._long:
+                self._data = [b""]
+            else:
+                self._data.append(value)
         elif field == b"event":
             self._kind = value.decode(errors="replace")
         elif field == b"id" and b"\0" not in value:
