@@ -64,12 +64,17 @@ def fit(
     low = high / 2
     while fits(low):
         low, high = low / 2, low
+    return scaled(least_between(low, high, fits))
+
+
+def least_between(low: Fraction, high: Fraction, fits: Callable[[Fraction], bool]) -> Fraction:
+    """About the least scale that fits, by bisection from one that does not and one that does."""
     while high - low > PRECISION * high:
         middle = short((low + high) / 2)
         if not low < middle < high:
             break
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return scaled(high)
+    return high
 
 
 def require_budget(budget: Budget) -> None:

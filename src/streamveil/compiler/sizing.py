@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from streamveil.calibrate import PRECISION, fit, gaussian_mu, root_down, short, zcdp_rho
+from streamveil.calibrate import fit, gaussian_mu, least_between, root_down, zcdp_rho
 from streamveil.compiler.design_choice import (
     UNKNOWN_OPENING,
     Given,
@@ -584,12 +584,7 @@ def least_sigma(
         high *= 2
         if high > low * MOST_FOR_ROUNDING:
             raise PlanError(TOO_SMALL)
-    while high - low > PRECISION * high:
-        middle = short((low + high) / 2)
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    return least_between(low, high, fits)
 
 
 def is_open(plan: Plan) -> bool:
