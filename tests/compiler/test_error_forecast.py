@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import streamveil as sv
 from benchmarks.clicks import drawn, repeated
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
-from streamveil.compiler.design_choice import Given, Problem, choose
+from streamveil.compiler.design_choice import SHARES, SLOTS, Given, Problem, choose
 from streamveil.compiler.error_forecast import (
     MOST_ROWS,
     ExpectedStream,
@@ -375,3 +375,25 @@ def test_a_query_without_groups_is_sized_for_the_one_that_it_has():
 def test_declared_groups_are_no_more_than_there_are():
     assert expected(EXPECTED, 1, public=3).groups == 3
     assert expected({"expected_rows": 5}, 4, public=12).groups == 12
+
+
+@pytest.mark.parametrize("steep", [0.0, 0.8])
+@pytest.mark.parametrize("rows", [20.0, 60.0])
+def test_rows_over_a_given_bound_do_not_drown_the_choice(rows, steep):
+    """Nine of ten rows are cut whatever is chosen; of the others as many as may be are shown."""
+    stream = ExpectedStream(units=3e3, rows=rows, groups=40, steep=steep, value=0.5, drawn=250)
+    noise, given = (
+        ForecastNoise(mu=0.5, spread=1.0, triggers=1, half=40.0),
+        Given(max_rows=4, per_group=1),
+    )
+    problem = Problem((stream,), noise, given, ("table",), weighted=False, counted=False)
+    grid = [
+        Settings(kind="table", max_rows=4, per_group=1, slots=slots, share=share)
+        for slots, share in product(SLOTS, SHARES) if slots <= problem.most_slots
+    ]  # fmt: skip
+    for bounded, near in ((False, 1.02), (True, 1.05)):
+
+        def error(settings, bounded=bounded):
+            return forecast(stream, settings, noise, bounded=bounded).l1
+
+        assert error(choose(problem)) <= near * min(map(error, grid))

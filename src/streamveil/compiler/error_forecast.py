@@ -443,8 +443,13 @@ def first_rows(drawn: Drawn) -> Drawn:
     )  # fmt: skip
 
 
-def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -> Errors:
-    """The expected errors of a count, or of a sum in rows of its mean value, with some settings."""
+def forecast(
+    stream: ExpectedStream, settings: Settings, noise: ForecastNoise, *, bounded: bool = False
+) -> Errors:
+    """The expected errors of a count, or of a sum in rows of its mean value, with some settings.
+
+    `bounded`: beside the totals of the rows within the bounds.
+    """
     value, stream = stream.value, replace(stream, value=1.0)
     base = noise.spread * sqrt(settings.moved) / value
     if settings.kind in ("gaussian", "totals"):
@@ -459,7 +464,7 @@ def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -
     elif settings.kind == "totals":
         test = Threshold(noise.total(settings, base * value) / value, base)
     settings = replace(settings, reference=settings.reference / value)
-    return errors_of(stream, settings, test, noise.triggers, base)
+    return errors_of(stream, settings, test, noise.triggers, base, bounded=bounded)
 
 
 class Threshold(NamedTuple):
@@ -470,7 +475,13 @@ class Threshold(NamedTuple):
 
 
 def errors_of(
-    stream: ExpectedStream, settings: Settings, test: Threshold, triggers: int, base: float
+    stream: ExpectedStream,
+    settings: Settings,
+    test: Threshold,
+    triggers: int,
+    base: float,
+    *,
+    bounded: bool = False,
 ) -> Errors:
     """The expected errors of a count whose small groups have noise `base` at the last release.
 
@@ -481,7 +492,7 @@ def errors_of(
         Rows of a group are hidden up to the trigger that shows it. A shown group errs by its cut
         rows and by Gaussian noise that grows, once it is shown, as the cube root of its total
         beyond the reference; a hidden one by its total. Where all groups are public, weights fall
-        once a total is beyond doubt.
+        once a total is beyond doubt. Beside `bounded` totals, no cut row is an error.
     """
     drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
@@ -518,6 +529,8 @@ def errors_of(
         shown = erfc((asked - units) / (test.deviation * sqrt(2))) / 2
     else:
         shown = np.ones(len(totals))
+    if bounded:
+        totals, lost = totals - lost, np.zeros(len(totals))
     late = np.clip(1 - opens / steps, 0, 1)  # of the releases with falling weights
     sd = base * np.sqrt(1 + (growth**2 - 1) * late)
     near = sd * sqrt(2 / pi) * np.exp(-(lost**2) / (2 * sd**2)) + lost * erf(lost / (sd * sqrt(2)))
