@@ -9,7 +9,7 @@ import pytest
 import streamveil as sv
 from streamveil.cli import warned
 from streamveil.connectors import file_reader
-from streamveil.errors import OperatorWarning
+from streamveil.errors import OperatorWarning, SourceError
 from streamveil.runtime.run import warn_of_nothing
 
 START = 1_767_225_600_000_000  # 2026-01-01
@@ -118,6 +118,18 @@ def test_a_query_that_answers_once_says_that_no_file_is_there(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_nothing(once)
+
+
+def test_a_named_file_that_is_not_there_is_refused_before_anything_is_charged(tmp_path):
+    stream = sv.files(f"{tmp_path}/sales.csv", columns={"u": "INT64"})
+    once = stream.protect("u").agg(n=sv.count()).bound(max_rows=1).release(
+        budget=sv.Budget(epsilon=1, delta=1e-6))  # fmt: skip
+    with pytest.raises(SourceError, match=r"no file matches .*sales\.csv"):
+        list(once.run(str(tmp_path / "s"), ledger=str(tmp_path / "l")))
+    assert not (tmp_path / "l").exists()
+    (tmp_path / "sales.csv").write_text("u\n")
+    with pytest.warns(UserWarning, match="no file holds a row"):
+        list(once.run(str(tmp_path / "s")))
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,11 +156,20 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
 
     Where footers tell no times, as in CSV and JSON, rows are read until one is of that time, at
     most `LOOKED_AT` of them; without times, until there is one.
+
+    Raises SourceError where a file is named, is to be read once, and is not there: a slip. Whether
+    it is there depends on nobody's rows, as a file without rows is there.
     """
     if not getattr(source, "on_disk", False):
         return None
     files: list[Path] = source.files()  # type: ignore[attr-defined]  # whoever says so has them
     if not files:
+        named: list[str] = source.patterns  # type: ignore[attr-defined]  # likewise
+        if source.bounded and not any(has_magic(one) or Path(one).exists() for one in named):
+            raise SourceError(
+                f"no file matches {', '.join(map(shown, named))}.\n"
+                "  to fix  check the path; a folder, or *, may be empty and wait for files"
+            )
         return "no file is there yet"
     if span is None or column is None:
         return nothing_in_first_rows(source, None, (0, 0))
