@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
@@ -146,6 +147,33 @@ def test_a_table_that_lost_what_is_to_be_read_is_refused(table):
     with pytest.raises(SourceError, match="VACUUM") as caught:
         read(opened(table))
     assert caught.value.__cause__ is None
+
+
+def stored_as(path, table, **how):
+    """The only file of a table as another writer might have stored it."""
+    [file], [log] = path.glob("*.parquet"), path.glob("_delta_log/*.json")
+    size = file.stat().st_size
+    pq.write_table(table, file, **how)
+    log.write_text(log.read_text().replace(f'"size":{size}', f'"size":{file.stat().st_size}'))
+
+
+def test_a_value_that_does_not_fit_its_column_is_null_and_counted(tmp_path):
+    """A library that cast the whole file stopped at it: whether a job went on told of one row."""
+    add(tmp_path / "t", 0, 3)
+    stored_as(tmp_path / "t", rows(0, 3).set_column(0, "u", pa.array([1.0, 2.5, 3.0])))
+    found, chunks = read(opened(tmp_path / "t"))
+    assert [row["u"] for row in found] == [1, None, 3]
+    assert sum(sum(chunk.rejected.values()) for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize("how", [{}, {"use_deprecated_int96_timestamps": True}])
+def test_times_in_nanoseconds_are_read_in_microseconds(tmp_path, how):
+    times = pa.table({"t": pa.array([1, 2], pa.timestamp("us"))})
+    deltalake.write_deltalake(tmp_path / "t", times)
+    longer = pa.table({"t": pa.array([1001, 2000], pa.timestamp("ns"))})
+    stored_as(tmp_path / "t", longer, **how)
+    found, _ = read(opened(tmp_path / "t"))
+    assert [row["t"].microsecond for row in found] == [1, 2]
 
 
 def test_another_table_at_the_same_place_is_refused_and_a_moved_one_is_not(table, tmp_path):

@@ -147,6 +147,30 @@ def test_schemas_that_let_a_message_be_endless_are_refused(registry, schema, wor
         reader(registry)
 
 
+@pytest.mark.parametrize("schema", [
+    "null", '{"type": "record", "name": "R"', '{"type": "record", "fields": []}',
+    '{"type": "record", "name": "R", "fields": [{"name": "u", "type": "of-nobody"}]}',
+    '{"type": "record", "name": "R", "fields": [{"name": "u", "type": {"type": "enum", "name":'
+    ' "E", "symbols": ["A"], "default": "secret"}}]}',
+    json.dumps({**VISIT, "fields": [{"name": "u", "type": "int", "more": [[]] * 9}, 5]}),
+])  # fmt: skip
+def test_what_is_no_schema_is_refused_in_words(registry, schema):
+    registry.register("t-value", schema)
+    with pytest.raises(SourceError, match="schema registry says of 't-value' cannot be read") as no:
+        reader(registry)
+    assert "secret" not in str(no.value)
+
+
+def test_a_schema_that_names_types_again_and_again_is_read_at_once(registry):
+    """Each type was read as often as it is reached: forty of them for ever."""
+    made = {"type": "record", "name": "R0", "fields": [{"name": "u", "type": "long"}]}
+    for level in range(1, 40):
+        fields = [{"name": "u", "type": made}, {"name": "again", "type": f"R{level - 1}"}]
+        made = {"type": "record", "name": f"R{level}", "fields": fields}
+    registry.register("t-value", json.dumps(made))
+    assert reader(registry).read([b"\0\0\0\0\1x"], declared_schema({})).rows.num_rows == 0
+
+
 def file_of(package="shop"):
     """Message Visit: u, name, at, kind, inner and the rest, by hand."""
     file = descriptor_pb2.FileDescriptorProto(

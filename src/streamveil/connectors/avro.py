@@ -194,8 +194,7 @@ def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> 
                 f"the type '{schema}' of an Avro schema contains itself, so one message could be of"
                 " any depth.\n  to fix  write rows of a type that ends"
             )
-        known = named.get(schema) or named.get(schema.rpartition(".")[2])
-        return 0 if known is None else require_finite(known, named, within)
+        return int(named.get(bytes_of(schema), 0))  # it was read, or it would be within itself
     kind = schema["type"]
     if kind in ("array", "map"):
         least = require_finite(schema["items" if kind == "array" else "values"], named, within)
@@ -214,5 +213,14 @@ def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> 
         )
     named[own] = named[schema["name"]] = schema
     if kind in ("enum", "fixed"):
-        return 1 if kind == "enum" else int(schema["size"])
-    return sum(require_finite(one["type"], named, (*within, own)) for one in schema["fields"])
+        least = 1 if kind == "enum" else int(schema["size"])
+    else:
+        fields = schema["fields"]
+        least = sum(require_finite(one["type"], named, (*within, own)) for one in fields)
+    named[bytes_of(own)] = least
+    return least
+
+
+def bytes_of(name: str) -> str:
+    """What `named` calls the least bytes of a type: no type has such a name."""
+    return f"{name.rpartition('.')[2]} bytes"

@@ -94,6 +94,7 @@ class DeltaSource(LakeSource):
         table = self._at(place.version)
         own = schema_of(table)
         require_columns(own, wanted, place.version)
+        names = wanted.names
         files = sorted(
             (one for one in table.to_pyarrow_dataset().get_fragments()
              if added is None or one.path in added),
@@ -106,7 +107,7 @@ class DeltaSource(LakeSource):
             sizes = [group.num_rows for group in file.row_groups]
             groups, row = groups_behind(sizes, start)
             scanned = file.subset(row_group_ids=groups).to_batches(
-                schema=own, columns=wanted.names, batch_size=max_rows
+                schema=as_stored(own, file.physical_schema), columns=names, batch_size=max_rows
             ) if groups else ()  # fmt: skip
             tables = (pa.Table.from_batches([batch]) for batch in scanned)
             return FileRows(file.path, sum(sizes), fitted(tables, row, start, wanted, max_rows))
@@ -155,6 +156,15 @@ class DeltaSource(LakeSource):
 def schema_of(table: Any) -> pa.Schema:
     """The columns of a version of a table."""
     return plain_schema(pa.schema(table.schema().to_arrow())).remove_metadata()
+
+
+def as_stored(own: pa.Schema, file: pa.Schema) -> pa.Schema:
+    """The columns of a version as a file stores them: its rows are cast one by one.
+
+    A library that casts a file stops at the first value that does not fit.
+    """
+    kinds = {one.name: one.type for one in file}
+    return pa.schema([one.with_type(kinds.get(one.name, one.type)) for one in own])
 
 
 def require_columns(own: pa.Schema, wanted: pa.Schema, version: int) -> None:

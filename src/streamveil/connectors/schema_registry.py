@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from streamveil.connectors.messages import Decoded, Decoder
 from streamveil.connectors.rejected_rows import MALFORMED
-from streamveil.errors import SourceError
+from streamveil.errors import SourceError, StreamveilError
 
 HEAD = 5  # bytes before a message: 0 and the number of its schema
 WAIT = 30.0  # seconds
@@ -126,25 +126,37 @@ class RegisteredMessages:
 
     def refresh(self, wanted: Sequence[str]) -> None:
         """Asks for new versions; SourceError where none has a wanted field."""
-        for version in self.registry.versions(self.subject):
-            if version in self._versions:
-                continue
-            number, schema = self.registry.version(self.subject, version)
-            if schema.kind != self.kind:
-                raise SourceError(
-                    f"version {version} of '{self.subject}' in the schema registry is"
-                    f" {schema.kind}, not {self.kind}.\n"
-                    "  to fix  give the format of its schemas, and one subject for one format"
-                )
-            self._decoders[number], fields = self.compiled(schema)
-            self._fields |= fields
-            self._versions.add(version)
+        try:
+            for version in self.registry.versions(self.subject):
+                if version not in self._versions:
+                    self._learn(version)
+        except StreamveilError:
+            raise
+        except Exception:  # whatever somebody registered, or another server says
+            raise SourceError(
+                f"what the schema registry says of '{self.subject}' cannot be read.\n"
+                "  to fix  check registry and subject; schemas must be valid, those too of versions"
+                " that were deleted softly"
+            ) from None
         for name in wanted:
             if name not in self._fields:
                 raise SourceError(
                     f"no version of '{self.subject}' in the schema registry has a field '{name}'.\n"
                     f"  to fix  declare fields that exist: {', '.join(sorted(self._fields))}"
                 )
+
+    def _learn(self, version: int) -> None:
+        """Asks for a version, and reads its messages from here on."""
+        number, schema = self.registry.version(self.subject, version)
+        if schema.kind != self.kind:
+            raise SourceError(
+                f"version {version} of '{self.subject}' in the schema registry is"
+                f" {schema.kind}, not {self.kind}.\n"
+                "  to fix  give the format of its schemas, and one subject for one format"
+            )
+        self._decoders[number], fields = self.compiled(schema)
+        self._fields |= fields
+        self._versions.add(version)
 
     def read(self, messages: list[bytes], wanted: pa.Schema) -> Decoded:
         """The wanted fields of each message that is a row of a schema of the subject.
