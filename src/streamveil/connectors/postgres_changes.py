@@ -548,7 +548,7 @@ class MessageFields:
         for _ in range(self.number("H")):
             kind = self.take(1)
             if kind == b"t":
-                cells.append(self.take(self.number("I")).decode())
+                cells.append(self.take(self.number("I")).decode(errors="replace"))
             else:
                 cells.append(None if kind == b"n" else UNSENT)
         return cells
