@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import math
 import multiprocessing
 import os
 from collections import defaultdict
@@ -12,6 +13,7 @@ from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from streamveil import accounts
 from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.calibrate import gaussian_mu
+from streamveil.compiled import log_ndtr
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
 from streamveil.errors import BudgetError, StoreError
@@ -147,6 +150,8 @@ def test_pure_losses_restated_as_gaussian_dominate(epsilon: float) -> None:
     for share in (0.0, 0.3, 0.9):
         at = share * epsilon
         assert gaussian.delta_at(at) >= Pure(epsilon).delta_at(at) * (1 - 1e-8) - 1e-15
+    tail = float(log_ndtr(-math.sqrt(gaussian.gaussian) / 2))  # where it is as likely as the other
+    assert tail <= -np.logaddexp(0, epsilon) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("limit", [Budget(mu=1, delta="1e-6"), Budget(rho=1, delta="1e-6")])
@@ -160,6 +165,24 @@ def test_a_charge_that_fits_its_limit_exactly_has_room(limit: Budget, *, known: 
     ledger.charge("all of it", Guarantee(USER, loss, given_past=known))
     with pytest.raises(BudgetError):
         ledger.charge("more", Loss(delta=Fraction(1, 10**60)))
+
+
+@given(st.fractions(Fraction(1, 10**9), Fraction(1, 2), max_denominator=10**12))
+def test_charges_are_rounded_up_and_caps_down(amount: Fraction) -> None:
+    loss = Loss(amount, amount, ((amount, 1),), amount / 2, amount)
+    exact = [x * accounts.UNIT for x in (amount, amount, amount, amount / 2, amount)]
+    taken, room = accounts.amounts(loss), accounts.limits(loss)
+    for true, more, less in zip(exact, taken, room, strict=True):
+        assert less <= true <= more <= less + 1
+
+
+def test_gaussian_charges_take_half_of_mu_squared_of_a_limit_in_rho() -> None:
+    ledger = Ledger.open(None, RHO, USER)
+    for name in "ab":
+        ledger.charge(name, Gdp(1))
+    assert ledger.left() == Loss()
+    with pytest.raises(BudgetError):
+        ledger.charge("c", Gdp("0.001"))
 
 
 # --- ranges ---------------------------------------------------------------------------------------
