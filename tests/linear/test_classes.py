@@ -1,0 +1,72 @@
+"""Query classes and strategies of structure are the matrices that they stand for."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamveil.linear import (
+    Dense,
+    Direct,
+    Marginals,
+    Matrix,
+    Points,
+    Ranges,
+    Residuals,
+    hierarchy,
+)
+
+
+@st.composite
+def classes(draw):
+    """Marginals or ranges over a small domain of up to three attributes."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axes = st.sets(st.integers(0, len(shape) - 1)).map(lambda one: tuple(sorted(one)))
+    if draw(st.booleans()):
+        return Marginals(shape, tuple(draw(st.lists(axes, min_size=1, max_size=4))))
+    ends = [st.lists(st.integers(0, size), min_size=2, max_size=2).map(sorted) for size in shape]
+    boxes = np.array(draw(st.lists(st.tuples(*ends), min_size=1, max_size=5)))
+    return Ranges.of(shape, boxes[:, :, 0], boxes[:, :, 1])
+
+
+def matrix_of(queries):
+    return np.array([queries.weights(index) for index in range(queries.size)])
+
+
+@given(classes(), st.data())
+def test_answers_and_norms_are_those_of_the_matrix(queries, data):
+    matrix = matrix_of(queries)
+    counts = st.lists(st.integers(-9, 9), min_size=queries.domain, max_size=queries.domain)
+    histogram = np.array(data.draw(counts))
+    assert (queries.exact(histogram) == matrix @ histogram).all()
+    np.testing.assert_allclose(queries.answers(histogram / 7), matrix @ (histogram / 7))
+    assert queries.l1 >= np.abs(matrix).sum(axis=0).max()
+    assert queries.l2_squared >= (matrix**2).sum(axis=0).max()
+
+
+def strategies_of(queries):
+    yield Direct(queries)
+    yield Points(queries)
+    if isinstance(queries, Marginals):
+        yield Residuals(queries)
+    elif len(queries.shape) == 1:
+        yield Dense(Matrix.of(matrix_of(queries)), hierarchy(queries.domain))
+
+
+@settings(max_examples=25)
+@given(classes(), st.sampled_from(["pure", "zcdp"]))
+def test_strategies_are_their_matrices(queries, kind):
+    """Of every record: what is measured, recovered, moved, and how far off each answer is."""
+    norm = 1 if kind == "pure" else 2
+    for strategy in strategies_of(queries):
+        records = np.eye(queries.domain, dtype=int)
+        measured = np.array([strategy.measure(one) for one in records]).T
+        recovery = np.array([strategy.recover(one) for one in np.eye(strategy.rows)]).T
+        np.testing.assert_allclose(recovery @ measured, matrix_of(queries), atol=1e-9)
+        scales = strategy.scales(kind)
+        assert not measured[scales == 0].any()  # of an empty range
+        moved = measured[scales > 0] / scales[scales > 0, None]
+        assert np.linalg.norm(moved, norm, axis=0).max(initial=0) <= 1
+        deviations = np.sqrt((recovery**2) @ scales**2)
+        np.testing.assert_allclose(strategy.units(kind), deviations, rtol=1e-6)
+        assert strategy.unit(kind) == pytest.approx(deviations.max())
