@@ -210,7 +210,10 @@ def panels(place: int, made: dict[str, Any], found: Answers) -> str:
         for at, line in enumerate(lines)
     )
     if made["name"] not in numbers:
-        note = "The share of rows that are in no number, told with noise; shaded to its upper end."
+        note = (
+            "The share of rows that are in no number, told with noise; shaded to its upper end. Of"
+            " each unit only its first rows over the bounds are counted."
+        )
         return f'<h2>Rows over the bounds</h2><div class="panels">{boxes}</div>{said(note)}'
     level = float((found.releases.facts or {}).get("confidence", 0.95))
     note = f"{level:.0%} intervals of {held(found)} are shaded; each panel has a scale of its own."
