@@ -103,7 +103,8 @@ def _rows_of(source: SourceSpec) -> set[str]:
         lies = {f"at {one.address}" for some in parts for one in some if one and one.size}
     elif paths:
         paths = paths if isinstance(paths, list | tuple) else [paths]
-        lies = {f"{abspath(path)} {source.options.get('query') or held}".lower() for path in paths}
+        more = source.options.get("query") or held
+        lies = {f"{abspath(str(path))} {more}".lower() for path in paths}
     else:
         lies = {str([source.options.get(name) for name in PLACED]).lower()}
     return {source.name.lower(), *lies}
