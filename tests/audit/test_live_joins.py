@@ -30,6 +30,7 @@ from tests.runtime.test_live_joins import (
 
 MINE = 99
 KINDS = ("table", "events")
+PAIRS = 16  # drawn inputs with and without the unit
 
 
 @cache
@@ -130,7 +131,7 @@ def accounts(name, seeds, folder):
 
 @pytest.mark.parametrize("name", RELATIONS)
 def test_a_unit_loses_what_is_claimed(name, tmp_path):
-    found = list(accounts(name, 25, tmp_path))
+    found = list(accounts(name, PAIRS, tmp_path))
     assert all(one.stands for one in found)
     assert max(one.tightness for one in found) > 0.9
 
@@ -181,4 +182,4 @@ FAULTS = {
 def test_planted_faults_in_live_joins_are_caught(fault, name, tmp_path, monkeypatch):
     compiled(name)
     FAULTS[fault][1](monkeypatch)
-    assert any(not one.stands for one in accounts(name, 25, tmp_path))
+    assert any(not one.stands for one in accounts(name, PAIRS, tmp_path))

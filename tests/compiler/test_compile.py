@@ -52,7 +52,7 @@ def counts(bound, epsilon=1, **options):
     return query.release(budget=sv.Budget(epsilon=epsilon, delta=1e-9), **options).plan
 
 
-@pytest.mark.parametrize("bound", [1, 2**16 - 1, 2**16, 2**16 + 1, 10**9])
+@pytest.mark.parametrize("bound", [1, 2**16, 2**16 + 1, 10**9])
 def test_squared_rows_may_be_many(bound):
     assert compile_plan(counts({"max_squared_rows": bound})).bounds.quadratic == bound
 
@@ -116,8 +116,9 @@ def test_units_that_count_once_a_window_need_no_bound(size, rows):
     assert operator(sv.count_units(), sv.count()).bounds.quadratic is not None
 
 
-@pytest.mark.parametrize("selection", ["table", "gaussian", "totals"])
-@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize(
+    ("selection", "most"), [("table", 1), ("table", 3), ("gaussian", 1), ("totals", 3)]
+)
 def test_only_the_rows_of_a_group_may_be_bounded(selection, most):
     plan = counts({"max_rows_per_group": most}, selection=selection, weights="flat")
     (count,) = plan.aggregates

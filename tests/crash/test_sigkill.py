@@ -64,8 +64,8 @@ JOBS = [
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_twenty_kills(server: Server, folder: Path, job: str) -> None:
-    kill_often(server, folder, job, 20)
+def test_a_dozen_kills(server: Server, folder: Path, job: str) -> None:
+    kill_often(server, folder, job, 12)
 
 
 @pytest.mark.slow

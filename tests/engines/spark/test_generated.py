@@ -15,7 +15,7 @@ from tests.engines.spark.streams import CASES, Case, published
 from tests.engines.spark.test_job import charges, embedded, job
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
-PLAIN = (1, 7, 10, 14, 17, 19, 22, 29)  # seeds; with them every setting below occurs
+PLAIN = (1, 2, 14, 17, 19, 22, 29)  # seeds; with them every setting below occurs
 SOME = [drawn(seed) for seed in sorted([*PLAIN, *range(0, 33, 3)])]
 REST = [drawn(seed) for seed in range(236) if seed > 30 or (seed % 3 and seed not in PLAIN)]
 HUNDREDS = [*CASES, *ASKED, *REST]
