@@ -220,6 +220,17 @@ def test_ranges_equal_a_table_of_all_periods(
     assert ledger.left((3, 7)).zcdp == 3 - max(oracle[day] for day in range(3, 7))
 
 
+def test_what_a_charge_takes_in_its_range_and_everywhere_counts_together() -> None:
+    ledger = Ledger.open(None, Budget(rho=1, delta="3e-6"), USER_DAY)
+    chance = Fraction("2e-6")
+    with pytest.raises(BudgetError):
+        ledger.charge("two", given_past(Loss(delta=chance, chance=chance)), range=(0, 1))
+    ledger.charge("one", given_past(Loss(delta=chance / 2, chance=chance)), range=(0, 1))
+    with pytest.raises(BudgetError):
+        ledger.charge("same day", given_past(Loss(delta=chance / 4)), range=(0, 1))
+    ledger.charge("other day", given_past(Loss(delta=chance / 2)), range=(1, 2))
+
+
 def test_disjoint_ranges_cost_their_maximum_only_for_unit_periods() -> None:
     ledger = Ledger.open(None, RHO, USER_DAY)
     for day in range(100):
