@@ -353,6 +353,18 @@ def test_a_torn_tail_was_never_acknowledged(tmp_path: Path) -> None:
         assert path.read_bytes() == original
 
 
+def test_nothing_is_left_of_a_torn_record_behind_a_shorter_one(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    filled(path)
+    with Ledger.load(path) as ledger:
+        ledger.charge("a name that is longer", Zcdp(0.1))
+    path.write_bytes(path.read_bytes()[:-1])
+    with Ledger.load(path) as ledger:
+        ledger.charge("d", Zcdp(0.1))
+        ledger.verify()
+        assert ledger.entries()[-1].name == "d"
+
+
 def test_a_ledger_that_shrinks_while_open_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "visits.jsonl"
     filled(path)

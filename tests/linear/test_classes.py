@@ -1,5 +1,7 @@
 """Query classes and strategies of structure are the matrices that they stand for."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,10 @@ from streamveil.linear import (
     Points,
     Ranges,
     Residuals,
+    Share,
     hierarchy,
 )
+from streamveil.linear.budget_shares import GRID
 
 
 @st.composite
@@ -70,3 +74,14 @@ def test_strategies_are_their_matrices(queries, kind):
         deviations = np.sqrt((recovery**2) @ scales**2)
         np.testing.assert_allclose(strategy.units(kind), deviations, rtol=1e-6)
         assert strategy.unit(kind) == pytest.approx(deviations.max())
+
+
+@given(st.fractions(Fraction(1, 10**9), 100, max_denominator=10**9))
+def test_what_a_share_pays_for_is_rounded_to_the_safe_side(amount):
+    share, unit = Share("zcdp", amount), Fraction(1, GRID)
+    assert share.epsilon**2 / 2 <= amount < (share.epsilon + unit) ** 2 / 2
+    assert share.choice_epsilon**2 / 8 <= amount < (share.choice_epsilon + unit) ** 2 / 8
+    sigma = share.spread(1, 1)
+    assert (sigma - 2 * unit) ** 2 * 2 * amount < 1 <= sigma**2 * 2 * amount
+    parts = share.split(1, 2, 4)
+    assert amount - 3 * unit < sum(part.amount for part in parts) <= amount
