@@ -88,7 +88,8 @@ table itself under another name, whose rows are of one person: it is joined by t
 query is made; the job goes on with the same rows only |
 | `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN`, \
 `WHERE EXISTS (SELECT 1 FROM p WHERE p.user_id = v.user_id)` | people who are in the other \
-relation, or not in it |
+relation, or not in it. A null there is nobody: `NOT IN` passes it over, where standard SQL would \
+leave no row of anybody |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
 A row is joined to the first 1,000 rows that match it. A join by the unit needs all rows, as
