@@ -20,7 +20,8 @@ With `--json`: how fast are JSON lines read, against `pyarrow.json` with the sam
 0.7 to 0.8 of it per CPU second, since a block is read by Arrow after a look at each byte; above it
 in time, as the next blocks are read meanwhile.
 
-    python benchmarks/throughput.py [--full] [--ids int text] [--repeats 5] [--data DIR] [--json]
+    python benchmarks/throughput.py [--all | --full | --json] [--ids int text] [--repeats 5]
+        [--data DIR]
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -68,11 +70,9 @@ STEPS = 100
 Measured = dict[str, float]
 
 
-def private(
-    data: Path, work: Path, rows: int, every: int, bounding: Bounding, batch: int | None = None
-) -> None:
-    """The whole private and durable pipeline: one release per `every` records."""
-    plan = Plan(
+def clicks(data: Path, work: Path, rows: int, every: int, bounding: Bounding) -> Plan:
+    """One release per `every` records."""
+    return Plan(
         name="clicks", unit="user", keys=(KeyColumn(name="key", expression="key"),),
         source=SourceSpec(name="clicks", kind="files", options={"path": str(data)}),
         aggregates=(Aggregate(name="n", function="count"),), bounding=bounding,
@@ -80,7 +80,18 @@ def private(
         budget=Budget(epsilon=6, delta=1e-9),
         sinks=(SinkSpec(name="out", kind="files", options={"path": str(work / "out")}),),
     )  # fmt: skip
-    with run(plan, state=work / "state", pace=Pace(max_rows=batch or every)) as job:
+
+
+def private(
+    data: Path, work: Path, rows: int, every: int, bounding: Bounding, batch: int | None = None
+) -> None:
+    """The whole private and durable pipeline."""
+    run_to_end(clicks(data, work, rows, every, bounding), work, batch or every)
+
+
+def run_to_end(plan: Plan, work: Path, batch: int) -> None:
+    """A job in micro-batches of so many rows."""
+    with run(plan, state=work / "state", pace=Pace(max_rows=batch)) as job:
         for _ in job:
             pass
 
@@ -170,9 +181,12 @@ def duck(merge: str, constraint: str) -> Callable[..., None]:
     return contender
 
 
-def with_bounds(bounding: Bounding) -> Callable[..., None]:
+def with_bounds(bounding: Bounding, *, looks: bool = False) -> Callable[..., None]:
+    """A private job with given bounds, or one that also looks before it starts."""
+
     def contender(data: Path, work: Path, rows: int, batch: int) -> None:
-        private(data, work, rows, batch, bounding)
+        plan = clicks(data, work, rows, batch, bounding)
+        run_to_end(plan if looks else replace(plan, options={"look_share": 0}), work, batch)
 
     return contender
 
@@ -210,6 +224,9 @@ def polars_once(*, bounded: bool) -> Callable[..., None]:
     return contender
 
 
+ALL = (400_000, 1_000_000, 10_000_000)  # users
+RATE = "records per CPU second"
+LOOKING = "private, C=32, with its look"
 CONTENDERS: dict[str, Callable[..., None]] = {
     "duckdb once, own reader": duck_once(ONE_SHOT),
     "duckdb once, own reader, bounded": duck_once(ONE_SHOT_BOUNDED),
@@ -221,6 +238,7 @@ CONTENDERS: dict[str, Callable[..., None]] = {
     "duckdb upsert": duck(UPSERT, "PRIMARY KEY"),
     "private, C=32": with_bounds(Bounding(max_rows=32)),
     "private, quadratic B=128": with_bounds(Bounding(quadratic=128)),
+    LOOKING: with_bounds(Bounding(max_rows=32), looks=True),
 }
 
 
@@ -383,9 +401,32 @@ def compare_json(folder: Path, repeats: int) -> dict[str, Any]:
     return found
 
 
+def measured(path: Path, repeats: int, *, full: bool) -> dict[str, Any]:
+    """All contenders over a file, and the ratios of private jobs to others."""
+    rows = pq.ParquetFile(path).metadata.num_rows
+    batch = -(-rows // STEPS) if full else 600_000
+    print(f"{path.name}: {rows:,} records, micro-batches of {batch:,}")
+    found = compare(path, rows, batch, repeats)
+    private = [found[name] for name in ("private, C=32", "private, quadratic B=128")]
+    duckdb = max(found["duckdb rebuild"][RATE], found["duckdb upsert"][RATE])
+    ratios = {}
+    for told, kind in (("", RATE), (", once started", "once started")):
+        best = max(one[kind] for one in private)
+        ratios |= {
+            f"of floor{told}": best / found["floor"][RATE],
+            f"of DuckDB{told}": best / duckdb,
+        }
+    for name in ("duckdb once, own reader", "polars once"):
+        for told, bounded in (("", ""), (", bounded alike", ", bounded")):
+            ratios[f"of {name}{told}"] = found[LOOKING][RATE] / found[f"{name}{bounded}"][RATE]
+    print("  " + ", ".join(f"{value:.2f} {name}" for name, value in ratios.items()))
+    return {"records": rows, "batch": batch, "found": found, "ratios": ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="10 million users, 59 million records")
+    parser.add_argument("--all", action="store_true", help="all sizes that the page shows")
     parser.add_argument("--users", type=int, default=400_000)
     parser.add_argument("--clumpy", type=float, default=0.0)
     parser.add_argument("--ids", nargs="+", default=["int", "text"], choices=["int", "text"])
@@ -394,7 +435,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines, and nothing else")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    users = 10_000_000 if options.full else options.users
     folder = options.data or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -403,34 +443,15 @@ def main() -> None:
         kept["JSON lines"] = {"machine": {**machine(), "load": os.getloadavg()[0]}, **found}
         RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
         return
-    result = kept.setdefault(f"{users} users, clumpy {options.clumpy}", {})
-    result["machine"] = {**machine(), "load": os.getloadavg()[0]}
-    for ids in options.ids:
-        path = folder / f"clicks-{users}-{options.clumpy}-{ids}.parquet"
-        if not path.exists():
-            Clicks(users=users, clumpy=options.clumpy).write(path, ids)
-        rows = pq.ParquetFile(path).metadata.num_rows
-        batch = -(-rows // STEPS) if options.full else 600_000
-        print(f"{ids} ids: {rows:,} records, micro-batches of {batch:,}")
-        result[ids] = {
-            "records": rows,
-            "batch": batch,
-            "found": compare(path, rows, batch, options.repeats),
-        }
-        rate = {k: v["records per CPU second"] for k, v in result[ids]["found"].items()}
-        best = max(rate["private, C=32"], rate["private, quadratic B=128"])
-        duckdb = max(rate["duckdb rebuild"], rate["duckdb upsert"])
-        ratios = {"of floor": best / rate["floor"], "of DuckDB": best / duckdb}
-        found = result[ids]["found"]
-        rate |= {k: v["once started"] for k, v in found.items() if "once started" in v}
-        best = max(rate["private, C=32"], rate["private, quadratic B=128"])
-        ratios["of floor, once started"] = best / rate["floor"]
-        ratios["of DuckDB, once started"] = best / duckdb
-        result[ids]["ratios"] = ratios
-        for name in ("duckdb once, own reader", "polars once"):
-            ratios[f"of {name}"] = best / rate[name]
-            ratios[f"of {name}, bounded alike"] = rate["private, C=32"] / rate[f"{name}, bounded"]
-        print("  " + ", ".join(f"{value:.2f} {name}" for name, value in ratios.items()))
+    sizes = ALL if options.all else [10_000_000 if options.full else options.users]
+    for users in sizes:
+        result = kept.setdefault(f"{users} users, clumpy {options.clumpy}", {})
+        result["machine"] = {**machine(), "load": os.getloadavg()[0]}
+        for ids in options.ids:
+            path = folder / f"clicks-{users}-{options.clumpy}-{ids}.parquet"
+            if not path.exists():
+                Clicks(users=users, clumpy=options.clumpy).write(path, ids)
+            result[ids] = measured(path, options.repeats, full=users == ALL[-1])
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
     if options.data is None:

@@ -16,7 +16,7 @@ WAYS = {
     "private, quadratic B=128": "private, quadratic bound",
 }  # fmt: skip
 BY_ITSELF = {
-    "private, C=32": "private, 32 rows a unit, with its look",
+    "private, C=32, with its look": "private, 32 rows a unit, with its look",
     "duckdb once, own reader": "DuckDB, its own reader",
     "duckdb once, own reader, bounded": "DuckDB, bounded to 32 rows a unit",
     "polars once": "Polars, its own reader", "polars once, bounded": "Polars, bounded the same way",
