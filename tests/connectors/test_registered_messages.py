@@ -139,6 +139,7 @@ NOTHING = {"type": "record", "name": "E", "fields": []}
     (ENDLESS, "contains itself"),
     ({**VISIT, "fields": [{"name": "u", "type": {"type": "array", "items": "null"}}]}, "no bytes"),
     ({**VISIT, "fields": [{"name": "u", "type": {"type": "array", "items": NOTHING}}]}, "no bytes"),
+    ({**VISIT, "fields": [{"name": "u", "type": NOTHING}, {"name": "v", "type": "E"}]}, "again"),
     ("string", "must be a record"),
 ])  # fmt: skip
 def test_schemas_that_let_a_message_be_endless_are_refused(registry, schema, words):

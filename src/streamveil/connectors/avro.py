@@ -1,8 +1,9 @@
 """Messages of Avro, by the schema that they were written with.
 
-A message may not be able to stop a job, or to take more memory than its size allows. Two kinds of
-schema would let it: one that contains itself (its depth is the message's to choose), and a list of
-items that take no bytes (so is its length). Both are refused, by the schema alone.
+A message may not be able to stop a job, or to take more memory than its size allows. Three kinds of
+schema would let it: one that contains itself (its depth is the message's to choose), a list of
+items that take no bytes (so is its length), and types that take none and are named again, twice in
+each of the next. All are refused, by the schema alone.
 """
 
 from __future__ import annotations
@@ -187,14 +188,7 @@ def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> 
     if isinstance(schema, list):
         return 1 + min((require_finite(one, named, within) for one in schema), default=0)
     if isinstance(schema, str):
-        if schema in PRIMITIVE:
-            return PRIMITIVE[schema]
-        if schema in within or schema.rpartition(".")[2] in within:
-            raise SourceError(
-                f"the type '{schema}' of an Avro schema contains itself, so one message could be of"
-                " any depth.\n  to fix  write rows of a type that ends"
-            )
-        return int(named.get(bytes_of(schema), 0))  # it was read, or it would be within itself
+        return PRIMITIVE[schema] if schema in PRIMITIVE else of_named(schema, named, within)
     kind = schema["type"]
     if kind in ("array", "map"):
         least = require_finite(schema["items" if kind == "array" else "values"], named, within)
@@ -219,6 +213,22 @@ def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> 
         least = sum(require_finite(one["type"], named, (*within, own)) for one in fields)
     named[bytes_of(own)] = least
     return least
+
+
+def of_named(name: str, named: Definitions, within: tuple[str, ...]) -> int:
+    """The same of a type that is named again."""
+    if name in within or name.rpartition(".")[2] in within:
+        raise SourceError(
+            f"the type '{name}' of an Avro schema contains itself, so one message could be of"
+            " any depth.\n  to fix  write rows of a type that ends"
+        )
+    least = named.get(bytes_of(name))  # it was read, or it would be within itself
+    if least == 0:
+        raise SourceError(
+            f"an Avro schema names the type '{name}' again, which takes no bytes, so one"
+            " message could be far larger than it is.\n  to fix  write rows without it"
+        )
+    return int(least or 0)
 
 
 def bytes_of(name: str) -> str:
