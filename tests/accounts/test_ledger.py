@@ -256,6 +256,14 @@ def test_a_year_adds_up_the_days() -> None:
         ledger.convert("user-yaer")
 
 
+def test_days_of_one_charge_add_up_where_each_has_mechanisms_of_its_own() -> None:
+    for separate, times in ((True, 7), (False, 49)):
+        ledger = Ledger.open(None, Budget(mu=1), USER_DAY)
+        month = Guarantee(USER_DAY, Gdp(0.1), separate=separate, given_past=True)
+        ledger.charge("a month", month, range=(0, 30))
+        assert ledger.convert("user-week").loss == Gdp.squared(Fraction(times, 100))
+
+
 def test_a_year_with_slack_walks_from_day_to_day() -> None:
     ledger = Ledger.open(None, Budget(mu=1, delta=1e-9), USER_DAY)
     loss = Gdp(0.1) + Loss(delta=Fraction(1, 10**20))

@@ -85,3 +85,12 @@ def test_what_a_share_pays_for_is_rounded_to_the_safe_side(amount):
     assert (sigma - 2 * unit) ** 2 * 2 * amount < 1 <= sigma**2 * 2 * amount
     parts = share.split(1, 2, 4)
     assert amount - 3 * unit < sum(part.amount for part in parts) <= amount
+
+
+@pytest.mark.parametrize("kind", ["pure", "zcdp", "gdp"])
+def test_a_share_loses_what_its_noise_does(kind):
+    share = Share(kind, Fraction(3, 7))
+    scale, loss = share.spread(1, 1), share.loss
+    lost = {"pure": loss.pure_total, "zcdp": 2 * loss.zcdp, "gdp": loss.gaussian}[kind]
+    true = 1 / scale if kind == "pure" else 1 / scale**2
+    assert true <= lost <= true * (1 + Fraction(1, 10**20))
