@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamveil.core.noise import SeededNoise
 from streamveil.linear import (
+    Additive,
     Dense,
     Direct,
     Marginals,
     Matrix,
+    Mwem,
+    Place,
     Points,
     Ranges,
     Residuals,
@@ -94,3 +98,32 @@ def test_a_share_loses_what_its_noise_does(kind):
     lost = {"pure": loss.pure_total, "zcdp": 2 * loss.zcdp, "gdp": loss.gaussian}[kind]
     true = 1 / scale if kind == "pure" else 1 / scale**2
     assert true <= lost <= true * (1 + Fraction(1, 10**20))
+
+
+@settings(max_examples=25)
+@given(classes(), st.sampled_from(["pure", "zcdp", "gdp"]))
+def test_a_record_that_is_replaced_moves_what_is_measured_as_far_as_said(queries, kind):
+    norm, records = 1 if kind == "pure" else 2, np.eye(queries.domain, dtype=int)
+    for strategy in strategies_of(queries):
+        scales = strategy.scales(kind)
+        measured = np.array([strategy.measure(one) for one in records])[:, scales > 0]
+        moved = (measured[:, None] - measured[None]) / scales[scales > 0]
+        most = np.linalg.norm(moved, norm, axis=2).max(initial=0)
+        assert most <= Additive(strategy, replaced=True).sensitivity(kind)
+
+
+@pytest.mark.parametrize("kind", ["pure", "zcdp"])
+def test_all_choices_and_measurements_of_mwem_together_cost_its_share(kind, monkeypatch):
+    spent = []
+    for name in ("choose", "noisy"):
+        real = getattr(Share, name)
+
+        def paid(self, *given, real=real):
+            spent.append(self.amount)
+            return real(self, *given)
+
+        monkeypatch.setattr(Share, name, paid)
+    share, place = Share(kind, Fraction(5)), Place(SeededNoise(3), "test")
+    Mwem(queries=Marginals.ways((2,) * 4, 2), rounds=6).release(np.full(16, 90), share, place)
+    assert len(spent) == 1 + 2 * 6  # the number of records, then a choice and a number a round
+    assert share.amount * (1 - Fraction(1, 10**9)) < sum(spent) <= share.amount
