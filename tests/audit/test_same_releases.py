@@ -2,13 +2,15 @@
 
 import pytest
 
+from streamveil.kept import FOLDER
 from streamveil.runtime.run import Pace
 from tests.audit.run_jobs import outcome
 from tests.audit.same_releases import differences, draw
 
 
 @pytest.mark.filterwarnings("ignore:insecure noise")
-def test_other_noise_is_seen_in_every_job(tmp_path):
+def test_other_noise_is_seen_in_every_job(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path / "searched"))  # once for the three runs
     jobs = draw(2, 10, tmp_path / "jobs")
 
     def outcomes(seed):

@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from streamveil.kept import FOLDER
+
 
 def pytest_collection_modifyitems(items):
     if importlib.util.find_spec("pyspark") is not None:
@@ -14,6 +16,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "engines/spark" in item.path.as_posix() and "spark" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def searched_once(tmp_path_factory):
+    """Both engines run what one search has found: none of these tests replaces a search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(tmp_path_factory.mktemp("searched")))
+        yield
 
 
 @pytest.fixture(scope="session")
