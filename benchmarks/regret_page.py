@@ -162,8 +162,8 @@ def told(found: dict[Cell, dict[str, dict[str, Any]]]) -> str:
 def anew(rows: list[dict[str, Any]]) -> str:
     """What intervals hold where low cases were drawn again."""
     held = ", ".join(
-        f"{100 * row['coverage']:.0f} % on `{row['stream']}` ({row['triggers']:,} releases, epsilon ="
-        f" {row['budget'][0]:g})" for row in rows
+        f"{100 * row['coverage']:.0f} % on `{row['stream']}` ({row['triggers']:,} releases,"
+        f" epsilon = {row['budget'][0]:g})" for row in rows
     )  # fmt: skip
     return ("One run has few groups and one draw of noise. On streams that were drawn anew, with"
             " eight draws of noise each (`--arms covered --seeds 8`, `regret_again.json`),"
