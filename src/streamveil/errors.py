@@ -103,7 +103,7 @@ class OperatorWarning(UserWarning):
 
 
 class NoiseWarning(UserWarning):
-    """An answer that is forecast to be little but noise, or of few rows: public, or by a look."""
+    """Tells of the noise, budget or rows of a job what is public, or found by a look."""
 
 
 class WitnessError(StreamveilError):

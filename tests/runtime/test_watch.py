@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,14 @@ from typer.testing import CliRunner
 
 from streamveil import compiled
 from streamveil.cli import app
-from streamveil.errors import MissingExtraError, PlanError, SourceError, StoreError
+from streamveil.errors import (
+    MissingExtraError,
+    NoiseWarning,
+    OperatorWarning,
+    PlanError,
+    SourceError,
+    StoreError,
+)
 from streamveil.plan import Clock
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.watch import Watch, behind, charged, exposition, logged, served
@@ -125,6 +133,19 @@ def test_a_line_that_names_no_job_is_of_all(capsys):
     with logged("text", "all", several=True):
         logging.getLogger("streamveil.files").warning("'a' is not whole yet")
     assert "WARNING all: 'a' is not whole yet" in capsys.readouterr().err
+
+
+def test_a_log_tells_of_warnings_only_those_of_ours_that_are_public(capsys):
+    said = (("much noise", NoiseWarning), ("3 rows are late", OperatorWarning),
+            ("'alice' is odd", UserWarning))  # fmt: skip
+    for job in "ab":  # in one process
+        with logged("text", job):
+            for text, category in said:
+                warnings.warn(text, category, stacklevel=1)
+    told = capsys.readouterr().err
+    assert told.count("much noise") == 2
+    assert "late" not in told
+    assert "alice" not in told
 
 
 def test_a_job_that_starts_again_knows_its_steps(script, tmp_path):

@@ -20,7 +20,7 @@ from typing import TypeGuard
 from streamveil import disk
 from streamveil.core.noise import SECRET_BYTES, KeyedNoise, Noise
 from streamveil.disk import crash_only
-from streamveil.errors import PlanError, StoreError
+from streamveil.errors import NoiseWarning, PlanError, StoreError
 from streamveil.runtime import store as stores
 
 ENVIRONMENT = "STREAMVEIL_SECRET"
@@ -154,7 +154,9 @@ class Randomness:
             if store.header.key:  # `rekey` was cut short
                 disk.remove([store.directory / stores.SECRET])
         if not is_keyed(noise):
-            warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=2)
+            warnings.warn(
+                "insecure noise: this job's releases protect nobody", NoiseWarning, stacklevel=2
+            )
         return noise
 
     def once(self) -> Noise:

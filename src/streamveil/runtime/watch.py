@@ -28,7 +28,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
 from streamveil.errors import (
-    OperatorWarning,
+    NoiseWarning,
     PlanError,
     SourceError,
     StreamveilError,
@@ -185,9 +185,11 @@ def logged(form: str | None, job_name: str, *, several: bool = False) -> Iterato
     OURS.addHandler(handler)  # with what sources warn of
     LOG.setLevel(logging.INFO)
     LOG.info("starting")
-    shown, warnings.showwarning = warnings.showwarning, log_warning
     try:
-        yield
+        with warnings.catch_warnings():  # each job of a process tells all that it warns of
+            warnings.simplefilter("always", NoiseWarning, append=True)
+            warnings.showwarning = log_warning
+            yield
         LOG.info("nothing is left to do")
     except SystemExit as left:  # a signal: it says what is committed
         LOG.info("%s", left)
@@ -201,7 +203,6 @@ def logged(form: str | None, job_name: str, *, several: bool = False) -> Iterato
         LOG.error("stopped by %s", type(error).__name__)
         raise
     finally:
-        warnings.showwarning = shown
         OURS.removeHandler(handler)
         LOG.setLevel(level)
 
@@ -213,8 +214,8 @@ def name_job(name: str, entry: logging.LogRecord) -> bool:
 
 
 def log_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """A warning of ours that is public; that others warn may depend on rows."""
-    if issubclass(category, UserWarning) and not issubclass(category, OperatorWarning):
+    """A warning of ours that is public; what packages and functions of others warn is not."""
+    if issubclass(category, NoiseWarning):
         LOG.warning("%s", message)
 
 

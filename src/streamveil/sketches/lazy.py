@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.counters.cells import CellCounter
+from streamveil.errors import NoiseWarning
 from streamveil.sketches.hashing import Kind, Layout
 from streamveil.sketches.keys import Keys, Words, key_words
 from streamveil.sketches.levels import Levels, LevelWords
@@ -156,5 +157,6 @@ def warn_about_delta(budget: Budget, schedule: PushSchedule) -> None:
         warnings.warn(
             f"delta = {float(budget.delta):g} is at least 1 / {horizon}: a mechanism that"
             " publishes a record outright would satisfy it; use a much smaller delta",
+            NoiseWarning,
             stacklevel=4,
         )
