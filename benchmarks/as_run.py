@@ -54,6 +54,14 @@ query = rows.protect(unit="user").group_by("key").agg(n=sv.count()).bound(max_ro
 query.release(every="1 s", start="2026-01-01", end="2026-01-02",
               budget=Budget(epsilon=6, delta=1e-9)).explain()
 """
+MANY_SQL = """
+CREATE STREAM clicks WITH (source = 'files', path = 'clicks.parquet', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+  epsilon = 6, delta = 1e-9, privacy_unit_column = user_id, max_rows_contributed = 32,
+  start = TIMESTAMP '2026-01-01', end = TIMESTAMP '2026-01-02')
+  url, COUNT(*) AS n
+FROM clicks GROUP BY url EMIT EVERY INTERVAL 1 SECOND;
+"""
 NO_PANDAS = """
 import sys
 class NotInstalled:
@@ -126,20 +134,31 @@ def jobs(data: Path, repeats: int, *, cores: bool) -> dict[str, Measured]:
 def starts(repeats: int) -> dict[str, Measured]:
     """What starting costs, once everything is compiled and searched."""
     text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    make, readme = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)[:2]
+    readme = readme.replace("clicks.veil", "{turn}.veil")
+    python = [sys.executable, "-c"]
+    command = [sys.executable, "-m", "streamveil"]
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        outside([sys.executable, "-c", blocks[0]], folder)
-        readme = blocks[1].replace("clicks.veil", "{turn}.veil")
-        for what, code in (
-            ("Python", "pass"), ("import streamveil", "import streamveil"),
-            ("README", readme),
-            ("README, without pandas", NO_PANDAS + readme.replace("{turn}", "lean{turn}")),
-            ("explain of 86,400 releases", MANY),
-            ("explain of 86,400 releases, without pandas", NO_PANDAS + MANY),
+        outside([*python, make], folder)
+        sql = re.search(r"^```sql\n(.*?)^```", text, re.M | re.S)
+        assert sql
+        for turn in range(repeats + 1):
+            (folder / f"clicks{turn}.sql").write_text(sql[1].replace("'out'", f"'out{turn}'"))
+        (folder / "many.sql").write_text(MANY_SQL)
+        for what, asked in (
+            ("Python", [*python, "pass"]), ("import streamveil", [*python, "import streamveil"]),
+            ("README", [*python, readme]),
+            ("README, without pandas",
+             [*python, NO_PANDAS + readme.replace("{turn}", "lean{turn}")]),
+            ("README, command line",
+             [*command, "run", "clicks{turn}.sql", "--state", "line{turn}.veil"]),
+            ("explain of 86,400 releases", [*python, MANY]),
+            ("explain of 86,400 releases, without pandas", [*python, NO_PANDAS + MANY]),
+            ("explain of 86,400 releases, command line", [*command, "explain", "many.sql"]),
         ):  # fmt: skip
-            runs = [outside([sys.executable, "-c", code.replace("{turn}", str(turn))], folder)
+            runs = [outside([part.replace("{turn}", str(turn)) for part in asked], folder)
                     for turn in range(repeats + 1)]  # fmt: skip
             found[what] = middle(runs[1:])
             print(f"{what:43s} {found[what]['cpu']:.2f} s of CPU, {found[what]['wall']:.2f} s")

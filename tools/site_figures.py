@@ -117,6 +117,7 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     yield "import", f"{start['import streamveil']['cpu']:.2f}"
     yield "readme", f"{start['README']['cpu']:.1f}"
     yield "many releases", f"{start['explain of 86,400 releases']['cpu']:.1f}"
+    yield "many by line", f"{start['explain of 86,400 releases, command line']['cpu']:.1f}"
     for told, name in {
         "looked": "default, 2 processors",
         "bounded": "32 rows, 2 processors",
@@ -130,8 +131,8 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     yield "decoding", f"{parts['reading alone']:.0f}"
     yield "one thread", f"{busy:.1f}"
     yield "two processors", f"{1 / busy:.1f}"
-    shares = [
-        found["ratios"]["of floor"]
+    jobs = [
+        found["ratios"]
         for name, kinds in kept("throughput").items() if name in (SMALL, FULL)
         for kind, found in kinds.items() if kind in ("int", "text")
     ]  # fmt: skip
@@ -141,8 +142,10 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     yield "bounding polars", f"{rate['polars once'] / rate[BOUNDED['polars']]:.1f}"
     yield "of bare", f"{looked['of duckdb once, own reader']:.1f}"
     yield "of bounded", f"{looked['of duckdb once, own reader, bounded alike']:.1f}"
-    yield "least of floor", f"{min(shares):.1f}"
-    yield "most of floor", f"{max(shares):.1f}"
+    for other in ("floor", "DuckDB"):
+        shares = [ratios[f"of {other}"] for ratios in jobs]
+        yield f"least of {other}", f"{min(shares):.1f}"
+        yield f"most of {other}", f"{max(shares):.1f}"
 
 
 def of_steps() -> Iterator[tuple[str, str]]:
