@@ -301,7 +301,7 @@ def run(
         done = "nothing left to do: all rows were read before"
         say(seen[0].summary() if seen else done, err=True)
         could = engine != "spark" and rejects is None
-        show_unusable(seen[0].unusable if seen else {}, could_keep=could)
+        show_unusable(seen, "--rejects DIR" if could else "")
     show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
@@ -493,12 +493,11 @@ def rekey(
     )
 
 
-def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
-    """How many rows could not be used, by reason: no row, and nothing of one."""
-    if rows:
-        by_reason = ", ".join(f"{reason} ({count:,})" for reason, count in rows.items())
-        way = " (--rejects DIR keeps such rows)" if could_keep else ""
-        say(f"rows that could not be used: {by_reason}{way}", err=True)
+def show_unusable(seen: list[Any], way: str) -> None:
+    """How many rows could not be used, where there are any. `way`: what keeps such rows."""
+    for last in seen:
+        if said := last.unusable_summary(way):
+            say(said, err=True)
 
 
 def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:

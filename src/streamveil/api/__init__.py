@@ -237,10 +237,9 @@ class Query:
 
 
 def warn_of_unusable(last: Progress) -> None:
-    """Tells the operator how many rows could not be used, by reason: no row, and nothing of one."""
-    if last.unusable:
-        rows = ", ".join(f"{reason} ({count:,})" for reason, count in last.unusable.items())
-        said = f"rows that could not be used: {rows} (rejects='DIR' keeps such rows)"
+    """Tells the operator how many rows could not be used, where there are any."""
+    said = last.unusable_summary("rejects='DIR'")
+    if said:
         warnings.warn(said, OperatorWarning, stacklevel=4)
 
 

@@ -149,6 +149,7 @@ UNKNOWN = RowGroup(0, 0, None)
 BUFFER = 1 << 20  # bytes of a column that are read at once
 LOOKED_AT = 100_000  # rows of files whose footers tell no times
 AT_ONCE = 10_000
+NO_ROW = "no file holds a row"
 
 
 def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | None) -> str | None:
@@ -172,7 +173,7 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
             )
         return "no file is there yet"
     if span is None or column is None:
-        return nothing_in_first_rows(source, None, (0, 0))
+        return None if has_row(source) else NO_ROW
     start_us, end_us = span
     try:
         spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
@@ -189,19 +190,21 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
     )
 
 
-def nothing_in_first_rows(source: Source, column: str | None, span: tuple[int, int]) -> str | None:
-    """What to tell where none of the first rows is of a time from start to before end.
+def has_row(source: Source) -> bool:
+    """Whether files hold a row; True where they cannot be read, which the job will meet and say."""
+    try:
+        chunks = source.read(None, AT_ONCE, source.schema().names[:1])
+        return any(len(chunk.rows) for chunk in chunks)
+    except (OSError, pa.ArrowException, StreamveilError):
+        return True
 
-    `column`: of times; None: any row will do.
-    """
+
+def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) -> str | None:
+    """What to tell where none of the first rows is of a time from start to before end."""
     start_us, end_us = span
     seen = 0
     try:
-        for chunk in source.read(None, AT_ONCE, [column or source.schema().names[0]]):
-            if column is None and len(chunk.rows):
-                return None
-            if column is None:
-                continue
+        for chunk in source.read(None, AT_ONCE, [column]):
             us = np.asarray(pc.drop_null(micros(chunk.rows.column(column), column)))
             if ((us >= start_us) & (us < end_us)).any():
                 return None
@@ -210,7 +213,7 @@ def nothing_in_first_rows(source: Source, column: str | None, span: tuple[int, i
                 return f"none of the first {LOOKED_AT:,} rows has a time between start and end"
     except (OSError, pa.ArrowException, StreamveilError):
         return None  # the job will meet it, and say so
-    return "no row has a time between start and end" if seen else "no file holds a row"
+    return "no row has a time between start and end" if seen else NO_ROW
 
 
 def row_groups(

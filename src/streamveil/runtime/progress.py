@@ -51,6 +51,18 @@ class Progress:
         other = {name for name in counted if name.startswith(tuple(NO_FAULTS))} | SIZES
         return {name: rows for name, rows in counted.items() if rows and name not in other}
 
+    def unusable_summary(self, way: str = "") -> str:
+        """One line on rows that could not be used: no row, and nothing of one; '' without any.
+
+        `way`: what keeps such rows.
+
+        >>> Progress(1, 1, 9, 0, 1.0, 0, 0, {"malformed row": 2}).unusable_summary("--rejects DIR")
+        'rows that could not be used: malformed row (2) (--rejects DIR keeps such rows)'
+        """
+        rows = ", ".join(f"{reason} ({count:,})" for reason, count in self.unusable.items())
+        kept = f" ({way} keeps such rows)" if way else ""
+        return f"rows that could not be used: {rows}{kept}" if rows else ""
+
     @property
     def memory_bytes(self) -> int:
         """The largest resident memory of this process so far."""

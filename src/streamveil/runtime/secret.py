@@ -119,6 +119,11 @@ def output(command: str) -> str:
     return done.stdout
 
 
+def warn_insecure() -> None:
+    """Tells, where the noise of a job is asked for, that it is no secret."""
+    warnings.warn("insecure noise: this job's releases protect nobody", NoiseWarning, stacklevel=3)
+
+
 CHECK_DIGITS = 32
 
 
@@ -154,9 +159,7 @@ class Randomness:
             if store.header.key:  # `rekey` was cut short
                 disk.remove([store.directory / stores.SECRET])
         if not is_keyed(noise):
-            warnings.warn(
-                "insecure noise: this job's releases protect nobody", NoiseWarning, stacklevel=2
-            )
+            warn_insecure()
         return noise
 
     def once(self) -> Noise:

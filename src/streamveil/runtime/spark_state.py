@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from streamveil.core.noise import KeyedNoise, Noise
 from streamveil.engines.spark.shards import Shards, share_of
-from streamveil.errors import NoiseWarning, PlanError, StoreError
+from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import formats
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.account import Account
@@ -280,9 +279,7 @@ class Home:
 def place_of(keys: Randomness, home: Path) -> str:
     """Where tasks find the secret; refuses to send a secret itself to them."""
     if isinstance(keys.noise, KeyedNoise) and not keys.noise.secure:
-        warnings.warn(
-            "insecure noise: this job's releases protect nobody", NoiseWarning, stacklevel=3
-        )
+        secrets.warn_insecure()
         return f"{INSECURE}:{keys.noise.secret.hex()}"
     if keys.noise is None and keys.secret is None:
         known = os.environ.get(secrets.ENVIRONMENT)

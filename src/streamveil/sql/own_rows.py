@@ -214,9 +214,9 @@ def group_rows(scope: OwnScope) -> None:
                 " ROW_NUMBER() OVER (PARTITION BY unit ORDER BY time) in QUALIFY, beside LEAD for"
                 " those that follow"
             )
-    for column in others:
+    if others:
         raise PlanError(
-            f"'{shown(column.name)}' is neither in GROUP BY of the subquery nor in a total.\n"
+            f"'{shown(others[0].name)}' is neither in GROUP BY of the subquery nor in a total.\n"
             "  to fix  GROUP BY it too, or take MIN, MAX or ANY_VALUE of it"
         )
     columns = tuple(KeyColumn(name=name, expression=text) for text, name in keys.items())
