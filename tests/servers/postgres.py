@@ -9,9 +9,11 @@ import importlib.util
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +97,20 @@ class Postgres:
             return list(found.fetchall()) if found.description else []
 
     def stop(self) -> None:
-        """Stops it as `pg_ctl stop -m immediate` does: without a checkpoint."""
+        """Stops it as `pg_ctl stop -m immediate` does: without a checkpoint.
+
+        A system may close the port of a process a moment after the process: this waits for it.
+        """
         assert self.process is not None
         self.process.send_signal(3)
         self.process.wait(30)
+        until = time.monotonic() + 10
+        with suppress(ConnectionRefusedError):
+            while time.monotonic() < until:
+                with suppress(ConnectionResetError):
+                    socket.create_connection(("127.0.0.1", self.port), 2).close()
+                time.sleep(0.05)
+            raise TimeoutError(f"something still listens on port {self.port}")
 
     def remove(self) -> None:
         """Stops it, and removes its files."""
