@@ -135,7 +135,7 @@ def same(column: Column) -> Column:
 
 KINDS: dict[str, Any] = {
     "int": pa.int64(),
-    "uint": pa.uint64(),  # of a column alone (`expr.compile_value`); in expressions it is "int"
+    "uint": pa.uint64(),  # of a column alone (`compile_value`); in expressions it is "int"
     "float": pa.float64(),
     "bool": pa.bool_(),
     "string": pa.string(),

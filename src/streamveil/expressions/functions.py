@@ -7,7 +7,6 @@ compares). Here are those of numbers and of any kind of value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -46,58 +45,44 @@ def floating(function: Callable[..., Array], places: int = 1) -> Rule:
     return fixed("float", *["float"] * places, kernel=float_op(function))
 
 
-def by_number(on_int: Kernel, on_float: Kernel) -> Rule:
-    """A function of one number that keeps its type."""
+def by_number(on_int: Kernel, on_float: Kernel, places: int = 1) -> Rule:
+    """A function of numbers that keeps their type."""
 
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
-        arity(name, arguments, 1)
+        arity(name, arguments, places)
         kind = numeric(name, arguments)
-        return Bound(kind, (kind,), on_int if kind == "int" else on_float)
+        return Bound(kind, (kind,) * places, on_int if kind == "int" else on_float)
 
     return rule
 
 
-def integers(operation: str) -> Rule:
-    """DIV and MOD."""
-    return fixed("int", "int", "int", kernel=int_op(operation))
+def of_common(low: int, high: int, kernel: Kernel) -> Rule:
+    """A function of `low` to `high` values of one kind, whichever it is, to that kind."""
 
-
-def _extreme(larger: Callable[[Array, Array], Array], of_texts: Callable[..., Column]) -> Rule:
-    def folded(*columns: Column) -> Column:
-        values, ok = dense(columns[0])
-        for column in columns[1:]:
-            other, valid = dense(column)
-            values, ok = larger(values, other), ok & valid
-        return from_numpy(values, ok, columns[0].type)
-
-    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
-        arity(name, arguments, 1, 99)
-        kind = common(name, arguments)
-        kernel: Kernel = folded  # also of times and of what is not a number, where Arrow's differ
-        if kind in ("string", "bytes"):
-            kernel = partial(of_texts, skip_nulls=False)
-        return Bound(kind, (kind,) * len(arguments), _first if kind == "null" else kernel)
-
-    return rule
-
-
-def _first(*columns: Column) -> Column:
-    return columns[0]
-
-
-def _coalesce(low: int, high: int) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, low, high)
         kind = common(name, arguments)
-        return Bound(kind, (kind,) * len(arguments), pc.coalesce)
+        return Bound(kind, (kind,) * len(arguments), kernel)
 
     return rule
 
 
-def _nullif(name: str, arguments: Sequence[Argument]) -> Bound:
-    arity(name, arguments, 2)
-    kind = common(name, arguments)
-    return Bound(kind, (kind, kind), _null_where_equal)
+def _extreme(larger: Callable[[Array, Array], Array], of_texts: Callable[..., Column]) -> Kernel:
+    """The largest, or the least, of some values; null where one is null."""
+
+    def kernel(*columns: Column) -> Column:
+        kind = columns[0].type
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            return of_texts(*columns, skip_nulls=False)
+        if pa.types.is_null(kind):
+            return columns[0]
+        values, ok = dense(columns[0])  # Arrow's differ on times and on what is not a number
+        for column in columns[1:]:
+            other, valid = dense(column)
+            values, ok = larger(values, other), ok & valid
+        return from_numpy(values, ok, kind)
+
+    return kernel
 
 
 def _null_where_equal(left: Column, right: Column) -> Column:
@@ -151,17 +136,6 @@ def _range_bucket(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("int", ("float", *[None] * len(ends)), kernel)
 
 
-def _safe(operation: str, on_float: Callable[..., Array]) -> Rule:
-    """SAFE_ADD and its like: what + does here too, null where it overflows."""
-
-    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
-        arity(name, arguments, 2)
-        kind = numeric(name, arguments)
-        return Bound(kind, (kind, kind), int_op(operation) if kind == "int" else float_op(on_float))
-
-    return rule
-
-
 def _is(test: Callable[[Array], Array]) -> Rule:
     def kernel(column: Column) -> Column:
         values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
@@ -186,21 +160,22 @@ FUNCTIONS: dict[str, Rule] = {
     "LOG10": floating(np.log10),
     "POW": floating(np.power, 2),
     "POWER": floating(np.power, 2),
-    "DIV": integers("div"),
-    "MOD": integers("mod"),
+    "DIV": fixed("int", "int", "int", kernel=int_op("div")),
+    "MOD": fixed("int", "int", "int", kernel=int_op("mod")),
     "SAFE_DIVIDE": floating(np.divide, 2),
-    "SAFE_ADD": _safe("add", np.add),
-    "SAFE_SUBTRACT": _safe("subtract", np.subtract),
-    "SAFE_MULTIPLY": _safe("multiply", np.multiply),
+    # as the operators do here too: null where they overflow
+    "SAFE_ADD": by_number(int_op("add"), float_op(np.add), 2),
+    "SAFE_SUBTRACT": by_number(int_op("subtract"), float_op(np.subtract), 2),
+    "SAFE_MULTIPLY": by_number(int_op("multiply"), float_op(np.multiply), 2),
     "SAFE_NEGATE": by_number(int_negate, float_op(np.negative)),
     "IS_NAN": _is(np.isnan),
     "RANGE_BUCKET": _range_bucket,
     "IS_INF": _is(np.isinf),
-    "GREATEST": _extreme(np.maximum, pc.max_element_wise),
-    "LEAST": _extreme(np.minimum, pc.min_element_wise),
-    "COALESCE": _coalesce(1, 99),
-    "IFNULL": _coalesce(2, 2),
-    "NULLIF": _nullif,
+    "GREATEST": of_common(1, 99, _extreme(np.maximum, pc.max_element_wise)),
+    "LEAST": of_common(1, 99, _extreme(np.minimum, pc.min_element_wise)),
+    "COALESCE": of_common(1, 99, pc.coalesce),
+    "IFNULL": of_common(2, 2, pc.coalesce),
+    "NULLIF": of_common(2, 2, _null_where_equal),
     **TEXTS,
     **TIMES,
 }

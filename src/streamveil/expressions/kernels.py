@@ -192,15 +192,13 @@ def string_to_bool(column: Column) -> Column:
 
 def string_to_date(column: Column) -> Column:
     """CAST(string AS DATE) for YYYY-MM-DD; null where there is no such day."""
-    part = pc.extract_regex(column, _DATE)
-    days, fine = _civil(part)
-    return from_numpy(days, fine, pa.date32()) if len(days) else pa.array([], pa.date32())
+    return from_numpy(*_days_of(pc.extract_regex(column, _DATE)), pa.date32())
 
 
 def string_to_instant(column: Column) -> Column:
     """CAST(string AS TIMESTAMP) for ISO 8601 texts with an optional offset (UTC otherwise)."""
     part = pc.extract_regex(column, _INSTANT)
-    days, fine = _civil(part)
+    days, fine = _days_of(part)
     clock = {name: _field(part, name) for name in ("h", "mi", "s", "zh", "zm")}
     fine &= (clock["h"] < 24) & (clock["mi"] < 60) & (clock["s"] < 60)
     fine &= (clock["zh"] < 15) & (clock["zm"] < 60)
@@ -220,16 +218,26 @@ def _field(parts: Column, name: str) -> Array:
     return np.asarray(text.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
-def _civil(parts: Column) -> tuple[Array, Array]:
-    """Days since 1970-01-01 of the fields y, mo, d and whether such a day exists."""
-    year, month, day = (_field(parts, name) for name in ("y", "mo", "d"))
-    fine = pc.is_valid(parts).to_numpy(zero_copy_only=False) & (year >= 1)
-    fine &= (month >= 1) & (month <= 12) & (day >= 1)
+def _days_of(parts: Column) -> tuple[Array, Array]:
+    """`civil_days` of the fields y, mo and d of a text that was taken apart."""
+    days, fine = civil_days(*(_field(parts, name) for name in ("y", "mo", "d")))
+    return days, fine & pc.is_valid(parts).to_numpy(zero_copy_only=False)
+
+
+def civil_days(year: Array, month: Array, day: Array) -> tuple[Array, Array]:
+    """Days since 1970-01-01 of dates in the years 1 to 9999, and which dates the calendar has.
+
+    >>> days, fine = civil_days(np.array([1970, 1900]), np.array([3, 2]), np.array([1, 29]))
+    >>> int(days[0]), fine.tolist()
+    (59, [True, False])
+    """
+    fine = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1)
     months = np.where(fine, (year - 1970) * 12 + month - 1, 0)
-    start = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
-    after = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
-    fine &= day <= after - start
-    return start + day - 1, fine
+    start, after = (
+        some.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+        for some in (months, months + 1)
+    )
+    return start + day - 1, fine & (day <= after - start)
 
 
 def instants(column: Column) -> Column:

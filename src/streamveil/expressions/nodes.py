@@ -1,4 +1,4 @@
-"""The compiler behind `expr`: one builder per kind of tree node, each with its typing rule."""
+"""The compiler of expressions: one builder per kind of tree node, each with its typing rule."""
 
 from __future__ import annotations
 
@@ -447,11 +447,8 @@ def _call(tree: exp.Expr, read: Reader) -> Node:
 
 def nearest_function(name: str) -> str:
     """A hint of at most one name: the list is long."""
-    hint = nearest(name.upper(), functions())
-    match = nearest(name.lower(), [known.lower() for known in functions()])
-    return match.upper().replace("; DID YOU MEAN", "; did you mean") if "mean" in match else (
-        hint if "mean" in hint else "; docs/sql.md lists every function"
-    )  # fmt: skip
+    hint = nearest(name, functions())
+    return hint if hint.startswith("; did") else "; docs/sql.md lists every function"
 
 
 def _argument(tree: exp.Expr, read: Reader) -> Node:

@@ -99,16 +99,13 @@ def _with_text(kernel: Callable[[Column, str], Column]) -> Rule:
     return rule
 
 
-def _regexp(kernel: Callable[[Column, str], Column]) -> Rule:
-    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
-        bound = _with_text(kernel)(name, arguments)
-        try:
-            bound.kernel(pa.array([""]))
-        except pa.ArrowInvalid:
-            raise PlanError(f"argument 2 of {name} is not a valid regular expression") from None
-        return bound
-
-    return rule
+def _regexp_contains(name: str, arguments: Sequence[Argument]) -> Bound:
+    bound = _with_text(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments)
+    try:
+        bound.kernel(pa.array([""]))
+    except pa.ArrowInvalid:
+        raise PlanError(f"argument 2 of {name} is not a valid regular expression") from None
+    return bound
 
 
 def _regexp_extract(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -144,7 +141,7 @@ def _regexp_instr(name: str, arguments: Sequence[Argument]) -> Bound:
 
 def _pattern(name: str, arguments: Sequence[Argument]) -> str:
     """The regular expression of a function; PlanError if it is none."""
-    _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments[:2])
+    _regexp_contains(name, arguments[:2])
     return str(written(name, arguments, 1, "string"))
 
 
@@ -220,9 +217,9 @@ def group_places(pattern: str) -> list[int]:
 
 def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 3)
-    _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments[:2])
-    old, new = (written(name, arguments, place, "string") for place in (1, 2))
-    kernel = texts.replaced_matches(old, new)
+    kernel = texts.replaced_matches(
+        _pattern(name, arguments), written(name, arguments, 2, "string")
+    )
     try:
         kernel(pa.array(["a"]))
     except pa.ArrowInvalid:
@@ -300,7 +297,7 @@ TEXTS: dict[str, Rule] = {
     "CONTAINS_SUBSTR": _with_text(
         lambda c, text: pc.match_substring(pc.utf8_lower(c), pattern=text.lower())
     ),
-    "REGEXP_CONTAINS": _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text)),
+    "REGEXP_CONTAINS": _regexp_contains,
     "REGEXP_EXTRACT": _regexp_extract,
     "REGEXP_SUBSTR": _regexp_extract,
     "REGEXP_REPLACE": _regexp_replace,

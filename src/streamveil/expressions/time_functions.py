@@ -23,10 +23,29 @@ from streamveil.expressions.convert import (
     written,
     wrong,
 )
-from streamveil.expressions.kernels import INSTANT, Column, dense, from_numpy, null_unless
+from streamveil.expressions.kernels import (
+    INSTANT,
+    Column,
+    civil_days,
+    dense,
+    from_numpy,
+    null_unless,
+)
 
 FORMATS = frozenset("YmdHMSFTjaAbByVGuDReIp")  # letters of formats, as strftime has them
 PARSED = frozenset("YmdHMSFTjbBy")  # letters of formats that are read
+
+
+def _pattern(name: str, arguments: Sequence[Argument], known: frozenset[str]) -> str:
+    """The format that is the first argument of a function, which knows some letters."""
+    pattern = str(written(name, arguments, 0, "string"))
+    unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - known
+    if unknown:
+        raise PlanError(
+            f"argument 1 of {name}: '%{min(unknown)}' is not available; known:"
+            f" {' '.join(f'%{letter}' for letter in sorted(known))} %%"
+        )
+    return pattern
 
 
 def _format(kind: Kind, *, zoned: bool = False) -> Rule:
@@ -36,13 +55,7 @@ def _format(kind: Kind, *, zoned: bool = False) -> Rule:
         if not zoned:
             arity(name, arguments, 2)
         zone = _zone(name, arguments, 2)
-        pattern = written(name, arguments, 0, "string")
-        unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - FORMATS
-        if unknown:
-            raise PlanError(
-                f"argument 1 of {name}: '%{min(unknown)}' is not available; known:"
-                f" {' '.join(f'%{letter}' for letter in sorted(FORMATS))} %%"
-            )
+        pattern = _pattern(name, arguments, FORMATS)
         clocks = times.on_clocks(zone) if zone else times.to_instant if kind == "date" else same
 
         def kernel(column: Column) -> Column:
@@ -60,13 +73,7 @@ def _parse(result: Kind) -> Rule:
 
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2)
-        pattern = written(name, arguments, 0, "string")
-        unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - PARSED
-        if unknown:
-            raise PlanError(
-                f"argument 1 of {name}: '%{min(unknown)}' is not available; known:"
-                f" {' '.join(f'%{letter}' for letter in sorted(PARSED))} %%"
-            )
+        pattern = _pattern(name, arguments, PARSED)
 
         def kernel(column: Column) -> Column:
             found = pc.strptime(column, format=pattern, unit="s", error_is_null=True)
@@ -126,14 +133,9 @@ def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
 
 def _civil(*parts: Column) -> Column:
     """A date from its year, month and day; null where the calendar has none."""
-    (year, ok), (month, has_month), (day, has_day) = map(dense, parts)
-    ok = ok & has_month & has_day & (year >= 1) & (year <= 9999)
-    ok &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-    months = np.where(ok, (year - 1970) * 12 + month - 1, 0)
-    first = months.astype("datetime64[M]").astype("datetime64[D]")
-    found = first + np.where(ok, day - 1, 0)
-    ok &= found.astype("datetime64[M]").astype(np.int64) == months
-    return from_numpy(found.astype(np.int64), ok, pa.date32())
+    numbers, there = zip(*map(dense, parts), strict=True)
+    days, fine = civil_days(*numbers)
+    return from_numpy(days, np.logical_and.reduce([fine, *there]), pa.date32())
 
 
 def _to_clock(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -163,7 +165,7 @@ def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
     zone, kind = _zone(name, arguments, 1), arguments[0].kind
     if zone is not None:  # when clocks show midnight for good, or first a DATETIME, or a text
         day, rules = kind == "date", rules_of(zone)
-        moved = times.instants(rules.instants if day else rules.first)
+        moved = times.of_micros(rules.instants if day else rules.first, INSTANT)
         return Bound("timestamp", ("date" if day else "timestamp", None), moved)
     if kind == "date":
         return Bound("timestamp", ("date",), times.to_instant)

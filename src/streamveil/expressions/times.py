@@ -6,6 +6,8 @@ Times are microseconds since 1970 and dates are days; every function is total (s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,37 +49,35 @@ def like(values: Array, ok: Array, column: Column) -> Column:
     return from_numpy(values, ok, INSTANT)
 
 
-def to_date(column: Column) -> Column:
-    """The UTC day of a timestamp."""
-    values, ok = micros(column)
-    return from_numpy(values // DAY_US, ok, pa.date32())
+def of_micros(function: Callable[[Array], Array], kind: Any = None) -> Callable[[Column], Column]:
+    """A function of microseconds, over columns of times.
+
+    `kind`: the Arrow type of its values; None: they are times, of the type of the column.
+    """
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        found = function(values)
+        return like(found, ok, column) if kind is None else from_numpy(found, ok, kind)
+
+    return run
 
 
-def to_instant(column: Column) -> Column:
-    """Midnight UTC of a date."""
-    values, ok = micros(column)
-    return from_numpy(values, ok, INSTANT)
+to_date = of_micros(lambda us: us // DAY_US, pa.date32())
+"""The UTC day of a timestamp."""
+to_instant = of_micros(lambda us: us, INSTANT)
+"""Midnight UTC of a date."""
 
 
 def on_clocks(zone: str) -> Callable[[Column], Column]:
     """What the clocks of a zone show at each time, as if it were UTC."""
-    return instants(rules_of(zone).shown)
+    return of_micros(rules_of(zone).shown, INSTANT)
 
 
 def on_calendar(zone: str) -> Callable[[Column], Column]:
     """The day that it is by the clocks of a zone."""
     clocks = on_clocks(zone)
     return lambda column: to_date(clocks(column))
-
-
-def instants(moved: Callable[[Array], Array]) -> Callable[[Column], Column]:
-    """A function of microseconds, over columns of times."""
-
-    def run(column: Column) -> Column:
-        values, ok = micros(column)
-        return from_numpy(moved(values), ok, INSTANT)
-
-    return run
 
 
 def truncate_on_clocks(unit: str, zone: str) -> Callable[[Column], Column]:
@@ -102,15 +102,15 @@ def truncate_on_clocks(unit: str, zone: str) -> Callable[[Column], Column]:
 def truncate(unit: str) -> Callable[[Column], Column]:
     """Start of the unit that holds each time; weeks start on Sunday unless said otherwise."""
     if unit in UNIT_MONTHS:
-        return lambda column: _truncate_months(column, UNIT_MONTHS[unit])
+        return of_micros(partial(_month_floor, count=UNIT_MONTHS[unit]))
     if unit in UNIT_US and unit != "WEEK":
-        return lambda column: _truncate_fixed(column, UNIT_US[unit], 0)
+        return of_micros(lambda us: us // UNIT_US[unit] * UNIT_US[unit])
     if unit == "ISOYEAR":
-        return _truncate_iso_year
+        return of_micros(_iso_year_start)
     if unit not in TRUNC_UNITS:
         raise PlanError(f"unknown time unit '{unit[:20]}'{nearest(unit, TRUNC_UNITS[:10])}")
     shift = (first_day(unit) - 4) * DAY_US  # 1970-01-01 was a Thursday
-    return lambda column: _truncate_fixed(column, 7 * DAY_US, shift)
+    return of_micros(lambda us: (us - shift) // UNIT_US["WEEK"] * UNIT_US["WEEK"] + shift)
 
 
 def first_day(unit: str) -> int:
@@ -120,16 +120,10 @@ def first_day(unit: str) -> int:
     return WEEKDAYS.index(unit[5:-1]) if unit.startswith("WEEK(") else 0
 
 
-def _truncate_iso_year(column: Column) -> Column:
+def _iso_year_start(values: Array) -> Array:
     """The Monday with which the first ISO week of a time's ISO year begins."""
-    values, ok = micros(column)
-    fourth = _year_start(_iso_thursday(values)) + 3 * DAY_US  # January 4 is in week 1
-    return like((fourth // DAY_US - (fourth // DAY_US + 3) % 7) * DAY_US, ok, column)
-
-
-def _truncate_fixed(column: Column, size: int, shift: int) -> Column:
-    values, ok = micros(column)
-    return like((values - shift) // size * size + shift, ok, column)
+    fourth = _year_start(_iso_thursday(values)) // DAY_US + 3  # January 4 is in week 1
+    return np.asarray((fourth - (fourth + 3) % 7) * DAY_US)
 
 
 def _months(values: Array) -> Array:
@@ -140,9 +134,9 @@ def _month_start_us(months: Array) -> Array:
     return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY_US
 
 
-def _truncate_months(column: Column, count: int) -> Column:
-    values, ok = micros(column)
-    return like(_month_start_us(_months(values) // count * count), ok, column)
+def _month_floor(values: Array, count: int) -> Array:
+    """The start of the first of `count` months that hold each time."""
+    return _month_start_us(_months(values) // count * count)
 
 
 def shift_by(amount: int, unit: str) -> Callable[[Column], Column]:
@@ -151,53 +145,50 @@ def shift_by(amount: int, unit: str) -> Callable[[Column], Column]:
         step = amount * UNIT_US[unit]
         if abs(step) >= FAR_US:
             raise PlanError("the interval is longer than 250,000 years")
-        return lambda column: _shift_fixed(column, step)
+        return _moved(lambda us: us + step)
     if unit in UNIT_MONTHS:
         months = amount * UNIT_MONTHS[unit]
         if abs(months) >= 12 * 250_000:
             raise PlanError("the interval is longer than 250,000 years")
-        return lambda column: _shift_months(column, months)
+        return _moved(partial(_months_on, count=months))
     raise PlanError(f"unknown time unit '{unit[:20]}'{nearest(unit, (*UNIT_US, *UNIT_MONTHS))}")
 
 
-def _shift_fixed(column: Column, step: int) -> Column:
-    values, ok = micros(column)
-    moved = values + step
-    return like(moved, ok & (np.abs(moved) < FAR_US), column)
+def _moved(move: Callable[[Array], Array]) -> Callable[[Column], Column]:
+    """Times that are moved; null where one would go too far."""
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        moved = move(values)
+        return like(moved, ok & (np.abs(moved) < FAR_US), column)
+
+    return run
 
 
-def _shift_months(column: Column, count: int) -> Column:
-    values, ok = micros(column)
+def _months_on(values: Array, count: int) -> Array:
+    """The same day and time, `count` months on."""
     months = _months(values)
     within = values - _month_start_us(months)
     start, after = _month_start_us(months + count), _month_start_us(months + count + 1)
     day = np.minimum(within // DAY_US, (after - start) // DAY_US - 1)
-    moved = start + day * DAY_US + within % DAY_US
-    return like(moved, ok & (np.abs(moved) < FAR_US), column)
+    return np.asarray(start + day * DAY_US + within % DAY_US)
 
 
 def extract(part: str) -> Callable[[Column], Column]:
     """EXTRACT(part FROM time) as an integer."""
     if part not in PARTS:
         raise PlanError(f"unknown part '{part[:20]}' in EXTRACT{nearest(part, PARTS)}")
-    function = PARTS[part]
-
-    def run(column: Column) -> Column:
-        values, ok = micros(column)
-        return from_numpy(function(values).astype(np.int64), ok, pa.int64())
-
-    return run
+    return of_micros(PARTS[part], pa.int64())
 
 
 def _year_start(values: Array) -> Array:
-    return _month_start_us(_months(values) // 12 * 12)
+    return _month_floor(values, 12)
 
 
 def _iso_thursday(values: Array) -> Array:
+    """The Thursday of the week that starts on Monday."""
     days = values // DAY_US
-    return np.asarray(
-        (days - (days + 3) % 7 + 3) * DAY_US
-    )  # the Thursday of the week that starts on Monday
+    return np.asarray((days - (days + 3) % 7 + 3) * DAY_US)
 
 
 def _day_of_year(values: Array) -> Array:
@@ -284,9 +275,4 @@ def from_epoch(scale: int) -> Callable[[Column], Column]:
 
 def to_epoch(scale: int) -> Callable[[Column], Column]:
     """UNIX_SECONDS, _MILLIS, _MICROS, UNIX_DATE: time to integer, rounded down."""
-
-    def run(column: Column) -> Column:
-        values, ok = micros(column)
-        return from_numpy(values // scale, ok, pa.int64())
-
-    return run
+    return of_micros(lambda us: us // scale, pa.int64())
