@@ -60,6 +60,30 @@ def test_numbers_in_sentences_are_those_of_the_results():
     )
 
 
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    old = "7<!-- = noise word --> ns"
+    page.write_text(old)
+    other.write_text("no number")
+    before = other.stat().st_ino
+    monkeypatch.setattr(site_figures, "pages", lambda: [page, other])
+    monkeypatch.setattr(site_figures, "figures", lambda: {"noise word": "8"})
+    write = Path.write_text
+
+    def killed(path, text):
+        write(path, text[:3])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "write_text", killed)
+        site_figures.main()
+    assert page.read_text() == old
+    site_figures.main()
+    assert page.read_text() == "8<!-- = noise word --> ns"
+    assert other.stat().st_ino == before, "a page without news stays as it is"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.md", "page.md"]
+
+
 def test_no_measurement_is_typed():
     assert site_typed.unknown() == {}, "make it in tools/site_figures.py, or list it as a setting"
     for name, known in site_typed.SETTINGS.items():

@@ -340,6 +340,21 @@ def filled(text: str, known: dict[str, str]) -> str:
     return FIGURE.sub(lambda found: f"{known[found[2]]}<!-- = {found[2]} -->", text)
 
 
-if __name__ == "__main__":
+def put(page: Path, text: str) -> None:
+    """Writes a page as a whole: whoever ends this halfway leaves the old one."""
+    draft = page.with_name(f".{page.name}.new")
+    draft.write_text(text)
+    draft.replace(page)
+
+
+def main() -> None:
+    """Writes every number of the pages again."""
+    known = figures()
     for page in pages():
-        page.write_text(filled(page.read_text(), figures()))
+        old = page.read_text()
+        if (new := filled(old, known)) != old:
+            put(page, new)
+
+
+if __name__ == "__main__":
+    main()

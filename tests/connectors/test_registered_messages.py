@@ -148,6 +148,23 @@ def test_schemas_that_let_a_message_be_endless_are_refused(registry, schema, wor
         reader(registry)
 
 
+def test_the_least_bytes_of_a_value_follow_from_its_type():
+    fixed = {"type": "fixed", "name": "shop.F", "size": 5}
+    made = {"type": "record", "name": "shop.R", "fields": [
+        {"name": "a", "type": fixed}, {"name": "b", "type": "F"}, {"name": "c", "type": "shop.F"},
+        {"name": "d", "type": ["double", "null"]}, {"name": "e", "type": "null"},
+        {"name": "f", "type": {"type": "map", "values": "null"}},
+        {"name": "g", "type": {"type": "array", "items": "F"}},
+        {"name": "h", "type": {"type": "enum", "name": "F bytes", "symbols": ["A"]}},
+    ]}  # fmt: skip
+    named = avro.NamedTypes()
+    assert avro.require_finite(made, named, ()) == 5 + 5 + 5 + 1 + 0 + 1 + 1 + 1
+    assert named.least == {"F": 5, "R": 19, "F bytes": 1}
+    assert avro.resolved("shop.F", named) == avro.resolved("other.F", named) == fixed
+    with pytest.raises(SourceError, match="two types called 'F'"):
+        avro.require_finite({**fixed, "size": 6}, named, ())
+
+
 @pytest.mark.parametrize("schema", [
     "null", '{"type": "record", "name": "R"', '{"type": "record", "fields": []}',
     '{"type": "record", "name": "R", "fields": [{"name": "u", "type": "of-nobody"}]}',

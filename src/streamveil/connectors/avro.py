@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from functools import partial
 from typing import Any
@@ -25,19 +26,28 @@ from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema
 from streamveil.errors import SourceError, requires_extra
 
-Definitions = dict[str, Any]  # name -> what it is
 MOMENTS = {"millis": 1_000, "micros": 1, "nanos": 0}  # microseconds of one
 LARGEST = 1 << 126  # of a decimal
 EXACT = Context(prec=39, Emin=MIN_EMIN, Emax=MAX_EMAX)  # holds all digits of those below it
 DAYS = (1 << 31) - 1
 
 
+@dataclass(frozen=True)
+class NamedTypes:
+    """The types of a schema that have a name, by their whole names and the last parts of these.
+
+    `least`: by the last part, once a type has been read whole, the least bytes that a value takes.
+    """
+
+    schemas: dict[str, Any] = field(default_factory=dict)
+    least: dict[str, int] = field(default_factory=dict)
+
+
 def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
     """A decoder, and the fields that it knows."""
     with requires_extra("Avro", "schemas"):
         import fastavro
-    named: Definitions = {}
-    known: dict[str, Any] = {}
+    named, known = NamedTypes(), dict[str, Any]()
     for text in texts_of(schema):
         written = json.loads(text)
         require_finite(written, named, ())
@@ -165,14 +175,14 @@ def bare(schema: Any) -> Any:
     }  # fmt: skip
 
 
-def resolved(schema: Any, named: Definitions) -> Any:
+def resolved(schema: Any, named: NamedTypes) -> Any:
     """What a type is called by another name."""
     if isinstance(schema, list):
         return [resolved(one, named) for one in schema]
     if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list):
         return resolved(schema["type"], named)
     if isinstance(schema, str) and schema not in PRIMITIVE:
-        return named.get(schema) or named.get(schema.rpartition(".")[2], schema)
+        return named.schemas.get(schema) or named.schemas.get(last_part(schema), schema)
     return schema
 
 
@@ -180,10 +190,10 @@ PRIMITIVE = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double":
              "string": 1}  # type -> least bytes of a value  # fmt: skip
 
 
-def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> int:
+def require_finite(schema: Any, named: NamedTypes, within: tuple[str, ...]) -> int:
     """The least bytes that a value takes; SourceError for what messages could make endless.
 
-    `named` learns every type with a name, by its whole name and by its last part.
+    `named` learns every type with a name; `within` are the last parts of those it is a part of.
     """
     if isinstance(schema, list):
         return 1 + min((require_finite(one, named, within) for one in schema), default=0)
@@ -200,37 +210,38 @@ def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> 
         return 1
     if kind not in ("record", "error", "enum", "fixed"):
         return require_finite(kind, named, within)
-    own = schema["name"].rpartition(".")[2]
-    if named.get(own, schema) != schema:
+    own = last_part(schema["name"])
+    if named.schemas.get(own, schema) != schema:
         raise SourceError(
             f"an Avro schema has two types called '{own}'.\n  to fix  give each a name of its own"
         )
-    named[own] = named[schema["name"]] = schema
+    named.schemas[own] = named.schemas[schema["name"]] = schema
     if kind in ("enum", "fixed"):
         least = 1 if kind == "enum" else int(schema["size"])
     else:
         fields = schema["fields"]
         least = sum(require_finite(one["type"], named, (*within, own)) for one in fields)
-    named[bytes_of(own)] = least
+    named.least[own] = least
     return least
 
 
-def of_named(name: str, named: Definitions, within: tuple[str, ...]) -> int:
+def of_named(name: str, named: NamedTypes, within: tuple[str, ...]) -> int:
     """The same of a type that is named again."""
-    if name in within or name.rpartition(".")[2] in within:
+    own = last_part(name)
+    if own in within:
         raise SourceError(
             f"the type '{name}' of an Avro schema contains itself, so one message could be of"
             " any depth.\n  to fix  write rows of a type that ends"
         )
-    least = named.get(bytes_of(name))  # it was read, or it would be within itself
+    least = named.least.get(own)  # None: the name of no type, which fastavro refuses
     if least == 0:
         raise SourceError(
             f"an Avro schema names the type '{name}' again, which takes no bytes, so one"
             " message could be far larger than it is.\n  to fix  write rows without it"
         )
-    return int(least or 0)
+    return least or 0
 
 
-def bytes_of(name: str) -> str:
-    """What `named` calls the least bytes of a type: no type has such a name."""
-    return f"{name.rpartition('.')[2]} bytes"
+def last_part(name: str) -> str:
+    """The name of a type without its namespace."""
+    return name.rpartition(".")[2]
