@@ -5,7 +5,7 @@ is really there, knows the truth: every failure is a `StoreError`, and crash onl
 
 Large files are written in whole blocks past the page cache, which they would flood: a page of it
 costs a page of memory, its copy and its removal, up to ten times what the device itself asks of the
-CPU. Blocks are durable when the caller syncs; `create` and `Unnamed` do so before a file has its
+CPU. Blocks are durable when the caller syncs; `create` and `created` do so before a file has its
 name.
 """
 
@@ -258,14 +258,21 @@ class Unnamed:
             self._fd = -1
 
 
-def create(path: Path, buffers: Sequence[memoryview]) -> None:
-    """Writes a whole file durably; after a crash it is there complete, or not at all."""
+@contextmanager
+def created(path: Path) -> Iterator[Unnamed]:
+    """A file that gets its name at the end; none if what writes it fails."""
     file = Unnamed(path)
     try:
-        file.write(buffers)
+        yield file
         file.name()
     finally:
         file.close()
+
+
+def create(path: Path, buffers: Sequence[memoryview]) -> None:
+    """Writes a whole file durably; after a crash it is there complete, or not at all."""
+    with created(path) as file:
+        file.write(buffers)
 
 
 def make_directory(path: Path) -> None:

@@ -12,15 +12,15 @@ from streamveil.core.counters.anytime import FOREVER, root_squared_norm
 from streamveil.counters.haar import (
     KeyedHaar,
     column_weights,
-    least_maximum,
     variance_parts,
+    weights_of_mean,
+    weights_of_worst,
 )
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Int64
 
 LEVELS: Final = FOREVER.bit_length() - 1
 LEADING = 7  # bits of a tested time that are tried in full
-ROUNDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,23 +85,16 @@ def anytime_weights(tuned: int) -> tuple[float, ...]:
     Algorithm: as `best_weights`, each time's variance divided by its goal.
     """
     times = candidate_times(tuned)
-    parts = np.array(variance_parts(times, LEVELS)) / root_squared_norm(times) ** 2
-    norms = np.array(column_weights(LEVELS))
-    weights = np.sqrt(parts.mean(axis=1) / norms)
-    weights /= weights @ norms
-    chosen: set[int] = set()
-    for _ in range(ROUNDS):
-        ratios = (parts / weights[:, None]).sum(axis=0)
-        worst = int(np.argmax(ratios))
-        if chosen and ratios[worst] <= (1 + 1e-6) * max(ratios[i] for i in chosen):
-            break
-        # the worst of every octave at once: all of them matter
-        octaves = np.frexp(times.astype(float))[1]
-        chosen |= {
-            int(here[np.argmax(ratios[here])])
-            for here in (np.flatnonzero(octaves == octave) for octave in np.unique(octaves))
-        }
-        weights = least_maximum(parts[:, sorted(chosen)].T, norms, weights)
+    goals, norms = root_squared_norm(times) ** 2, np.array(column_weights(LEVELS))
+    parts = [part / goals for part in variance_parts(times, LEVELS)]
+    octaves = np.frexp(times.astype(float))[1]
+    alike = [np.flatnonzero(octaves == octave) for octave in np.unique(octaves)]
+
+    def worst(ratios: Array) -> set[int]:
+        """That of every octave: all of them matter."""
+        return {int(here[np.argmax(ratios[here])]) for here in alike}
+
+    weights = weights_of_worst(parts, norms, weights_of_mean(parts, norms), worst, 1e-6)
     return tuple(map(float, weights / (weights @ norms)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +23,7 @@ from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 LARGEST_HORIZON = 2**24  # weights are optimised over every single step
+ROUNDS = 60  # in which times join those that weights are chosen for
 AIMS = ("max", "mean", "two-sided")
 SIGN_SHIFT = np.uint64(63)
 
@@ -298,25 +300,44 @@ def best_weights(horizon: int, aim: str) -> Float64[Array, " levels+1"]:
     Algorithm: for a distribution over times the best weights are sqrt(mean part / column part); the
         maximum is minimised over a growing set of times, the worst of all times joining each round.
     """
-    levels, parts = (
-        levels_of(horizon),
-        variance_parts(np.arange(1, horizon + 1), levels_of(horizon)),
+    levels = levels_of(horizon)
+    parts, norms = (
+        variance_parts(np.arange(1, horizon + 1), levels),
+        np.array(column_weights(levels)),
     )
-    norms = np.array(column_weights(levels))
-    weights = np.sqrt(np.array([part.mean() for part in parts]) / norms)
-    weights /= weights @ norms
+    start = weights_of_mean(parts, norms)
     if aim == "mean":
-        return np.asarray(weights)
-    times: set[int] = set()
-    for _ in range(60):
+        return start
+    return weights_of_worst(parts, norms, start, lambda total: {int(np.argmax(total))}, 1e-7)
+
+
+def weights_of_mean(parts: Sequence[Array], norms: Array) -> Float64[Array, " levels+1"]:
+    """Weights of norm 1 with the least mean over times; `parts`: of each level, at all times."""
+    weights = np.sqrt(np.array([part.mean() for part in parts]) / norms)
+    return np.asarray(weights / (weights @ norms))
+
+
+def weights_of_worst(
+    parts: Sequence[Array],
+    norms: Array,
+    start: Array,
+    worst: Callable[[Array], set[int]],
+    near: float,
+) -> Float64[Array, " levels+1"]:
+    """Weights of norm 1 with the least maximum over times.
+
+    `worst` says which times join those that are looked at, until none is more than a share `near`
+    above these.
+    """
+    weights, times = start, set[int]()
+    for _ in range(ROUNDS):
         total = sum(part / w for part, w in zip(parts, weights, strict=True))
-        worst = int(np.argmax(total))
-        if times and total[worst] <= (1 + 1e-7) * max(total[i] for i in times):
+        if times and total.max() <= (1 + near) * max(total[i] for i in times):
             break
-        times.add(worst)
+        times |= worst(total)
         chosen = np.array([[part[i] for part in parts] for i in sorted(times)])
         weights = least_maximum(chosen, norms, weights)
-    return np.asarray(weights)
+    return weights
 
 
 def least_maximum(parts: Array, norms: Array, start: Array) -> Float64[Array, " levels+1"]:

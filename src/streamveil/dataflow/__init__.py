@@ -7,7 +7,8 @@ changing tables are operators of this one shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 from streamveil.batch import Batch, Release
@@ -93,3 +94,13 @@ def count(into: dict[str, int], more: Mapping[str, int]) -> None:
     for reason, rows in more.items():
         if rows:
             into[reason] = into.get(reason, 0) + rows
+
+
+def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Counts by reason, added up; also those that are 0.
+
+    >>> total([{"late": 1}, {"late": 2, "null unit": 0}])
+    {'late': 3, 'null unit': 0}
+    """
+    reasons = dict.fromkeys(chain.from_iterable(counts))
+    return {reason: sum(some.get(reason, 0) for some in counts) for reason in reasons}

@@ -21,7 +21,7 @@ from streamveil.dataflow.kernels import (
     put_known,
     settle_rows,
 )
-from streamveil.dataflow.keys import cells_of
+from streamveil.dataflow.keys import cells_of, from_offsets
 from streamveil.dataflow.release_kernels import take_cells
 from streamveil.dataflow.unit_kernels import GROW_POOL, GROW_TABLE, LOAD, MOST_PROBES
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
@@ -115,9 +115,7 @@ class KeyTable:
     def key_bytes(self, rows: Int64[Array, " rows"]) -> pa.Array:
         """The exact bytes of some keys."""
         starts = np.empty(len(rows) + 1, np.int64)
-        data = take_cells(self.heap, self.ends, rows, starts)
-        buffers = [None, pa.py_buffer(starts), pa.py_buffer(data)]
-        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
+        return from_offsets(take_cells(self.heap, self.ends, rows, starts), starts)
 
     def name_keys(self, start: int, encoded: pa.Array) -> None:
         """Stores the bytes of the key rows from `start` on."""
@@ -211,11 +209,9 @@ def enter(
     return fresh
 
 
-def find_keys(
-    table: KeyTable, names: UInt64[Array, "rows 2"], found: Int32[Array, " rows"] | None = None
-) -> Int32[Array, " rows"]:
-    """The key row of every name, -1 for names never seen; changes nothing but `found`."""
-    found = np.empty(len(names), np.int32) if found is None else found
+def find_keys(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Int32[Array, " rows"]:
+    """The key row of every name, -1 for names never seen; changes nothing."""
+    found = np.empty(len(names), np.int32)
     peek_rows(names.reshape(-1), table.slots, table.names.reshape(-1), found)
     return found
 

@@ -121,11 +121,13 @@ def from_cells(data: UInt8[Array, " bytes"], ends: Int64[Array, " keys"]) -> pa.
     >>> from_cells(*cells_of([encode_keys([pa.array(["a", "bc"])], 2)])).to_pylist()
     [b'\x01a', b'\x01bc']
     """
-    offsets = np.concatenate([np.zeros(1, np.int64), ends])
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(ends),
-        [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))],
-    )  # fmt: skip
+    return from_offsets(data, np.concatenate([np.zeros(1, np.int64), ends]))
+
+
+def from_offsets(data: UInt8[Array, " bytes"], offsets: Int64[Array, " keys_plus_1"]) -> pa.Array:
+    """Byte strings of bytes that lie one after the other, from each offset to the next."""
+    buffers = [None, *(pa.py_buffer(np.ascontiguousarray(part)) for part in (offsets, data))]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def sort_keys(keys: pa.Array) -> Int64[Array, " rows"]:
@@ -135,20 +137,13 @@ def sort_keys(keys: pa.Array) -> Int64[Array, " rows"]:
 
 def _tagged(column: pa.Array) -> pa.Array:
     if is_text(column.type):
-        data, offsets = text_buffers(column)
-        body = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(),
-            len(column),
-            [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)],
-        )
-        tagged = pc.binary_join_element_wise(
-            pa.scalar(b"\1", pa.large_binary()), body, pa.scalar(b"", pa.large_binary())
-        )
+        tag, between = (pa.scalar(text, pa.large_binary()) for text in (b"\1", b""))
+        tagged = pc.binary_join_element_wise(tag, from_offsets(*text_buffers(column)), between)
     else:
         cells = np.empty((len(column), 1 + WORD), np.uint8)
         words = _sortable(as_integers(column), column.type).astype("<u8", copy=False)
         _lay_cells(words.byteswap(), cells.reshape(-1))
-        tagged = _fixed(cells)
+        tagged = from_offsets(cells, np.arange(len(cells) + 1, dtype=np.int64) * (1 + WORD))
     if column.null_count:
         tagged = pc.if_else(pc.is_null(column), pa.scalar(b"\0", pa.large_binary()), tagged)
     return tagged
@@ -160,13 +155,6 @@ def _lay_cells(words: Any, cells: Any) -> None:  # pragma: no cover (compiled)
     for i in range(len(words)):
         cells[(1 + WORD) * i] = 1
         put_word(cells, (1 + WORD) * i + 1, words[i])
-
-
-def _fixed(cells: Array) -> pa.Array:
-    offsets = np.arange(len(cells) + 1, dtype=np.int64) * cells.shape[1]
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(cells), [None, pa.py_buffer(offsets), pa.py_buffer(cells)]
-    )
 
 
 def _sortable(values: Int64[Array, " rows"], kind: pa.DataType) -> UInt64[Array, " rows"]:
@@ -255,10 +243,7 @@ def _without_tags(keys: pa.Array) -> pa.Array:
     kept = np.ones(len(data), np.bool_)
     kept[offsets[:-1]] = False
     body = data[offsets[0] : offsets[-1]][kept[offsets[0] : offsets[-1]]]
-    shorter = offsets - offsets[0] - np.arange(len(offsets))
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(keys), [None, pa.py_buffer(shorter), pa.py_buffer(body)]
-    )
+    return from_offsets(body, offsets - offsets[0] - np.arange(len(offsets)))
 
 
 def _typed(values: Int64[Array, " rows"], null: Array, kind: pa.DataType) -> pa.Array:

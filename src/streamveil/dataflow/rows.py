@@ -162,8 +162,7 @@ class PreparedBlock:
         own, counts = slice(first, last), dict[str, int]()
         for reason, rows in self.rejected:
             before, until = np.searchsorted(rows, (start, end)).tolist()
-            if until > before:
-                counts[reason] = counts.get(reason, 0) + until - before
+            count(counts, {reason: until - before})
         made = Prepared(
             whole.unit[own],
             whole.event_us[own],
@@ -261,11 +260,10 @@ def _all_good(
         if fine is None or fine.all():
             continue
         good = np.ones(rows, np.bool_) if good is None else good
-        bad = int((good & ~fine).sum())
-        if bad:
-            reject_counts[reason] = reject_counts.get(reason, 0) + bad
-            if reject_notes is not None:
-                reject_notes.add(reason, good & ~fine)
+        bad = good & ~fine
+        count(reject_counts, {reason: int(bad.sum())})
+        if reject_notes is not None and bad.any():
+            reject_notes.add(reason, bad)
         good &= fine
     if reject_notes is not None and good is not None:
         reject_notes.keep(good)

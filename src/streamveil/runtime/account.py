@@ -34,16 +34,10 @@ def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
         "charged_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         "query": query | {"fingerprint": plan.fingerprint, "keys_are": keys_of(plan)},
         "options": plain(plan.options),
-        "budget": budget_of(plan.budget),
+        "budget": plan.budget.to_dict(),
         "mechanisms": mechanisms_of(operator),
         "versions": dict(versions()),
     }
-
-
-def budget_of(budget: Budget) -> dict[str, Any]:
-    """What the query was given."""
-    given: dict[str, Any] = budget.to_dict()
-    return given
 
 
 def keys_of(plan: Plan) -> str:

@@ -122,14 +122,10 @@ class Archive:
         self, path: Path, dropped: int, before: str, body: Iterator[memoryview] | list[memoryview]
     ) -> None:
         head = {"version": VERSION, "epoch": self.epoch, "dropped": dropped, frame.BEFORE: before}
-        file = disk.Unnamed(path)
-        try:
+        with disk.created(path) as file:
             file.write(frame.encode(head, {}))
             for part in body:
                 file.write([part])
-            file.name()
-        finally:
-            file.close()
 
     def _read_newest(self, known: int) -> None:
         """Refuses damage in the newest of the releases that nothing can make again."""

@@ -36,7 +36,7 @@ from streamveil.batch import Batch, Release
 from streamveil.connectors import Sink, write_all
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import Noise
-from streamveil.dataflow import Operator
+from streamveil.dataflow import Operator, total
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan import Post
 from streamveil.runtime import store as stores
@@ -396,7 +396,7 @@ class Job:
             step=batch.step,
             closed=batch.closes_step,
             position=batch.position,
-            rejected=added(self.place.rejected, batch.rejected),
+            rejected=total([self.place.rejected, batch.rejected]),
         )
         record = Record(place, delta, more=self._goes_on(batch, drawn))
         self._take(record)
@@ -520,8 +520,3 @@ def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
             " another version of streamveil or of a library it computes with.\n"
             "  to fix  resume with the versions that wrote it"
         )
-
-
-def added(total: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    """Both counts together."""
-    return {name: total.get(name, 0) + more.get(name, 0) for name in {**total, **more}}

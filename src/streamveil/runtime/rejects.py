@@ -135,16 +135,12 @@ class Rejects:
         first = next(full, None)
         if first is None:
             return
-        with naming(self.where):
-            file = Unnamed(self.where / f"{BATCH}{number:012d}{ENDING}")
-            try:
-                out = pa.PythonFile(AnonymousFile(file), "w")
-                with pq.ParquetWriter(out, self.schema, write_page_checksum=True) as writer:
-                    for table in chain([first], full):
-                        writer.write_table(table)
-                file.name()
-            finally:
-                file.close()
+        path = self.where / f"{BATCH}{number:012d}{ENDING}"
+        with naming(self.where), disk.created(path) as file:
+            out = pa.PythonFile(AnonymousFile(file), "w")
+            with pq.ParquetWriter(out, self.schema, write_page_checksum=True) as writer:
+                for table in chain([first], full):
+                    writer.write_table(table)
 
 
 class AnonymousFile:

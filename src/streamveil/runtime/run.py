@@ -122,7 +122,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
         kept = kept_plan(plan, home)
         plan, clock = kept.plan, kept.clock
     made = partial(
-        made_work, engine=engine or engine_for(pace, state), pace=pace, rejects=rejects,
+        work_of, engine=engine or engine_for(pace, state), pace=pace, rejects=rejects,
         ledger=ledger, keep_releases=keep_releases,
     )  # fmt: skip
     if engine is not None:
@@ -154,13 +154,6 @@ def rows_of_first(plan: Plan, pace: Pace | None) -> Iterator[pa.Table] | None:
         return None
     source = open_rows(plan.source, plan.clock.arrival)
     return of_first_release(feed_of(plan, source, pace or Pace())(None))
-
-
-def made_work(
-    plan: Plan, *, ledger: Where | None, keep_releases: int | None, **options: Any
-) -> Work:
-    """The work of a plan, with where it is charged and how much of it is kept."""
-    return replace(work_of(plan, **options), ledger=ledger, keep_releases=keep_releases)
 
 
 def before_look(plan: Plan, work: Work) -> Work:
@@ -233,16 +226,18 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
     return engine
 
 
-def work_of(
+def work_of(  # noqa: PLR0913  (the options of a job, by name)
     plan: Plan,
     engine: Engine | None = None,
     pace: Pace | None = None,
     rejects: str | Path | None = None,
     clock: Clock | None = None,
+    ledger: Where | None = None,
+    keep_releases: int | None = None,
 ) -> Work:
     """Everything a job does, from its plan. Opens the source but reads no row.
 
-    `clock`: with a later end than the plan was charged with.
+    `clock`: with a later end than the plan was charged with. The others are as for `prepared`.
     """
     inner = combined_plan(plan)
     operator: Operator = (engine or operator_of)(inner)
@@ -263,7 +258,7 @@ def work_of(
     work = Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
         operator=operator, post=plan.post,
-        feed=feed, limit=plan.budget,
+        feed=feed, limit=plan.budget, ledger=ledger, keep_releases=keep_releases,
         sink=open_sinks([(one.kind, one.options) for one in plan.sinks]),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
         committed=partial(tell, getattr(opened, "committed", None)),

@@ -33,6 +33,7 @@ from streamveil.connectors import (
     slices,
 )
 from streamveil.connectors.rejected_rows import PLACE, rejected_table, traced
+from streamveil.dataflow import count
 from streamveil.disk import crc32, in_scratch, scratch_folder
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan import Clock, SourceSpec
@@ -50,6 +51,9 @@ MISSTATED = (
     "  to fix  write the file again, or without statistics"
 )
 SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
+
+
+Stepped = tuple[pa.Table, Int64[Array, " rows"]]  # with the step of each
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class MicroBatches:
             return  # stopped for now: more rows may come, and a step is whole when it has all
         if taken or (every is None and not at.get("done")):
             after = json.dumps({"step": step + 1, "source": place, "done": True})
-            yield Batch(self._nothing(), step, True, after)  # noqa: FBT003
+            yield Batch(self.nothing, step, True, after)  # noqa: FBT003
 
     def _chunks(self, place: str | None) -> Iterator[Chunk]:
         """What the source holds from a place on; of one without an end also what comes."""
@@ -167,7 +171,7 @@ class MicroBatches:
                 what = chunk.rejected, chunk.rejected_rows
                 yield Batch(chunk.rows, step, False, json.dumps(after), *what)  # noqa: FBT003
             after = {"step": step + 1, "source": place}
-            yield Batch(self._nothing(), step, True, json.dumps(after))  # noqa: FBT003
+            yield Batch(self.nothing, step, True, json.dumps(after))  # noqa: FBT003
             step += 1
             if self.once:
                 return
@@ -188,11 +192,8 @@ class MicroBatches:
                 )  # fmt: skip
             sleep(min(left, 1.0))
 
-    def _nothing(self) -> pa.Table:
-        return self._empty
-
     @cached_property
-    def _empty(self) -> pa.Table:
+    def nothing(self) -> pa.Table:
         """No rows. The schema is asked for once: a folder has to be listed for it."""
         schema = self.source.schema()
         names = self.columns if self.columns is not None else schema.names
@@ -238,7 +239,7 @@ class Replay:
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.width = steps  # steps per bucket: one bucket while everything fits in memory
         self.bucket = -1  # the one that is loaded
-        self.table = schedule._nothing()
+        self.table = schedule.nothing
         column = schedule.clock.arrival or schedule.event_time
         if column is None:
             raise PlanError("a replay needs an arrival or event_time column")
@@ -286,7 +287,7 @@ class Replay:
     def _first(self) -> int:
         return self.bucket * self.width + 1
 
-    def _stepped(self) -> Iterator[tuple[pa.Table, Int64[Array, " rows"]]]:
+    def _stepped(self) -> Iterator[Stepped]:
         """Chunks with the step of every row; rows outside the schedule are counted and left out."""
         schedule, clock = self.schedule, self.schedule.clock
         span = cast(int, clock.start_us), cast(int, clock.end_us)
@@ -295,8 +296,8 @@ class Replay:
             self.seen += rows.num_rows
             came = arrivals(rows, self.column, span, clock.ticks)
             kept = rows if came.inside.all() else rows.filter(pa.array(came.inside))
-            for reason, n in (*chunk.rejected.items(), *came.left_out.items()):
-                self.rejected[reason] = self.rejected.get(reason, 0) + n
+            for some in (chunk.rejected, came.left_out):
+                count(self.rejected, some)
             for table in (*chunk.rejected_rows, *self._left_out(rows, came)):
                 self.rejected_rows.add(table)
             yield kept, came.step[came.inside]
@@ -308,23 +309,20 @@ class Replay:
             for reason, those in came.outside.items():
                 yield rejected_table(reason, rows.filter(pa.array(those)), files)
 
-    def _adopt(self, bucket: int, parts: list[tuple[pa.Table, Int64[Array, " rows"]]]) -> None:
+    def _adopt(self, bucket: int, parts: list[Stepped]) -> None:
         """Makes the rows of one bucket current, sorted by step (stable: source order within)."""
         self.bucket = bucket
-        tables = [table for table, _ in parts] or [decoded(self.schedule._nothing())]
+        tables = [table for table, _ in parts] or [decoded(self.schedule.nothing)]
         steps = np.concatenate([np.zeros(0, np.int64), *[step for _, step in parts]])
-        table = pa.concat_tables(tables)
-        if (np.diff(steps) < 0).any():
-            order = np.argsort(steps, kind="stable")
-            table, steps = table.take(pa.array(order)), steps[order]
+        table, steps = in_steps(pa.concat_tables(tables), steps)
         self.table = table.combine_chunks()
         edges = np.arange(self._first, self._first + self.width + 1)
         self.offsets = np.searchsorted(steps, edges)
 
     def _spill(
         self,
-        parts: list[tuple[pa.Table, Int64[Array, " rows"]]],
-        rest: Iterator[tuple[pa.Table, Int64[Array, " rows"]]],
+        parts: list[Stepped],
+        rest: Iterator[Stepped],
     ) -> None:
         """Writes every row to the file of its bucket of steps."""
         self.folder = scratch_folder()
@@ -359,6 +357,14 @@ class Replay:
         return str(Path(folder.name) / f"{bucket:04d}.arrow")
 
 
+def in_steps(table: pa.Table, steps: Int64[Array, " rows"]) -> Stepped:
+    """Rows in order of their steps; those of one step in the order they had."""
+    if not (np.diff(steps) < 0).any():
+        return table, steps
+    order = np.argsort(steps, kind="stable")
+    return table.take(pa.array(order)), steps[order]
+
+
 class InOrder(Replay):
     """The same from row groups that are nearly in order, each read once, when a step needs it.
 
@@ -385,7 +391,7 @@ class InOrder(Replay):
         self.due = np.minimum.accumulate(due[::-1])[::-1]
         self.ends = np.cumsum([group.rows for group in groups], dtype=np.int64)
         self.proved = bool(groups) and self._waits_little(groups, ends)
-        self._waiting: list[tuple[pa.Table, Int64[Array, " rows"]]] = []
+        self._waiting: list[Stepped] = []
         self._counted: dict[int, tuple[dict[str, int], SpillBuffer]] = {}
 
     def _waits_little(self, groups: list[RowGroup], ends: Int64[Array, " groups"]) -> bool:
@@ -437,18 +443,13 @@ class InOrder(Replay):
     def _count(self, due: int, rejected: dict[str, int], rows: SpillBuffer) -> None:
         """Rejected rows of one chunk."""
         known, kept = self._counted.setdefault(due, ({}, SpillBuffer()))
-        for reason, n in rejected.items():
-            known[reason] = known.get(reason, 0) + n
+        count(known, rejected)
         for table in rows:
             kept.add(table)
 
-    def _by_step(
-        self, table: pa.Table, steps: Int64[Array, " rows"], due: int
-    ) -> tuple[pa.Table, Int64[Array, " rows"]]:
+    def _by_step(self, table: pa.Table, steps: Int64[Array, " rows"], due: int) -> Stepped:
         """Rows of one chunk; SourceError if one is in a step before that at which it was due."""
-        if (np.diff(steps) < 0).any():
-            order = np.argsort(steps, kind="stable")
-            table, steps = table.take(pa.array(order)), steps[order]
+        table, steps = in_steps(table, steps)
         if len(steps) and steps[0] < due:
             raise SourceError(MISSTATED)
         return table, steps

@@ -31,14 +31,13 @@ from streamveil.connectors import open_sinks, open_source, signed
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
-from streamveil.dataflow import Operator
+from streamveil.dataflow import Operator, total
 from streamveil.dataflow.state import types_to_bytes
 from streamveil.disk import Lock
 from streamveil.engines.spark import stages, state_cache, tasks
 from streamveil.engines.spark.kafka import KafkaReading
 from streamveil.engines.spark.session import require_callbacks
 from streamveil.engines.spark.shards import Shards
-from streamveil.engines.spark.shuffle import total
 from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.source_offsets import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.stage_plan import spread_of

@@ -526,13 +526,12 @@ def _share(
     found, (low, top) = [], ends
     for over, under in ((low, top), (top, low)):
         off = DEVIATIONS**2 * spread
-        above, below = float((shares * over).sum()), float((units * under).sum())
-        moved = float((off * over**2).sum()), float((off * under**2).sum())
-        a, b, c = below**2 - moved[1], above * below, above**2 - moved[0]
-        if a <= 0 or below <= 0:
+        above = float((shares * over).sum()), float((off * over**2).sum())
+        below = float((units * under).sum()), float((off * under**2).sum())
+        between = _between(above, below)
+        if between is None or below[0] <= 0:
             return None
-        root = max(b * b - a * c, 0.0) ** 0.5
-        found.append(((b - root) / a, (b + root) / a))
+        found.append(between)
     least, largest = max(found[0][0], 0.0), min(found[1][1] + 1 / SHARE_QUANTA, 1.0)
     middle = float((shares * (low + top)).sum() / (units * (low + top)).sum())
     return Measured(round(min(max(middle, least), largest, MOST_REPEATS), 2), least, largest)
@@ -556,10 +555,20 @@ def _ratio(
 ) -> tuple[float, float] | None:
     """The r for which sum(size * bins) - r * sum(bins) may be noise (Fieller 1954)."""
     off = DEVIATIONS**2 * spread
-    weighted, total = float((noisy * size).sum()), float(noisy.sum())
-    a = total**2 - float(off.sum())
-    b = weighted * total - float((off * size).sum())
-    c = weighted**2 - float((off * size**2).sum())
+    top = float((noisy * size).sum()), float((off * size**2).sum())
+    bottom = float(noisy.sum()), float(off.sum())
+    return _between(top, bottom, float((off * size).sum()))
+
+
+def _between(
+    top: tuple[float, float], bottom: tuple[float, float], both: float = 0.0
+) -> tuple[float, float] | None:
+    """The ends of the r for which top - r * bottom may be noise; None where they are no interval.
+
+    Each number comes with the square of what its noise may be; `both`: the same of their product.
+    """
+    (y, y_off), (x, x_off) = top, bottom
+    a, b, c = x**2 - x_off, y * x - both, y**2 - y_off
     if a <= 0:
         return None
     root = max(b * b - a * c, 0.0) ** 0.5

@@ -6,7 +6,7 @@ Spark's rows and back would cost more than all the work on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,15 +95,6 @@ def joined(pieces: Sequence[Piece]) -> Rows | None:
     }
     keys = [rows.keys for rows in ordered]
     return Rows(columns, None if keys[0] is None else pa.concat_arrays(keys))
-
-
-def total(counts: Sequence[Mapping[str, int]]) -> Counts:
-    """Counts by reason, added up."""
-    found: Counts = {}
-    for part in counts:
-        for reason, n in part.items():
-            found[reason] = found.get(reason, 0) + n
-    return found
 
 
 def key_columns(keys: pa.Array) -> dict[str, Array]:

@@ -17,11 +17,12 @@ from streamveil.batch import Release
 from streamveil.connectors import slices
 from streamveil.core.noise import Noise
 from streamveil.core.noisy import restored
+from streamveil.dataflow import total
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.state import State, types_from_bytes
 from streamveil.engines.spark import published_keys_cache, stages
 from streamveil.engines.spark.shards import Shards
-from streamveil.engines.spark.shuffle import Piece, Rows, joined, total
+from streamveil.engines.spark.shuffle import Piece, Rows, joined
 from streamveil.engines.spark.source_offsets import Reading
 from streamveil.engines.spark.versioned_state import Chain
 from streamveil.plan import Plan
