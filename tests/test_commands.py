@@ -73,6 +73,16 @@ def test_a_second_job_is_refused_by_the_shared_ledger(folder):
         call("ledger", "create", folder / "m", "--unit", "person")
 
 
+@pytest.mark.parametrize(("per", "begins"), [
+    ("1 week", " of 7 days, one of which begins at 1970-01-05 00:00:"), ("7 days", " of 7 days:"),
+    ("1 month", "each month:"),
+])  # fmt: skip
+def test_a_ledger_of_weeks_is_none_of_seven_days(folder, tmp_path, per, begins):
+    made = call("ledger", "create", tmp_path / "l", "--unit", "person", "--per", per,
+                "--epsilon", "4", "--delta", "1e-6")  # fmt: skip
+    assert begins in made.stdout
+
+
 def test_read_lists_picks_and_writes(folder, tmp_path):
     places = call("read", folder / "q.veil", "--list").stdout.split()
     assert places == [f"2026-01-01/{t}" for t in range(1, 5)]

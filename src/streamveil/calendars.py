@@ -230,6 +230,25 @@ class Cells:
         where = f" in {self.zone}" if self.zone else ""
         return f"{count} {unit}{'s' if count > 1 else ''}{where}"
 
+    @property
+    def begins(self) -> str:
+        """What clocks show where a cell begins, the first of 1970; '' where one begins with it.
+
+        Cells of one length and zone are the same just if this is: origins whole cells apart are
+        one.
+
+        >>> quarters = Cells(months=3, origin_us=90 * DAY)
+        >>> quarters.begins, Cells(length_us=7 * DAY, origin_us=11 * DAY).begins
+        ('', '1970-01-05 00:00')
+        """
+        if self.months:
+            month, within = _month_of(self.origin_us)
+            first = int(_begin_of_month(np.array([month % self.months]))[0]) + within
+        else:
+            first = self.origin_us % self.length_us
+        shown = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=first)
+        return str(shown.replace(tzinfo=None)).removesuffix(":00") if first else ""
+
     def number(self, us: int) -> int:
         """The cell that holds an instant."""
         if self.fixed:

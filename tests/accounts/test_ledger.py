@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 from collections import defaultdict
+from contextlib import nullcontext
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -21,11 +22,13 @@ from hypothesis import strategies as st
 from streamveil import accounts
 from streamveil.accounts import deployment
 from streamveil.accounts.ledger import Charge, Ledger
+from streamveil.calendars import DAY, HOUR, Cells
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiled import log_ndtr
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
-from streamveil.errors import BudgetError, StoreError
+from streamveil.dataflow.windows import protected
+from streamveil.errors import BudgetError, PlanError, StoreError
 from tests.losses import approx
 
 USER = Neighbours("user_id")
@@ -470,6 +473,38 @@ def test_a_guarantee_about_others_is_refused() -> None:
         ledger.charge("a", Guarantee(USER, Zcdp(0.1)))
     with pytest.raises(ValueError, match="one unit-period"):
         ledger.charge("a", Guarantee(USER_DAY, Zcdp(0.1)).over(7))
+
+
+WEEK = 7 * DAY
+OTHER_GRIDS = [  # and whether they are one
+    (Cells(length_us=HOUR), Cells(length_us=HOUR, zone="Europe/Berlin"), True),
+    (Cells(length_us=DAY), Cells(length_us=DAY, origin_us=HOUR), False),
+    (Cells(length_us=DAY), Cells(length_us=DAY, zone="Europe/Berlin"), False),
+    (
+        Cells(length_us=DAY, zone="Europe/Berlin"),
+        Cells(length_us=DAY, origin_us=HOUR, zone="Europe/Berlin"),
+        False,
+    ),
+    (Cells(length_us=WEEK), Cells(length_us=WEEK, origin_us=4 * DAY), False),
+    (Cells(length_us=WEEK, origin_us=4 * DAY), Cells(length_us=WEEK, origin_us=11 * DAY), True),
+    (Cells(months=3), Cells(months=3, origin_us=90 * DAY), True),
+    (Cells(months=3), Cells(months=3, origin_us=31 * DAY), False),
+    (Cells(months=1), Cells(months=1, origin_us=DAY), False),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "one"), OTHER_GRIDS)
+def test_periods_that_begin_at_other_times_share_no_limit(
+    ours: Cells, theirs: Cells, *, one: bool
+) -> None:
+    """One period of a ledger's would meet two of a charge's, and be charged for one of them."""
+    times = np.arange(-500, 500, dtype=np.int64) * 13 * HOUR
+    first, second = (np.diff(cells.numbers(times)) for cells in (ours, theirs))
+    assert one == np.array_equal(first, second)
+    ledger = Ledger.open(None, RHO, protected("user", ours))
+    refused = pytest.raises(PlanError, match="the ledger protects")
+    with nullcontext() if one else refused:
+        ledger.charge("a", Guarantee(protected("user", theirs), Zcdp(0.1)))
 
 
 def test_the_export_is_json_and_complete(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from streamveil import accounts, connectors, expressions
 from streamveil.accounts.ledger import Charge
+from streamveil.calendars import Cells
 from streamveil.changing_tables.questions import Questions
 from streamveil.core.accounting import Budget
 from streamveil.dataflow import hashing
@@ -26,7 +27,7 @@ from tests.dataflow import test_hashing, test_windows
 from tests.dynamic import test_schedulers
 from tests.planting import instead
 from tests.runtime import test_job, test_schedule
-from tests.sql import test_expr, test_joins, test_own_rows
+from tests.sql import test_expr, test_joins, test_joint, test_own_rows
 
 
 def again_and_again(honest):
@@ -153,6 +154,18 @@ FAULTS = {
     "one row is of several periods": (
         instead(check_own_rows, "may_have_several_times", lambda _: lambda _: False),
         lambda: test_own_rows.test_one_row_is_of_one_period(test_own_rows.SEVERAL[0]),
+    ),
+    "periods of other times pass for one in several answers": (
+        instead(check_own_rows, "of_two_times", lambda _: lambda _: ()),
+        lambda: test_joint.test_each_row_is_of_one_period_in_all_answers(
+            *test_joint.OWN_TIMES[0], "seen"
+        ),
+    ),
+    "periods are told apart by their length alone": (
+        instead(Cells, "begins", lambda _: ""),
+        lambda: test_ledger.test_periods_that_begin_at_other_times_share_no_limit(
+            *test_ledger.OTHER_GRIDS[1][:2], one=False
+        ),
     ),
     "what the other relation of a join protects is not asked": (
         instead(joins, "require_one_unit", lambda _: lambda *_: None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from math import sqrt
 from pathlib import Path
 
@@ -426,3 +427,55 @@ def test_only_what_may_leave_is_put_together():
     with pytest.raises((TypeError, PlanError), match=r"may leave|may hold data|Noisy"):
         Release(pa.table({"n": [1]}), 0, 1, 1)
     assert Release(public(pa.table({"n": [1]})), 0, 1, 1).trigger == 1
+
+
+TIMES = pa.table({
+    "user": [1, 2], "page": ["a", "b"],
+    **{name: pa.array([0, 1], pa.timestamp("us", "UTC")) for name in ("ts", "seen")},
+})  # fmt: skip
+REGIONS = pa.table({"page": ["a", "b"], "region": ["north", "south"]})
+BY_DAY = f"""
+WITH own AS ({{}}),
+a AS (SELECT {
+    ALL.replace(
+        ", max",
+        ", privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-05', max",
+        1,
+    )
+} page, COUNT(*) AS n
+      FROM TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL 1 DAY) GROUP BY page, window_start
+      EMIT EVERY INTERVAL 1 DAY),
+b AS (SELECT {
+    ALL.replace(
+        ", max",
+        ", privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-05', max",
+        1,
+    )
+} page, COUNT(*) AS n
+      FROM TUMBLE(TABLE own, DESCRIPTOR(day), size => INTERVAL 1 DAY) GROUP BY page, window_start
+      EMIT EVERY INTERVAL 1 DAY)
+SELECT a.page, a.n, b.n AS m FROM a JOIN b ON a.page = b.page"""
+OWN_TIMES = [
+    ("SELECT user, page, {} AS day FROM t", "t"),
+    ("SELECT user, page, {} AS day FROM again", "again"),
+    ("SELECT user, part AS page, {} AS day FROM t, UNNEST(SPLIT(page, ',')) AS part", "t"),
+    ("SELECT user, region AS page, day FROM (SELECT user, page, {} AS day FROM t)"
+     " JOIN regions USING (page)", "t"),
+    ("SELECT user, r.region AS page, v.day AS day FROM (SELECT user, page, {} AS day FROM t) AS v"
+     " JOIN regions AS r USING (page)", "t"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("time", ["ts", "TS", "seen"])
+@pytest.mark.parametrize(("relation", "name"), OWN_TIMES)
+def test_each_row_is_of_one_period_in_all_answers(relation, name, time):
+    """A day by one time meets any number of days by another, in which the other answer changes."""
+    given = {"t": TIMES, name: TIMES, "regions": sv.memory(REGIONS, name="regions", public=True)}
+    refused = pytest.raises(PlanError, match="of two periods: by ts and by seen")
+    with refused if time == "seen" else nullcontext():
+        sv.sql(BY_DAY.format(relation.format(time)), given)
+
+
+def test_periods_of_other_tables_may_follow_other_times():
+    given = {"t": TIMES, "u": TIMES.slice(0, 1).take([0])}
+    sv.sql(BY_DAY.format("SELECT user, page, seen AS day FROM u"), given)

@@ -36,7 +36,10 @@ def create(
     rho: Annotated[str | None, typer.Option(help="The limit as zCDP instead of epsilon.")] = None,
     per: Annotated[
         str | None,
-        typer.Option(help="The period of a unit, such as '1 day'; default: all of its time."),
+        typer.Option(
+            help="The period of a unit, such as '1 day'; default: all of its time."
+            " Weeks begin on Mondays, 7 days do not."
+        ),
     ] = None,
 ) -> None:
     """A ledger whose limit several jobs over the same data share.
@@ -44,21 +47,24 @@ def create(
     Give it to each job with `streamveil run … --ledger FILE`. A job that would exceed the limit
     is refused before it reads anything. Jobs on several hosts share a ledger of a database.
     """
-    from datetime import timedelta
-
     from streamveil.accounts.ledger import Ledger, journal_at
-    from streamveil.core.accounting import Budget, Neighbours
-    from streamveil.sql.parts import duration_us
+    from streamveil.calendars import Cells
+    from streamveil.core.accounting import Budget
+    from streamveil.dataflow.windows import protected
+    from streamveil.sql.parts import length_of, origin_us
 
     journal = journal_at(place)
     if journal.exists():
         raise StoreError(f"the ledger '{journal.name}' exists already; a limit is never changed")
-    period = None if per is None else timedelta(microseconds=duration_us(per, "--per"))
+    length = None if per is None else length_of(per, "--per")
+    periods = length and Cells(
+        length_us=length.us, months=length.months, origin_us=origin_us(length)
+    )
     with typed("the limit is not complete: "):
         limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
     if not unit.strip():
         raise PlanError("--unit is empty; name the privacy unit as the queries do")
-    with Ledger.open(place, limit, Neighbours(unit, period=period)) as ledger:
+    with Ledger.open(place, limit, protected(unit, periods)) as ledger:
         say(f"limit {ledger.limit}, {ledger.protects.phrase}: {place}")
 
 

@@ -491,5 +491,5 @@ def _or_never(step: int | None) -> int:
 def protected(unit: str, periods: Cells | None, bound: int = 1) -> Neighbours:
     """Who is protected, and the shortest time in which they are."""
     period = None if periods is None else timedelta(microseconds=periods.shortest_us)
-    words = "" if periods is None else periods.words
-    return Neighbours(unit=unit, bound=bound, period=period, calendar=words)
+    calendar, begins = ("", "") if periods is None else (periods.words, periods.begins)
+    return Neighbours(unit, bound, period=period, calendar=calendar, begins=begins)

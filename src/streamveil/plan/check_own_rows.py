@@ -95,6 +95,46 @@ def of_two_people(relations: Iterable[tuple[SourceSpec, str]]) -> Iterator[str]:
             )
 
 
+def of_two_times(sources: Iterable[SourceSpec]) -> Iterator[str]:
+    """What is wrong with the same rows whose periods are told by different times.
+
+    Proof: a period of one time meets any number of the other's, so that without its rows an answer
+        that protects each of those alone changes in all of them.
+    """
+    for one, other in combinations(sources, 2):
+        times = [time_of(source) for source in (one, other)]
+        if _rows_of(one) & _rows_of(other) and times[0] != times[1]:
+            first, second = (shown(time).replace("`", "") for time in times)
+            yield (
+                f"each row of '{shown(one.name)}' would be of two periods: by {first} and by"
+                f" {second}.\n"
+                "  why     without the rows of one period, answers for several others change\n"
+                "  to fix  take the same times for all answers, or leave out privacy_unit_period"
+            )
+
+
+def time_of(source: SourceSpec) -> str:
+    """The times of rows as an expression over the columns that they come with."""
+    tree: exp.Expr = exp.column(source.event_time or "", quoted=True)
+    for step in reversed(source.steps if isinstance(source, OwnRows) else ()):
+        if isinstance(step, OwnSelect):
+            made = {key.name.lower(): parse_text(key.expression) for key in step.keys}
+            tree = tree.transform(lambda node, made=made: _as_made(node, made))
+        elif isinstance(step, OwnLookup):
+            side = f"{step.sides[0]}:".lower()
+            made = {f"{side}{name}": exp.column(name, quoted=True)
+                    for name in (column.name.lower().removeprefix(side)
+                                 for column in tree.find_all(exp.Column))}  # fmt: skip
+            tree = tree.transform(lambda node, made=made: _as_made(node, made))
+    return _in_one_case(canonical(tree))
+
+
+def _as_made(node: exp.Expr, made: dict[str, exp.Expr]) -> exp.Expr:
+    """A column as the expression that made it."""
+    found = made.get(node.name.lower()) if isinstance(node, exp.Column) else None
+    return node if found is None else found.copy()
+
+
 def _rows_of(source: SourceSpec) -> set[str]:
     """What tells that rows are the same: a name, or where they lie, however they are read there."""
     held, paths = source.options.get("table"), source.options.get("path")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from streamveil.errors import PlanError, require_file_name
 from streamveil.expressions.dialect import shown
@@ -47,12 +48,15 @@ class JointPlan:
 
 
 def require_one_person(parts: tuple[Plan, ...]) -> None:
-    """Refuses answers of which one takes rows of a person for another's."""
-    if any(part.source.combines for part in parts):
-        from streamveil.plan.check_own_rows import of_two_people, relations_of  # rarely needed
+    """Refuses answers of which one takes rows of a person, or of a period, for another's."""
+    from streamveil.plan import check_own_rows  # loaded where there are several answers
 
-        for complaint in of_two_people([one for part in parts for one in relations_of(part)]):
-            raise PlanError(complaint)
+    relations = [one for part in parts for one in check_own_rows.relations_of(part)]
+    complaints = [check_own_rows.of_two_people(relations)]
+    if parts[0].periods is not None:
+        complaints.append(check_own_rows.of_two_times([part.source for part in parts]))
+    for complaint in chain(*complaints):
+        raise PlanError(complaint)
 
 
 def parts_read(posts: Iterable[Post]) -> Iterator[int]:

@@ -160,7 +160,8 @@ class Neighbours:
     user-day): the guarantee holds for each separately and adds up over the periods of one unit.
     Periods of a calendar (months, days of a time zone) have several lengths. Nothing but their
     number in a longer time depends on it, and of periods at least as long as the shortest no more
-    fit into any time than of that length.
+    fit into any time than of that length. Periods that begin at other times are others, however
+    long: one of them meets two of the rest, so that losses of both do not add up period by period.
     """
 
     unit: str = "row"  # column or phrase naming who is protected
@@ -168,6 +169,7 @@ class Neighbours:
     relation: Relation = "add-remove"
     period: timedelta | None = None  # of a calendar, the shortest
     calendar: str = ""  # what a period of a calendar is, in words
+    begins: str = ""  # what clocks show where one begins, where none begins with 1970
 
     def __post_init__(self) -> None:
         require_positive(bound=self.bound)
@@ -182,7 +184,7 @@ class Neighbours:
         return "replacing" if replaced else "adding or removing"
 
     def covers(self, other: Neighbours) -> bool:
-        """Whether both protect the same unit in the same way and period, whatever the bound."""
+        """Whether both protect the same unit in the same way and periods, whatever the bound."""
         return replace(self, bound=1) == replace(other, bound=1)
 
     @property
@@ -206,6 +208,7 @@ class Neighbours:
     def phrase(self) -> str:
         """Who is protected, in words, for `explain`."""
         scope = f" within {self.each}" if self.period else " over the whole stream"
+        scope += f", one of which begins at {self.begins}" if self.begins else ""
         return {
             "add-remove": f"adding or removing all rows of one {self.unit}{scope}",
             "change-one": f"replacing all rows of one {self.unit}{scope}",
@@ -224,7 +227,8 @@ class Neighbours:
             "relation": self.relation,
             "period_us": period,
         }
-        return saved | ({"calendar": self.calendar} if self.calendar else {})
+        words = {"calendar": self.calendar, "begins": self.begins}
+        return saved | {name: said for name, said in words.items() if said}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Neighbours:
@@ -237,6 +241,7 @@ class Neighbours:
             saved["relation"],
             period,
             saved.get("calendar", ""),
+            saved.get("begins", ""),
         )
 
 
