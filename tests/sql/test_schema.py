@@ -4,11 +4,12 @@ from datetime import UTC, date, datetime
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
 from streamveil.errors import PlanError
-from streamveil.expressions import compile_expression
+from streamveil.expressions import columns_of, compile_expression, compile_unit, compile_value
 from streamveil.sql.schema import check_schema
 
 SCHEMA = pa.schema([
@@ -209,3 +210,34 @@ def test_operations_and_ids_are_no_lists(column):
 def test_mixed_types_are_told_by_their_place():
     with pytest.raises(PlanError, match=r"argument 1 is int, argument 3 is string\.\n.*CAST"):
         compile_expression("COALESCE(a, 1, b)", pa.schema([("a", pa.int64()), ("b", pa.string())]))
+
+
+DOTTED = pa.table({"id": ["a", "b", "c"], "user.id": ["x", "x", "y"], "n": [1, 2, 3]})
+
+
+def test_a_name_with_a_dot_is_one_column_and_never_its_last_word():
+    """A unit `user.id` that was read as `id` would protect rows, and none of their users."""
+    assert columns_of("`user.id`") == ("user.id",)
+    units = compile_unit("`user.id`", DOTTED.schema)(DOTTED)
+    assert units.to_pylist()[0] == units.to_pylist()[1] != units.to_pylist()[2]
+    for text in ("user.id", "a.user.id", "`user`.id", "LOWER(user.id)"):
+        with pytest.raises(PlanError, match="in backquotes"):
+            compile_value(text, DOTTED.schema)
+
+
+@pytest.mark.parametrize("spelling", ["sql", "aliased", "python"])
+def test_a_unit_whose_name_has_a_dot_is_the_one_that_is_bounded(spelling, tmp_path):
+    rows = pa.table({"id": range(900), "user.id": [0] * 900})
+    if spelling == "python":
+        query = sv.memory(rows).protect("`user.id`").agg(n=sv.count()).bound(max_rows=1)
+        query = query.release(budget=sv.Budget(epsilon=50, delta=1e-6))
+    else:
+        unit, alias = ("r.`user.id`", "AS r") if spelling == "aliased" else ("`user.id`", "")
+        pq.write_table(rows, tmp_path / "r.parquet")
+        query = sv.sql(
+            "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 50, delta = 1e-6, "
+            f"privacy_unit_column = {unit}, max_rows_contributed = 1) COUNT(*) AS n "
+            f"FROM '{tmp_path}/r.parquet' {alias}"
+        )
+    (release,) = query.run(state=str(tmp_path / "s"))
+    assert abs(release.to_arrow()["n"][0].as_py() - 1) < 20  # of 900: noise has a deviation of .3

@@ -47,6 +47,10 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
     }
     NO_PAREN_FUNCTIONS: ClassVar[dict[str, Any]] = {}
 
+    def _parse_column(self) -> Any:
+        """BigQuery's own cuts a quoted name at its dots; of a file it is the name of one column."""
+        return super(BigQueryParser, self)._parse_column()
+
     def _parse_as_command(self, start: Any) -> Any:
         self.raise_error("This is not a statement streamveil knows", start)
 

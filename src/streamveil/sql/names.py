@@ -29,8 +29,6 @@ class From:
 
     def expression(self, text: str, what: str) -> str:
         """An expression of the clause, over columns of the source."""
-        if self.columns is None:
-            return text
         try:
             return row_text(parse_text(text, what), self)
         except PlanError as error:
