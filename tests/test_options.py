@@ -9,7 +9,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.errors import PlanError
-from streamveil.plan.options import BUDGETS, OPTIONS, TABLE, Limits
+from streamveil.plan.options import ASK_SHARE, BUDGETS, MAX_CHANGES, OPTIONS, TABLE, Limits
 
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 HOME = ROOT / "plan" / "options.py"
@@ -66,13 +66,25 @@ def test_a_range_says_what_it_holds(within, good, bad):
 
 LEAN = {"epsilon": 2, "delta": 1e-6, "selection": "'gaussian'", "look_share": 0,
         "expected_rows": 3, "expected_units": 1000, "expected_groups": 20}  # fmt: skip
-OF_TABLES = ("mu_share", "hidden_groups", "total_tests", "entry_weight", "weight_reference")
+OF_COINS = ("mu_share", "hidden_groups", "total_tests", "entry_weight", "weight_reference")
 NUMBERS = [
     option.name for option in OPTIONS.values()
     if option.kind in ("real", "whole", "amount") and option.part_of != (TABLE,)
 ]  # fmt: skip
+NUMBERS_OF_TABLES = [
+    option.name for option in OPTIONS.values()
+    if option.kind in ("real", "whole", "amount") and TABLE in (option.part_of or (TABLE,))
+]  # fmt: skip
 EXTREMES = (0, -1, 5e-324, 1e-12, 1e-5, 0.9999, 1 - 1e-10, 1 - 2**-53, 10**12, 2**63 - 1,
             2**64, 1e19, 1e300, 10**400, inf, -inf, nan)  # fmt: skip
+
+
+def texts_of(given):
+    """Options as a text."""
+    return ", ".join(
+        f"{one} = CAST('{held}' AS FLOAT64)" if held in (inf, -inf) or held != held
+        else f"{one} = {held}" for one, held in given.items()
+    )  # fmt: skip
 
 
 def explained(name, value):
@@ -80,18 +92,32 @@ def explained(name, value):
     given = {**LEAN, name: value}
     if name in BUDGETS[2:]:
         del given["epsilon"]
-    if name in OF_TABLES:
+    if name in OF_COINS:
         given |= {"selection": "'table'", "max_squared_rows": 8}
-    text = ", ".join(
-        f"{one} = CAST('{held}' AS FLOAT64)" if held in (inf, -inf) or held != held
-        else f"{one} = {held}" for one, held in given.items()
-    )  # fmt: skip
     rows = sv.memory({"u": [1], "k": [1]})
-    sv.sql(f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (privacy_unit_column = u, {text})"
+    sv.sql("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (privacy_unit_column = u,"
+           f" {texts_of(given)})"
            " k, COUNT(*) AS n FROM t GROUP BY k", {"t": rows}).explain()  # fmt: skip
 
 
-def said_of(name, value):
+def explained_table(name, value):
+    """Explains questions to a changing table, and how many values there are where it is asked."""
+    given = {"epsilon": 2, "delta": 1e-6, "steps": 10, "expected_size": 3000, name: value}
+    answer = "COUNT(*)"
+    if name == MAX_CHANGES.name:
+        answer = "COUNT(DISTINCT age)"
+    elif name not in (ASK_SHARE.name, "mu"):
+        given[ASK_SHARE.name] = 0.3
+    if name in BUDGETS[2:]:
+        del given["epsilon"]
+    rows = sv.memory({"op": ["+"], "id": [1], "city": ["a"], "age": [1]})
+    sv.sql("CREATE TABLE people (city CHECK (city IN ('a', 'b')), age CHECK (age BETWEEN 0 AND 9))"
+           " WITH (source = 'rows', changelog = 'insert-delete', operation = op, id = id);"
+           f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({texts_of(given)}) city, {answer} AS n"
+           " FROM people GROUP BY city EMIT EVERY 10 ROWS", {"rows": rows}).explain()  # fmt: skip
+
+
+def said_of(name, value, explained=explained):
     """What a query says of such a value, or nothing but its name where it works."""
     try:
         explained(name, value)
@@ -104,3 +130,11 @@ def said_of(name, value):
 def test_an_extreme_number_works_or_is_refused_by_its_name(name):
     for value in EXTREMES:
         assert re.search(rf"^refused: |\b{name}\b", said_of(name, value)), value
+
+
+@pytest.mark.parametrize("name", NUMBERS_OF_TABLES)
+def test_an_extreme_number_of_a_changing_table_works_or_is_refused_by_its_name(name):
+    belongs = "" if TABLE in OPTIONS[name].part_of or name in BUDGETS else "|belong to streams"
+    for value in EXTREMES:
+        said = said_of(name, value, explained_table)
+        assert re.search(rf"^refused: |\b{name}\b{belongs}", said), value

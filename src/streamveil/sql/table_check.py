@@ -27,6 +27,7 @@ MECHANISMS = (
 ALSO = {*(option.name for option in options.HABITUAL), "horizon"}
 MOST_CELLS = 1 << 22
 MOST_POINTS = 1 << 20  # of the product of all domains
+LEAST_TO_ASK = 1e-12  # epsilon or rho of all questions
 FORM = "write CHECK (city IN ('a', 'b')) or CHECK (age BETWEEN 0 AND 99)"
 Domain = tuple[str, tuple[Any, ...]]
 
@@ -156,15 +157,25 @@ def _options(plan: Plan) -> Iterator[str]:
         )
     if updates is not None and (not isinstance(updates, int) or updates < 1):
         yield "expected_updates is a whole number: insertions and deletions over all steps"
-    share = options.ASK_SHARE.of(given)
+    yield from _questions(plan)
+    word = options.MECHANISM.of(given)
+    if word not in MECHANISMS:
+        yield f"unknown mechanism{nearest(str(word)[:30], MECHANISMS)}"
+    if plan.preset not in ("default", "theorem"):
+        yield f"unknown preset of a table{nearest(str(plan.preset)[:30], ['default', 'theorem'])}"
+
+
+def _questions(plan: Plan) -> Iterator[str]:
+    """What is wrong with the part of the budget for questions."""
+    share = options.ASK_SHARE.of(plan.options)
     if not isinstance(share, int | float) or not 0 <= share < 1:
         yield "ask_share is the part of the budget for questions: at least 0, below 1"
     elif share and not any(one.expression is None for one in plan.aggregates):
         yield "questions need the number of records: add COUNT(*) AS n to the SELECT list"
     elif share and plan.budget.mu is not None:
         yield "ask_share needs a budget in epsilon or rho: questions are not Gaussian noise"
-    word = options.MECHANISM.of(given)
-    if word not in MECHANISMS:
-        yield f"unknown mechanism{nearest(str(word)[:30], MECHANISMS)}"
-    if plan.preset not in ("default", "theorem"):
-        yield f"unknown preset of a table{nearest(str(plan.preset)[:30], ['default', 'theorem'])}"
+    elif 0 < share * (plan.budget.epsilon or plan.budget.rho or 1) < LEAST_TO_ASK:
+        yield (
+            f"ask_share = {share:g} of {plan.budget} leaves nothing to answer questions with.\n"
+            "  to fix  a larger share, or none"
+        )
