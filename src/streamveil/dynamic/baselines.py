@@ -9,12 +9,11 @@ from typing import Any
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes
+from streamveil.dynamic.protocol import Bag, Changes, OfStatic
 from streamveil.dynamic.trees import Difference, Tree, accumulator, error_of, released
 from streamveil.errors import HorizonError, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
-from streamveil.linear.queries import Queries
 
 
 @dataclass(repr=False)  # secret
@@ -26,7 +25,7 @@ class TwoState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoStream:
+class TwoStream(OfStatic):
     """Insertions and deletions counted apart, and subtracted. The naive way.
 
     Protects: one record with its insertion and its deletion.
@@ -53,11 +52,6 @@ class TwoStream:
     share: Share
     horizon: int | None  # steps that the guarantee covers, >= 1; None: all there will ever be
     arity: int = 4  # children of a node of its tree, >= 2
-
-    @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.static.queries
 
     @property
     def guarantee(self) -> Guarantee:
@@ -98,7 +92,7 @@ class BaselineState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rerun:
+class Rerun(OfStatic):
     """The static mechanism anew on the current records, after every step.
 
     Protects: one record with its insertion and its deletion.
@@ -146,11 +140,6 @@ class Rerun:
         return self.share.scale(Fraction(1, self.releases))
 
     @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.static.queries
-
-    @property
     def guarantee(self) -> Guarantee:
         """See `DynamicMechanism`."""
         return Guarantee(RECORD, self.part.loss.times(self.releases), self.steps)
@@ -177,7 +166,7 @@ class Rerun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotDelta:
+class SnapshotDelta(OfStatic):
     """A static release every `every` steps, and trees of insertions and deletions in between.
 
     Protects: one record with its insertion and its deletion.
@@ -211,11 +200,6 @@ class SnapshotDelta:
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon, every=self.every)
-
-    @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.static.queries
 
     @property
     def most(self) -> int:

@@ -18,11 +18,10 @@ from streamveil.dynamic.partition import (
     TimeVarying,
     updates,
 )
-from streamveil.dynamic.protocol import Bag, Changes, require_growth
+from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_growth
 from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
-from streamveil.linear.queries import Queries
 from streamveil.types import Exact
 
 SPARSE = (Fraction(3, 10), Fraction(7, 10))  # partition, accumulator
@@ -39,7 +38,7 @@ class InsertionState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InsertionOnly:
+class InsertionOnly(OfStatic):
     """Answers about everything inserted so far, for known or unknown horizons, dense or sparse.
 
     Algorithm: Qiu & Yi (2022, arXiv:2209.01387), theorem 8, with any accumulator and partition.
@@ -90,11 +89,6 @@ class InsertionOnly:
     ) -> InsertionOnly:
         """Every step is a segment."""
         return cls(inner=accumulator(static, share, horizon, 4), static=static)
-
-    @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.static.queries
 
     @property
     def guarantee(self) -> Guarantee:

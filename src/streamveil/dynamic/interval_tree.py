@@ -16,12 +16,11 @@ from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired
 from streamveil.dynamic.insertion_only import partition_share, require_one_change
 from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
-from streamveil.dynamic.protocol import EMPTY, Bag, Changes
+from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic
 from streamveil.dynamic.trees import error_of
 from streamveil.errors import HorizonError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
-from streamveil.linear.queries import Queries
 from streamveil.types import Array
 
 Matching = Literal["ids", "labels"]
@@ -56,7 +55,7 @@ class TreeTableState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullyDynamic:
+class FullyDynamic(OfStatic):
     """Answers about the records that are there now, from any static mechanism.
 
     Algorithm: the online interval tree of Qiu & Yi (2022, arXiv:2209.01387; 2025), which is a
@@ -143,11 +142,6 @@ class FullyDynamic:
             bucket=Repaired(static=static, most_rounds=most_rounds), matching=matching,
             protects=protects,
         )  # fmt: skip
-
-    @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.static.queries
 
     @property
     def tree_share(self) -> Share:

@@ -15,7 +15,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
-from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Int64
 
@@ -119,6 +119,17 @@ class DynamicMechanism(Protocol):
 
     def bound(self, state: State, beta: float) -> float:
         """An error, in records, that holds now for all queries except with probability beta."""
+
+
+class OfStatic:
+    """A mechanism that answers from releases of a static one."""
+
+    static: StaticMechanism
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.static.queries
 
 
 def require_growth(changes: Changes) -> None:

@@ -94,8 +94,37 @@ def root_sensitivity(steps: int, *, paired: bool) -> float:
     return math.sqrt(float(worst)) * SLACK
 
 
+class OfStrategy:
+    """What both counters of signed changes have in common."""
+
+    strategy: Strategy
+    share: Share
+    only_grows: bool
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.strategy.queries
+
+    @property
+    def protects(self) -> Neighbours:
+        """One record with its insertion and its deletion; of a growing table one insertion."""
+        return Neighbours("row", relation="event") if self.only_grows else RECORD
+
+    @cached_property
+    def relative(self) -> Float64[Array, " k"]:
+        """The noise of every answer, as a fraction of the worst one's."""
+        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
+
+    def net(self, changes: Changes) -> Bag:
+        """What a step adds to the table, with signs; ValueError where a growing one shrinks."""
+        if self.only_grows:
+            require_growth(changes)
+        return Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
+
+
 @dataclass(frozen=True, kw_only=True)
-class SignedCounter:
+class SignedCounter(OfStrategy):
     """Running totals of signed changes of the rows of a strategy, with Gaussian noise.
 
     Algorithm: the matrix mechanism in time by the square root of the running sum (Henzinger,
@@ -138,16 +167,6 @@ class SignedCounter:
             raise ValueError(f"a root counter takes at most {LONGEST} steps: use TreeCounter")
 
     @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.strategy.queries
-
-    @property
-    def protects(self) -> Neighbours:
-        """See the class."""
-        return Neighbours("row", relation="event") if self.only_grows else RECORD
-
-    @property
     def guarantee(self) -> Guarantee:
         """See `DynamicMechanism`: all noise is Gaussian."""
         loss = Share("gdp", self.share.amount).loss
@@ -174,10 +193,7 @@ class SignedCounter:
         """See `DynamicMechanism`."""
         if state.t >= self.horizon:
             raise HorizonError(self.horizon)
-        if self.only_grows:
-            require_growth(changes)
-        net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
-        row = self.strategy.measure(net.histogram(self.queries.domain))
+        row = self.strategy.measure(self.net(changes).histogram(self.queries.domain))
         room(state)
         state.exact[state.t] = row
         state.t += 1
@@ -204,11 +220,6 @@ class SignedCounter:
         """The standard deviation of every answer now."""
         return self.deviation(max(state.t, 1)) * self.relative
 
-    @cached_property
-    def relative(self) -> Float64[Array, " k"]:
-        """The noise of every answer, as a fraction of the worst one's."""
-        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
-
     def bound(self, state: RootState, beta: float) -> float:
         """See `DynamicMechanism`."""
         tail = math.sqrt(2 * math.log(2 * self.queries.size / beta))
@@ -233,7 +244,7 @@ class TreeCounterState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeCounter:
+class TreeCounter(OfStrategy):
     """Running totals of signed changes by a tree, for pure shares, long or unknown horizons.
 
     Protects: as `SignedCounter`.
@@ -263,11 +274,6 @@ class TreeCounter:
     only_grows: bool = False
 
     @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.strategy.queries
-
-    @property
     def inner(self) -> Accumulator:
         """The accumulator of signed batches."""
         share = self.share if self.only_grows else self.share.split(1, 1)[0]
@@ -277,8 +283,7 @@ class TreeCounter:
     def guarantee(self) -> Guarantee:
         """See `DynamicMechanism`."""
         loss = self.inner.loss if self.only_grows else self.inner.loss.times(2)
-        protects = Neighbours("row", relation="event") if self.only_grows else RECORD
-        return Guarantee(protects, loss, self.horizon)
+        return Guarantee(self.protects, loss, self.horizon)
 
     def init(self, place: Place) -> TreeCounterState:
         """See `DynamicMechanism`."""
@@ -286,10 +291,7 @@ class TreeCounter:
 
     def step(self, state: TreeCounterState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
-        if self.only_grows:
-            require_growth(changes)
-        net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
-        self.inner.step(state.inner, net, place)
+        self.inner.step(state.inner, self.net(changes), place)
 
     def answers(self, state: TreeCounterState) -> QueryAnswers:
         """See `DynamicMechanism`."""
@@ -303,11 +305,6 @@ class TreeCounter:
             for part in self.inner.parts(state.inner)
         )
         return math.sqrt(square) * self.strategy.units(kind)
-
-    @cached_property
-    def relative(self) -> Float64[Array, " k"]:
-        """The noise of every answer, as a fraction of the worst one's."""
-        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
 
     def bound(self, state: TreeCounterState, beta: float) -> float:
         """See `DynamicMechanism`."""

@@ -11,12 +11,11 @@ from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.insertion_only import partition_share
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes
+from streamveil.dynamic.protocol import Bag, Changes, OfStatic
 from streamveil.dynamic.trees import Difference, Hybrid, HybridState, error_of, released
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
-from streamveil.linear.queries import Queries
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
 
 SPLIT = (Fraction(9, 20), Fraction(1, 20), Fraction(9, 40), Fraction(9, 40), Fraction(1, 20))
@@ -39,7 +38,7 @@ class TriggeredState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriggeredSnapshots:
+class TriggeredSnapshots(OfStatic):
     """A static release whenever about half of the table has changed, trees in between.
 
     Algorithm: `SnapshotDelta` with times of snapshots from a sparse vector: one comparison of the
@@ -78,11 +77,6 @@ class TriggeredSnapshots:
 
     def __post_init__(self) -> None:
         require_positive(most=self.most)
-
-    @property
-    def queries(self) -> Queries:
-        """See `DynamicMechanism`."""
-        return self.static.queries
 
     @property
     def parts(self) -> tuple[Share, Share, Share, Share]:
