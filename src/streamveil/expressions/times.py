@@ -36,8 +36,8 @@ def micros(column: Column) -> tuple[Array, Array]:
     """Microseconds since 1970 of a timestamp or date column, and which rows hold one."""
     values, ok = dense(column)
     if pa.types.is_date32(column.type):
-        far = np.abs(values) < FAR_US // DAY_US
-        return np.where(far, values, 0) * DAY_US, ok & far
+        near = np.abs(values) < FAR_US // DAY_US
+        return np.where(near, values, 0) * DAY_US, ok & near
     near = (values > -FAR_US) & (values < FAR_US)
     return np.where(near, values, 0), ok & near
 
