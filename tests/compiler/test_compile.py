@@ -57,6 +57,19 @@ def test_squared_rows_may_be_many(bound):
     assert compile_plan(counts({"max_squared_rows": bound})).bounds.quadratic == bound
 
 
+@pytest.mark.parametrize("steps", [None, 24])
+def test_rows_of_a_group_are_limited_one_by_one(steps):
+    """Rows of a smaller weight would pass many times as often."""
+    stream = sv.files("t.parquet").protect("u").group_by("k").bound(max_rows_per_group=2)
+    often = {} if steps is None else {"every": sv.rows(100), "steps": steps}
+    query = stream.agg(n=sv.count()).release(budget=sv.Budget(epsilon=6, delta=1e-9), **often)
+    made = compile_plan(query.plan)
+    assert made.aggregation.rule is None
+    assert made.bounds.per_group == 2
+    with pytest.raises(PlanError, match="max_rows_per_group and entry_weight do not go together"):
+        counts({"max_rows_per_group": 2}, entry_weight=0.5)
+
+
 def test_a_budget_that_is_too_small_is_refused():
     with pytest.raises(PlanError, match="too small"):
         compile_plan(counts({"max_rows": 3}, 1e-7, preset="dp-sqlp"))

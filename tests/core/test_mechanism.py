@@ -178,6 +178,10 @@ REFUSED = {
         "weights need a BLT",
         lambda: design(WEIGHTED, test=None, counter=ROUNDS.design.counter),
     ),
+    "rows of a group limited by weight": (
+        "no number of rows",
+        lambda: limits(WEIGHTED, per_group=2),
+    ),
     "weights in rounds": ("weights need", lambda: design(ROUNDS, rule=WEIGHTED.design.rule)),
     "units in rounds": (
         "count no units",

@@ -37,7 +37,10 @@ def rules(draw):
     if kind == "wide":
         most = draw(st.sampled_from([300, 2**16, 2**31]))
         return Bounds(max_rows=most, per_group=draw(st.integers(1, most)), slots=draw(some))
-    return Bounds(quadratic=draw(some), slots=draw(some), scale=8)
+    rows, each = draw(st.none() | st.integers(1, 20)), draw(st.none() | st.integers(1, 3))
+    return Bounds(
+        quadratic=draw(some), max_rows=rows, per_group=each, slots=draw(some), scale=8
+    )  # fmt: skip
 
 
 def make_rows(seed, n, units, groups, scale):
@@ -170,6 +173,20 @@ def test_accepted_rows_alone_rebuild_the_same_table(bounds, seed, n):
         assert again.accepted.all()
     for name in UnitTable.NAMES:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+@given(rules(), st.data())
+def test_a_unit_fills_one_group_and_enters_groups_as_far_as_is_derived(bounds, data):
+    """What the test of totals is sized for, to the row, also where rows weigh less than one."""
+    weight, n = data.draw(st.integers(1, bounds.scale)), 300
+    most = {"group": bounds.most_in_group(weight), "groups": bounds.most_groups(weight)}
+    for name, groups in (("group", np.ones(n)), ("groups", np.arange(1, n + 1))):
+        rows = UnitRows(
+            np.ones(n, np.uint64), groups.astype(np.uint16), np.full(n, weight, np.uint8),
+            np.ones(n, bool),
+        )  # fmt: skip
+        passed = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds).accepted
+        assert passed.sum() == min(n, most[name])
 
 
 @pytest.mark.parametrize(

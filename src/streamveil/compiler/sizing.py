@@ -382,9 +382,12 @@ class Sizing:
         """Whether the quadratic filter can charge weights, and sizes are released.
 
         Only a BLT draws its noise in proportion; another counter would add too little. Where units
-        are counted in few groups, a weight below 1 would only add to the noise of their count.
+        are counted in few groups, a weight below 1 would only add to the noise of their count. A
+        limit of a group adds up weights; only where each unit counts once do its rows not matter.
         """
         filtered = self.bounds.quadratic is not None and self.bounds.groups is None
+        once = all(lane.kind == "units" for lane in self.lanes)
+        filtered = filtered and (once or self.bounds.per_group is None)
         return filtered and driver(self.lanes) >= 0 and blt_of(self._unscaled()) is not None
 
     def _bounds(self, rule: WeightRule | None, chosen: Settings | None) -> Bounds:

@@ -132,6 +132,9 @@ class MechanismDesign:
             raise ValueError("a tree is made of nodes, in one level or more")
         if self.rule is not None and blt_of(self.counter) is None:
             raise ValueError("weights need a BLT: other counters do not draw noise by weight")
+        rows_count = bool(self.trees) or any(lane.kind != "units" for lane in self.plain)
+        if self.rule is not None and self.limits.per_group is not None and rows_count:
+            raise ValueError("a group's limit adds up weights: it is no number of rows")
         if self.test is not None and self.selection is None:
             raise ValueError("totals of public groups are not tested")
         if self.max_units < 1:

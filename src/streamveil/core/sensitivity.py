@@ -112,7 +112,8 @@ class Bounds:
 
     def most_in_group(self, weight: int | None = None) -> int:
         """The most rows that one unit may have in a group whose rows weigh so many quanta."""
-        limits = [self.max_rows, self.per_group]
+        each = None if self.per_group is None else self.per_group * self.scale
+        limits = [self.max_rows, each and each // (weight or self.scale)]
         if self.quadratic is not None:
             limits.append(isqrt(self.quadratic * self.scale**2 // (weight or self.scale) ** 2))
         return min(limit for limit in limits if limit is not None)
@@ -240,7 +241,7 @@ def root_up(square: Fraction) -> Fraction:
 
 def is_units(lane: Lane, bounds: Bounds) -> bool:
     """Whether a lane holds what a count of distinct units holds: a unit has one row in a group."""
-    once = bounds.per_group == 1 or bounds.l2_squared == 1
+    once = bounds.scale == 1 and (bounds.per_group == 1 or bounds.l2_squared == 1)
     return lane.kind == "units" or (lane.kind == "rows" and once)
 
 

@@ -355,6 +355,14 @@ def _bounding(plan: Plan) -> Complaints:
         yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"
     if each is not None and squares is not None:
         yield "give max_rows_per_group or max_squared_rows, not both"
+    weights = [o.name for o in (options.ENTRY_WEIGHT, options.WEIGHT_REFERENCE)
+               if o.given_in(plan.options)]  # fmt: skip
+    if each is not None and weights:
+        yield (
+            f"max_rows_per_group and {weights[0]} do not go together: rows that weigh less than one"
+            " are not limited one by one.\n"
+            f"  to fix  leave out {weights[0]}, and rows weigh one; or leave out max_rows_per_group"
+        )
     if plan.bounding.combine and plan.periods is not None:
         yield "contribution_bounds_per_group and privacy_unit_period do not go together"
     if plan.bounding.combine and plan.clock.kind != "once":
