@@ -98,6 +98,23 @@ def test_noise_is_sized_for_the_releases_of_the_longest_window(name, triggers):
     assert SPELLINGS[name][3]().explain().facts["triggers"] == triggers
 
 
+WEEKS = [  # windows, and whether weeks that begin on Mondays are made of them
+    ("size => INTERVAL 1 DAY", True), ("size => INTERVAL 6 HOUR", True),
+    ("size => INTERVAL 1 WEEK", True), ("size => INTERVAL 1 DAY, offset => INTERVAL 1 HOUR", False),
+    ("size => INTERVAL 1 WEEK, week_start => 'sunday'", False), ("size => INTERVAL 7 DAY", False),
+    ("size => INTERVAL 5 HOUR", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("zone", ["", ", time_zone = 'Europe/Berlin'"])
+@pytest.mark.parametrize(("window", "mondays"), WEEKS)
+def test_protected_weeks_begin_on_mondays_where_windows_let_them(window, mondays, zone):
+    more = zone + ", privacy_unit_period = INTERVAL 1 WEEK"
+    plan = asked(frame("TUMBLE", window), "INTERVAL 1 HOUR", more).plan
+    assert (plan.periods.begins == "1970-01-05 00:00") is mondays
+    assert plan.window.size.refines(plan.periods) is (plan.window.size_us != 5 * HOUR)
+
+
 @pytest.mark.parametrize("name", ["months in a zone", "weeks from Sunday", "days from six"])
 def test_unit_periods_begin_where_windows_do(name):
     assert SPELLINGS[name][3]().explain().facts["guarantee"]["separate"]

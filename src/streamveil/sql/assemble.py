@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from streamveil.calendars import DAY, require_zone
+from streamveil.calendars import DAY, Cells, require_zone
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
 from streamveil.expressions import conjunction
@@ -111,7 +111,11 @@ def _zone(window: Window, values: Mapping[str, Any]) -> str:
 
 
 def _periods(window: Window, length: Length | int | None) -> dict[str, Any]:
-    """The unit-periods of a length; they begin where windows do, so that they share none."""
+    """The unit-periods of a length; they begin where windows do, so that they share none.
+
+    Weeks begin on Mondays where they are made of whole windows: all queries of a ledger that
+    protect weeks then protect the same ones.
+    """
     if length is None:
         return {}
     if isinstance(length, int):
@@ -120,10 +124,10 @@ def _periods(window: Window, length: Length | int | None) -> dict[str, Any]:
     if length.months:
         origin = window.origin_us if window.size_months else within
         return {"period_months": length.months, "period_origin_us": origin}
-    if window.kind != "whole":
+    origin = origin_us(length)
+    weeks = Cells(length_us=length.us, origin_us=origin, zone=window.zone)
+    if window.kind != "whole" and not (length.weeks and window.size.refines(weeks)):
         origin = within if window.size_months else window.origin_us
-    else:
-        origin = origin_us(length)
     return {"period_us": length.us, "period_origin_us": origin % length.us}
 
 
