@@ -104,6 +104,23 @@ def test_an_error_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write(tmp_path / "x", len(DATA))
 
 
+def test_a_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with disk.created(path) as file:
+        file.write([memoryview(b"one"), memoryview(b"two")])
+        assert not path.exists()
+    assert path.read_bytes() == b"onetwo"
+
+    def killed() -> None:
+        with disk.created(path) as file:
+            file.write([memoryview(b"half")])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    assert path.read_bytes() == b"onetwo", "what fails leaves the one before"
+
+
 def test_a_system_without_such_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "DIRECT", 0)
     assert write(tmp_path / "x", len(DATA)) == DATA

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.accounting import Budget
-from streamveil.counters import BltCounter, Participation, fit, moved_by
+from streamveil.counters import AnytimeBltCounter, BltCounter, Participation, fit, moved_by
 from streamveil.counters.participation import best_allocation, squared_norms
 from tests.counters.examples import NAMES, examples
 from tests.counters.oracle import factors
@@ -56,6 +56,14 @@ def test_the_bound_with_column_scales_is_nearly_attained():
     exact = worst_of_one_key(encoder, 3, 4, one_norm=False)
     bound = counter.sensitivity * moved_by(counter, Participation(rows=3, per_key=3, gap=4))
     assert exact <= bound <= 1.02 * exact
+
+
+def test_a_stream_without_an_end_is_bounded_hardly_worse_than_a_long_one():
+    apart = Participation(rows=8, per_key=8, gap=100)
+    endless, known = AnytimeBltCounter(sigma=1, tuned=1000), BltCounter(horizon=10**6, sigma=1)
+    moved = endless.sensitivity * moved_by(endless, apart)
+    assert moved < 0.5 * 8 * endless.sensitivity, "far from all rows in one step"
+    assert moved < 1.6 * known.sensitivity * moved_by(known, apart)
 
 
 def test_rows_are_spread_over_keys_in_the_worst_way():

@@ -7,7 +7,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from streamveil.dataflow.outputs import AT_ONCE, Output, Totals
+from streamveil.dataflow.outputs import (
+    AT_ONCE,
+    Estimate,
+    Output,
+    Totals,
+    apart,
+    at_edges,
+    clip,
+    fieller,
+    in_turn,
+    quantile_of,
+)
+from streamveil.dataflow.release import to_totals
+from streamveil.dataflow.release_tables import risen
 from tests.statistics import ALPHA
 
 FAN, LEVELS, CONFIDENCE = 4, 3, 0.95
@@ -145,3 +158,48 @@ def test_a_count_that_may_be_zero_leaves_all_open(function):
     low, high = {"avg": (-2, 4), "variance": (0, 18), "stddev": (0, 18**0.5)}[function]
     assert found.low[0] == low
     assert found.high[0] == pytest.approx(high)
+
+
+def test_the_ends_of_a_ratio_are_where_its_noise_explains_it_just_so():
+    top, bottom = (np.array([3.0, 3.0, -4.0]), np.array([1.0, 1.0, 2.0])), (
+        np.array([10.0, 1.0, 0.8]), np.array([4.0, 4.0, 0.05]))  # fmt: skip
+    cov, z = np.array([0.5, 0.0, -0.3]), 1.5
+    low, high = fieller(top, bottom, cov, z)
+    assert (low[1], high[1]) == (-np.inf, np.inf), "a count that may be zero bounds nothing"
+    for end in (low, high):
+        rest = top[0] - end * bottom[0]
+        allowed = z**2 * (top[1] - 2 * end * cov + end**2 * bottom[1])
+        np.testing.assert_allclose(rest[[0, 2]] ** 2, allowed[[0, 2]])
+    assert np.all((low < top[0] / bottom[0]) & (top[0] / bottom[0] < high))
+
+
+def test_deviations_share_the_chance_of_errors():
+    assert quantile_of(0.95) == pytest.approx(stats.norm.ppf(0.975))
+    for share in (0.05, 0.5, 0.85):
+        missed = 2 * stats.norm.sf(apart(quantile_of(0.95), share))
+        assert missed == pytest.approx(0.05 * share)
+
+
+def test_sums_at_edges_are_those_of_all_nodes_to_the_left():
+    rng = np.random.default_rng(2)
+    nodes = rng.integers(-9, 9, (6, 3, 2)).astype(float)  # parents, children, keys
+    left = np.cumsum(np.concatenate([np.zeros((1, 2)), nodes.sum(axis=1)]), axis=0)[:-1]
+    flat = nodes.reshape(-1, 2)
+    wanted = np.cumsum(np.concatenate([np.zeros((1, 2)), flat]), axis=0)[:-1]
+    np.testing.assert_array_equal(at_edges(left, nodes), wanted)
+    np.testing.assert_array_equal(in_turn(flat), flat.sum(axis=0))
+
+
+def test_answers_are_cut_to_bounds_or_rise_to_a_floor_and_keep_their_deviation():
+    found = Estimate(*np.array([[1.0, 5.0], [2.0, 2.0], [-3.0, 1.0], [5.0, 9.0]]))
+    cut = clip(found, 0.0, np.array([4.0, 6.0]))
+    assert [part.tolist() for part in vars(cut).values()] == [[1, 5], [2, 2], [0, 1], [4, 6]]
+    rose = risen(found, np.array([7.0, 2.0]))
+    assert [part.tolist() for part in vars(rose).values()] == [[7, 5], [2, 2], [-3, 1], [7, 9]]
+
+
+def test_totals_are_quanta_times_their_size_in_every_span():
+    estimates, variances = [np.ones((1, 2)), np.full((2, 2), 3.0)], [np.full(2, 4.0), np.ones(2)]
+    made = to_totals(((0, 1), (1, 3)), (0.5, 2.0), 2, *estimates, *variances)
+    assert made.estimate.tolist() == [[0.5, 0.5], [6, 6], [6, 6]]
+    assert made.variance.tolist() == [[1, 1], [4, 4], [4, 4]]

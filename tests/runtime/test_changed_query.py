@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.accounts.ledger import Ledger
+from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting.guarantee import NOTHING
 from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, StoreError
+from streamveil.plan import Clock
 from streamveil.runtime import changed_query
 from streamveil.runtime.account import Account
 from streamveil.runtime.run import run
@@ -201,6 +203,25 @@ def test_bounds_that_are_given_or_by_forecast_leave_room_for_a_later_end(options
     assert operator.bounds.groups == 4 if more else operator.bounds.max_rows
     told(run(first, state="s", **SEEDED))
     assert max(window for window, _ in told(run(later, state="s", **SEEDED))) == 20_458
+
+
+def test_the_last_end_is_that_of_the_charges_of_one_state():
+    charges = [
+        Charge("n", NOTHING, key=key, horizon=horizon)
+        for key, horizon in (("a", 3), ("a:5", 5), ("a:9", 9), ("a:7", None), ("ab:12", 12),
+                             (None, 30))
+    ]  # fmt: skip
+    assert changed_query.last_end(charges, "a") == 9
+    assert changed_query.last_end(charges[:1], "a") is None
+
+
+@pytest.mark.parametrize(("kind", "end", "steps", "wanted"), [
+    ("event", 10, None, 4), ("event", 9, None, 3), ("event", 10, 2, 2), ("event", 10, 9, 4),
+    ("event", None, 7, 7), ("wall", 10, 7, 7), ("wall", 10, None, None),
+])  # fmt: skip
+def test_steps_of_a_clock_end_with_its_time_or_its_number(kind, end, steps, wanted):
+    clock = Clock(kind=kind, every=3, start_us=0, end_us=end, steps=steps)
+    assert changed_query.steps_of(clock) == wanted
 
 
 def is_prefix(short, long):

@@ -14,7 +14,7 @@ from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
 from streamveil.plan import Clock
 from streamveil.runtime import schedule as module
-from streamveil.runtime.schedule import MicroBatches
+from streamveil.runtime.schedule import MicroBatches, in_steps
 
 
 def source(times):
@@ -362,3 +362,11 @@ def test_a_job_that_began_by_way_of_the_disk_goes_on_by_it(tmp_path, monkeypatch
     assert first.rejected == {"arrival outside the schedule": 2}
     assert not any(batch.rejected for batch in rest)
     assert not any("in_order" in batch.position for batch in rest)
+
+
+def test_rows_of_one_step_keep_their_order():
+    steps = np.array([2, 1, 2, 1, 3])
+    table, found = in_steps(pa.table({"row": range(5)}), steps)
+    assert (table["row"].to_pylist(), found.tolist()) == ([1, 3, 0, 2, 4], [1, 1, 2, 2, 3])
+    ordered = pa.table({"row": range(3)})
+    assert in_steps(ordered, np.array([1, 1, 2]))[0] is ordered, "nothing is copied"
