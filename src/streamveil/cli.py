@@ -298,7 +298,7 @@ def run(
             for release in job:
                 last = release
     if not quiet:
-        done = "nothing left to do: all rows were read before"
+        done = "nothing left to do: all releases were made before; rows that came since are in none"
         say(seen[0].summary() if seen else done, err=True)
         could = engine != "spark" and rejects is None
         show_unusable(seen, "--rejects DIR" if could else "")

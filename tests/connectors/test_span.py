@@ -1,6 +1,7 @@
 """A new job says before its first charge that its files hold nothing to release."""
 
 import warnings
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +10,7 @@ import pytest
 import streamveil as sv
 from streamveil.cli import warned
 from streamveil.connectors import file_reader
-from streamveil.errors import OperatorWarning, SourceError
+from streamveil.errors import NoiseWarning, OperatorWarning, SourceError
 from streamveil.runtime.run import warn_of_nothing
 
 START = 1_767_225_600_000_000  # 2026-01-01
@@ -71,6 +72,31 @@ def test_it_is_said_once_before_the_charge_and_refuses_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(made.run(str(state))) is not None
+
+
+@pytest.mark.parametrize(("end", "follow"), [("2100-01-01", False), ("2100-01-01", True),
+                                             ("2026-01-02", False)])  # fmt: skip
+def test_a_replay_that_ends_in_the_future_is_said_whatever_the_rows(end, follow, tmp_path):
+    """All is released at once, so the last windows would look like whole ones of few rows."""
+    write(tmp_path, "UTC")
+    stream = sv.files(f"{tmp_path}/*.parquet", event_time="ts", follow=follow)
+    query = stream.protect("u", per="1 day").window(sv.tumble("1 day")).agg(n=sv.count())
+    query = query.bound(max_rows=1).release(every="1 day", start="2026-01-01", end=end,
+                                            budget=sv.Budget(epsilon=1, delta=1e-6))  # fmt: skip
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        query.run(str(tmp_path / "s"))
+    said = [one for one in heard if "yet to come" in str(one.message)]
+    assert [one.category for one in said] == [NoiseWarning] * (end > "2030" and not follow)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_files_that_come_later_are_named_where_they_are_read(follow, tmp_path):
+    made = plan(tmp_path, "2026-01-01", "2026-01-02")
+    source = replace(made.source, options={**made.source.options, "follow": follow})
+    with pytest.warns(OperatorWarning, match="releases without rows") as heard:
+        warn_of_nothing(replace(made, source=source))
+    assert ("unless files come later" in str(heard[0].message)) == follow
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])

@@ -13,10 +13,12 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
+from sqlglot import exp
+
 from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
-from streamveil.expressions.dialect import key_name, shown
+from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
 from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
 from streamveil.plan.look import (
     VALUED,
@@ -455,6 +457,23 @@ def _triggers(plan: Plan) -> Complaints:
         )
 
 
+def start_of_window(window: Window, column: str) -> str:
+    """The expression of the start of a window that holds a time.
+
+    >>> week = Window(kind="tumble", size_us=7 * times.UNIT_US["DAY"], zone="Europe/Berlin")
+    >>> start_of_window(week, "at time")
+    "TIMESTAMP_TRUNC(`at time`, WEEK(THURSDAY), 'Europe/Berlin')"
+    """
+    units = {**times.UNIT_US, **{one: -months for one, months in times.UNIT_MONTHS.items()}}
+    size = window.size_us or -window.size_months
+    unit = next((one for one, length in units.items() if length == size), "DAY")
+    if unit == "WEEK":  # which begins on Sunday if nothing is said
+        unit = f"WEEK({times.WEEKDAYS[(window.origin_us // times.UNIT_US['DAY'] + 4) % 7]})"
+    zone = f", '{shown(window.zone)}'" if window.zone else ""
+    name = canonical(plain_names(exp.column(shown(column), quoted=True)))
+    return f"TIMESTAMP_TRUNC({name}, {unit}{zone})"
+
+
 def _windows(plan: Plan) -> Complaints:
     window, clock = plan.window, plan.clock
     if window.kind == "whole":
@@ -464,13 +483,10 @@ def _windows(plan: Plan) -> Complaints:
     if plan.source.event_time is None:
         yield f"a {window.kind} window needs the event_time column of the source"
     if clock.kind not in ("event", "wall"):
-        units = {**times.UNIT_US, **{one: -months for one, months in times.UNIT_MONTHS.items()}}
-        size = window.size_us or -window.size_months
-        unit = next((one for one, length in units.items() if length == size), "DAY")
         yield (
             "windows of event time need triggers by time: EMIT EVERY INTERVAL n UNIT.\n"
-            f"  to fix  for a one-shot answer, FROM the table itself and GROUP BY"
-            f" TIMESTAMP_TRUNC({shown(plan.source.event_time or 'ts')}, {unit})"
+            "  to fix  for a one-shot answer, FROM the table itself and GROUP BY"
+            f" {start_of_window(window, plan.source.event_time or 'ts')}"
         )
     if window.lateness_us < 0 or (window.size_us > 0) == (window.size_months > 0):
         yield "a window needs a size above zero, and a lateness of zero or more"

@@ -145,6 +145,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     settle(home, work)
     if not is_ready(home):
         warn_of_noise(plan, work.operator)
+        warn_of_future(plan)
     return work, keys
 
 
@@ -176,7 +177,7 @@ def warn_of_nothing(plan: Plan) -> None:
         table = plan.source.options.get("table") if plan.source.kind == "memory" else None
         nothing = None if table is None or len(table) else "the table has no rows"
     if nothing is not None:
-        more = ", unless files come later" if plan.source.kind == "files" else ""
+        more = ", unless files come later" if plan.source.options.get("follow") else ""
         warnings.warn(
             f"{nothing}: the budget of this job is spent on releases without rows{more}",
             OperatorWarning,
@@ -205,6 +206,25 @@ def warn_of_noise(plan: Plan, operator: Operator) -> None:
     """
     if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
         warnings.warn(noise, NoiseWarning, stacklevel=6)
+
+
+def warn_of_future(plan: Plan) -> None:
+    """Tells everybody that a new job releases times that are yet to come, all at once.
+
+    A source that is read once and to its end does not wait: what comes later is in no release.
+    Proof: decided by the query and the clock on the wall.
+    """
+    end_us, now_us = plan.clock.end_us or 0, time.time_ns() // 1_000
+    is_open = plan.source.kind not in ("memory", "rate")  # more rows may come to where it lies
+    if is_open and plan.clock.kind == "event" and end_us > now_us:
+        warnings.warn(
+            "the end of this replay is yet to come: all releases are made now, from the rows that"
+            " are there, and later rows will be in none.\n"
+            "  to fix  follow = TRUE, in Python follow=True, makes each release when it is due;"
+            " or an end in the past",
+            NoiseWarning,
+            stacklevel=6,
+        )
 
 
 def tell(committed: Callable[[str | None], None] | None, position: str | None) -> None:
