@@ -139,7 +139,8 @@ EMIT EVERY INTERVAL 15 MINUTE;
 `CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; \
 columns of CSV without one are texts, `event_time` and `arrival` times (ISO 8601; without an \
 offset in UTC). An empty field of CSV is null, and so are words such as NA and NULL, but not in \
-texts. Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
+texts. Fields end with a comma, or with the `delimiter` that is given (`';'`, `'|'`, `'\\t'`). \
+Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
 (16 MiB), and JSON nested deeper than 500 or of more than 1,048,576 values, are counted, not \
 read. All options but `source` and `event_time` are the connector's own. Sources: `files` \
 ([files](files.md)); `kafka` ([kafka](kafka.md)); `nats` ([nats](nats.md)); `sse` \

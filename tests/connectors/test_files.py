@@ -4,20 +4,24 @@ import gzip
 import hashlib
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.connectors import manifest, open_sink, open_source
+from streamveil.connectors import manifest, open_sink, open_source, rejected_rows
 from streamveil.connectors.files import FilesSource
+from streamveil.connectors.rejected_rows import TIME, cast_or_null, parse
 from streamveil.connectors.text_files import CsvReader
 from streamveil.errors import SourceError
 from tests.released import made
@@ -114,6 +118,81 @@ def test_a_csv_line_with_unpaired_quotes_moves_no_other_line(tmp_path, line, oth
         found.append([row for row in rows(source, size=10**6)[0] if row["user"] != 9 or not odd])
     assert len(found[0]) == others
     assert [row for row in found[0] if row["user"] != 9] == found[1]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_fields_end_with_the_delimiter_that_is_given(tmp_path, delimiter):
+    """Quotes, an open one, lines of too many fields, and bytes that are no text: as with commas."""
+    lines = [
+        "user,page",
+        "1,a;b|c\td",
+        '2,"x,""y"',
+        '3,"open',
+        "4,a,b",
+        "5,\udcff",
+        '"6","z"',
+        '"7,8"',
+    ]
+    swapped = str.maketrans({",": delimiter, delimiter: ","})
+    path = tmp_path / "t.csv"
+    path.write_bytes("\n".join(lines).translate(swapped).encode(errors="surrogateescape"))
+    found, chunks = rows(FilesSource(str(path), columns=COLUMNS, delimiter=delimiter), size=100)
+    pages = {row["user"]: row["page"] and row["page"].translate(swapped) for row in found}
+    assert pages == {1: "a;b|c\td", 2: 'x,"y', 5: None, 6: "z"}
+    assert chunks[0].rejected == {
+        "malformed row": 3, "field of the wrong type (read as null)": 1
+    }  # fmt: skip
+
+
+FIELDS = st.one_of(
+    st.from_regex(r"\s?[-+]?[0-9.]{0,3}([eE][-+]?[0-9])?[,x]?\s?", fullmatch=True),
+    st.from_regex(r"\s?[-+]?[0-9]{3,5}-[0-9]{2}-[0-9]{2}[ T]?[0-9:]{0,8}(Z|\+01)?", fullmatch=True),
+    st.sampled_from(["nan", "Inf", "-infinity", "0x1F", "1_000", "12,50", "20260101", "3.2.2026"]),
+    st.text(max_size=4),
+)
+KINDS = [pa.int64(), pa.float64(), pa.decimal128(9, 2), TIME, pa.date32(), pa.string(), pa.bool_()]
+
+
+@given(st.lists(FIELDS, max_size=6), st.sampled_from(KINDS), st.booleans())
+@settings(deadline=None)
+def test_fields_that_look_hopeless_are_those_that_alone_would_be_null(texts, kind, odd):
+    """What form alone rejects, at once, is what a cast of that one field rejects."""
+    fields = [text.encode() for text in texts] + [b"\xff"] * odd
+
+    def alone(field):
+        with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return parse(pa.chunked_array([pa.array([field], pa.binary())]), kind).to_pylist()
+        return [None]
+
+    column = pa.chunked_array([pa.array(fields, pa.binary())])
+    assert repr(cast_or_null(column, kind).to_pylist()) == repr(
+        [value for field in fields for value in alone(field)]
+    )
+
+
+def test_a_column_that_is_written_otherwise_takes_no_cast_for_each_field(monkeypatch):
+    """A file of decimal commas, or in another encoding: each field fits nothing."""
+    for field, kind in ((b"12,50", pa.float64()), (b"31.12.2025", TIME), (b"K\xf6ln", pa.string())):
+        counted = Mock(side_effect=parse)
+        monkeypatch.setattr(rejected_rows, "parse", counted)
+        column = pa.chunked_array([pa.array([field] * 10_000, pa.binary())])
+        assert cast_or_null(column, kind).null_count == 10_000
+        assert counted.call_count < 20
+
+
+def test_a_header_of_another_delimiter_says_which(tmp_path):
+    path = tmp_path / "t.csv"
+    for text in ("user;page\n1;a\n", "\ufeffuser;page\n"):
+        path.write_text(text)
+        for columns in (None, COLUMNS):
+            source = FilesSource(str(path), columns=columns)
+            with pytest.raises(SourceError, match="delimiter = ';' if that ends its fields"):
+                rows(source, columns=["page"])
+    path.write_text('"user;page"\n1\n')
+    assert rows(FilesSource(str(path)))[0] == [{"user;page": "1"}]
+    for wrong in ("", ";;", '"', "\n", None, 5, "x"):
+        with pytest.raises(SourceError, match="delimiter is what ends a field"):
+            FilesSource(str(path), delimiter=wrong)
 
 
 def test_a_csv_line_longer_than_a_block_is_a_row(tmp_path):

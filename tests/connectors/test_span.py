@@ -10,6 +10,7 @@ import pytest
 import streamveil as sv
 from streamveil.cli import warned
 from streamveil.connectors import file_reader
+from streamveil.connectors.files import FilesSource
 from streamveil.errors import NoiseWarning, OperatorWarning, SourceError
 from streamveil.runtime.run import warn_of_nothing
 
@@ -88,6 +89,33 @@ def test_a_replay_that_ends_in_the_future_is_said_whatever_the_rows(end, follow,
         query.run(str(tmp_path / "s"))
     said = [one for one in heard if "yet to come" in str(one.message)]
     assert [one.category for one in said] == [NoiseWarning] * (end > "2030" and not follow)
+
+
+@pytest.mark.parametrize("most", [1, 100])
+def test_integers_of_another_unit_are_said_to_be_read_as_microseconds(most, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_reader, "LOOKED_AT", most)
+    pq.write_table(pa.table({"ts": [START // 1_000] * 2, "u": [1, 2]}), tmp_path / "a.parquet")
+    stream = sv.files(f"{tmp_path}/*.parquet", event_time="ts")
+    query = stream.protect("u").agg(n=sv.count()).bound(max_rows=1).release(
+        every="1 day", start="2026-01-01", end="2026-01-02",
+        budget=sv.Budget(epsilon=1, delta=1e-6))  # fmt: skip
+    with pytest.warns(OperatorWarning, match="integers are read as microseconds since 1970"):
+        warn_of_nothing(query.plan)
+
+
+@pytest.mark.parametrize("columns", [None, {"u": "INT64"}])
+def test_a_folder_of_folders_is_told_how_to_name_their_files(columns, tmp_path):
+    (tmp_path / "month=2026-01").mkdir()
+    write(tmp_path / "month=2026-01", "UTC")
+    stream = sv.files(str(tmp_path), columns=columns)
+    query = stream.protect("u").agg(n=sv.count()).bound(max_rows=1).release(
+        budget=sv.Budget(epsilon=1, delta=1e-6))  # fmt: skip
+    said = r"holds folders, and '.*/\*\*/\*\.parquet' would name the files"
+    with pytest.warns(OperatorWarning, match=said):
+        warn_of_nothing(query.plan)
+    if columns is None:
+        with pytest.raises(SourceError, match=said):
+            FilesSource(str(tmp_path)).schema()
 
 
 @pytest.mark.parametrize("follow", [False, True])

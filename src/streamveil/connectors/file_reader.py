@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import plain_schema
 from streamveil.connectors import Source, micros, select
-from streamveil.connectors.manifest import guarded, shown
+from streamveil.connectors.manifest import folders_of, guarded, shown
 from streamveil.connectors.rejected_rows import MISFIT, as_lines, fitted, groups_behind, misfits
 from streamveil.errors import SourceError, StreamveilError, nearest
 from streamveil.types import Array, Int64
@@ -73,8 +73,10 @@ class Reader:
         declared: pa.Schema | None,
         traced: bool = False,  # noqa: FBT001,FBT002
         most_line: int = MOST_LINE,
+        delimiter: str = ",",  # of CSV
     ) -> None:
         self.declared, self.traced, self.most_line = declared, traced, most_line
+        self.delimiter = delimiter
 
     def schema(self, path: Path) -> pa.Schema:
         """Columns of one file."""
@@ -171,7 +173,7 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
                 f"no file matches {', '.join(map(shown, named))}.\n"
                 "  to fix  check the path; a folder, or *, may be empty and wait for files"
             )
-        return "no file is there yet"
+        return f"no file is there yet{folders_of(named)}"
     if span is None or column is None:
         return None if has_row(source) else NO_ROW
     start_us, end_us = span
@@ -199,6 +201,14 @@ def has_row(source: Source) -> bool:
         return True
 
 
+def as_read(source: Source, column: str) -> str:
+    """How integers are read that stand for times; nothing for other types."""
+    kind = source.schema().field(column).type
+    return (
+        " (its integers are read as microseconds since 1970)" if pa.types.is_integer(kind) else ""
+    )
+
+
 def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) -> str | None:
     """What to tell where none of the first rows is of a time from start to before end."""
     start_us, end_us = span
@@ -210,10 +220,11 @@ def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) ->
                 return None
             seen += len(chunk.rows)
             if seen >= LOOKED_AT:
-                return f"none of the first {LOOKED_AT:,} rows has a time between start and end"
+                said = f"none of the first {LOOKED_AT:,} rows has a time between start and end"
+                return f"{said}{as_read(source, column)}"
     except (OSError, pa.ArrowException, StreamveilError):
         return None  # the job will meet it, and say so
-    return "no row has a time between start and end" if seen else NO_ROW
+    return f"no row has a time between start and end{as_read(source, column)}" if seen else NO_ROW
 
 
 def row_groups(

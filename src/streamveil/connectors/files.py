@@ -46,6 +46,7 @@ from streamveil.connectors.manifest import (
     LocalFiles,
     Manifest,
     fixed_part,
+    folders_of,
     format_of,
     guarded,
     identity,
@@ -68,7 +69,7 @@ class FilesSource(TracedSource):
     An address of an object store stands for a path: s3://bucket/folder/*.csv (`remote`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the options of a source, by name)
         self,
         path: str | list[str],
         format: str | None = None,
@@ -77,6 +78,7 @@ class FilesSource(TracedSource):
         follow: bool = False,
         max_line_bytes: int = MOST_LINE,
         fill_missing: bool = False,
+        delimiter: str = ",",
     ) -> None:
         if fill_missing and not columns:
             raise SourceError(
@@ -85,7 +87,14 @@ class FilesSource(TracedSource):
             )
         if isinstance(max_line_bytes, bool) or not 1 <= max_line_bytes <= MOST_BYTES:
             raise SourceError(f"max_line_bytes is from 1 to {MOST_BYTES:,}, not {max_line_bytes}")
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter not in ",;\t|":
+            raise SourceError(
+                f"delimiter is what ends a field of CSV, one of ',', ';', '|' and a tab, not"
+                f" {str(delimiter)[:20]!r}.\n"
+                "  to fix  leave it out for commas, or delimiter = ';'"
+            )
         self.patterns = [path] if isinstance(path, str) else list(path)
+        self.delimiter = delimiter
         if format is not None:
             require_one_of("format", format, set(FORMATS.values()))
         self.format = format
@@ -157,7 +166,7 @@ class FilesSource(TracedSource):
             return declared
         if not names:
             raise SourceError(
-                f"no file matches {', '.join(self.patterns)}.\n"
+                f"no file matches {', '.join(self.patterns)}{folders_of(self.patterns)}.\n"
                 "  to fix  check the path, or declare the columns to start before the first file"
             )
         first = next(filter(self._has_columns, names), names[0])  # of many, no further
@@ -366,7 +375,7 @@ class FilesSource(TracedSource):
                 f"the format of '{shown(path.name)}' is not known from its name.\n"
                 f"  to fix  give format = {' or '.join(map(repr, sorted({*FORMATS.values()})))}"
             )
-        return reader_of(form)(self.declared, self.traced, self.max_line_bytes)
+        return reader_of(form)(self.declared, self.traced, self.max_line_bytes, self.delimiter)
 
 
 PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from streamveil.connectors.rejected_rows import parse
-from streamveil.connectors.text import Lines, is_text
+from streamveil.connectors.rejected_rows import is_text, parse
+from streamveil.connectors.text import Lines
 from streamveil.types import Array, Int64
 
 MOST_DEPTH = 500  # of values in values; below what Python's own stack ends at

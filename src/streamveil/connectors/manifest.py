@@ -65,6 +65,18 @@ def require_formats(patterns: Iterable[str]) -> None:
         )
 
 
+def folders_of(patterns: Iterable[str]) -> str:
+    """Where folders hold folders and nothing to read: what names the files in those; or nothing."""
+    for pattern in patterns:
+        path = Path(pattern)
+        if guarded(path, path.is_dir) and any(
+            entry.is_dir() and not is_temporary(entry.name) for entry in entries_of(path)
+        ):
+            below = shown(str(path / "**" / "*.parquet"))
+            return f"; '{shown(pattern)}' holds folders, and '{below}' would name the files in them"
+    return ""
+
+
 def format_of(name: str) -> str | None:
     """The format that a file's name tells.
 

@@ -224,10 +224,44 @@ def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
     values = column.combine_chunks()
     if len(values) <= 1:
         return pa.chunked_array([pa.nulls(len(values), target)], target)
+    odd = hopeless(values, target)
+    if pc.any(odd).as_py():  # at once, as a whole file may be written otherwise
+        rest = pc.if_else(odd, pa.scalar(None, values.type), values)
+        return cast_or_null(pa.chunked_array([rest]), target)
     half = len(values) // 2  # bisection: a few bad values cost a few logarithms of casts
     parts = [cast_or_null(pa.chunked_array([part]), target)
              for part in (values.slice(0, half), values.slice(half))]  # fmt: skip
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks], target)
+
+
+NUMBER = r"^\s*[-+]?(?:[0-9.][0-9a-zA-Z.+-]*|(?i:inf|infinity|nan))\s*$"
+DAY = r"^\s*[-+]?[0-9]{4}"  # how one begins, and a time
+
+
+def hopeless(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Which texts cannot be read as a type, as far as their form shows it; no other values.
+
+    >>> hopeless(pa.array(["1.5", "1,5", None, "1x", "NaN"]), pa.float64()).to_pylist()
+    [False, True, False, False, False]
+    """
+    kinds = pa.types
+    if is_text_or_bytes(values.type):
+        if kinds.is_integer(target) or kinds.is_floating(target) or kinds.is_decimal(target):
+            return pc.invert(pc.fill_null(pc.match_substring_regex(values, NUMBER), True))  # noqa: FBT003
+        if kinds.is_timestamp(target) or kinds.is_date(target):
+            return pc.invert(pc.fill_null(pc.match_substring_regex(values, DAY), True))  # noqa: FBT003
+        if kinds.is_binary(values.type) and kinds.is_string(target):
+            return pa.array([text is not None and not is_text(text) for text in values.to_pylist()])
+    return pa.repeat(False, len(values))  # noqa: FBT003
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

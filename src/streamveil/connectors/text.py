@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from streamveil.connectors.rejected_rows import is_text
 from streamveil.types import Array, Int64
 
 Places = Int64[Array, " lines"]  # which lines, from 0
@@ -36,9 +37,8 @@ class Lines(NamedTuple):
         return np.flatnonzero(full)
 
 
-FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
-PAIRED = f"^{FIELD}(?:,{FIELD})*$"
-QUOTED = re.compile(rb'(^|,)"(?:[^"]++|"")*+"')  # without a step back, which takes memory
+DELIMITER = ","
+DELIMITERS = ";\t|"  # others that programs write
 BOM = b"\xef\xbb\xbf"
 
 
@@ -46,7 +46,21 @@ class HeaderError(ValueError):
     """A line of names that names nothing; the text says why, without the line."""
 
 
-def csv_names(header: bytes) -> list[str]:
+@cache
+def paired_form(delimiter: str) -> str:
+    """What lines match that have every quote closed."""
+    end = re.escape(delimiter)
+    field = f'(?:"(?:[^"]|"")*"(?:[^"{end}][^{end}]*)?|[^"{end}][^{end}]*|)'
+    return f"^{field}(?:{end}{field})*$"
+
+
+@cache
+def quoted_form(delimiter: str) -> re.Pattern[bytes]:
+    """Quoted fields, without a step back, which takes memory."""
+    return re.compile(rb'(^|%s)"(?:[^"]++|"")*+"' % re.escape(delimiter.encode()))
+
+
+def csv_names(header: bytes, delimiter: str = DELIMITER) -> list[str]:
     r"""The names in the first line of a CSV file.
 
     >>> csv_names(b'\xef\xbb\xbfuser,"a ""b"", c"\r\n')
@@ -62,18 +76,32 @@ def csv_names(header: bytes) -> list[str]:
             "ends its lines with a carriage return alone.\n"
             "  to fix  end them with a line feed: tr '\\r' '\\n'"
         )
-    if not paired([line])[0].as_py():
+    if not paired([line], delimiter)[0].as_py():
         raise HeaderError(
             "has a header with a quote too many, or a line break in a name.\n"
             "  to fix  give its columns names of one line"
         )
     read = pyarrow.csv.read_csv(
-        pa.BufferReader(line + b"\n"), pyarrow.csv.ReadOptions(use_threads=False)
-    )
-    return list(read.column_names)
+        pa.BufferReader(line + b"\n"), pyarrow.csv.ReadOptions(use_threads=False),
+        pyarrow.csv.ParseOptions(delimiter=delimiter),
+    )  # fmt: skip
+    names = list(read.column_names)
+    other = next((one for one in DELIMITERS if len(names) == 1 and one in names[0]), None)
+    if other is not None and other != delimiter and b'"' not in line:
+        raise HeaderError(
+            f"has one column, whose name holds {other!r}.\n"
+            f"  to fix  delimiter = {other!r} if that ends its fields; else quote the name"
+        )
+    return names
 
 
-def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[str] = ()) -> Lines:
+def csv_rows(
+    block: bytes,
+    names: list[str],
+    wanted: list[str],
+    typed: Sequence[str] = (),
+    delimiter: str = DELIMITER,
+) -> Lines:
     r"""The wanted fields of whole lines, as bytes; an empty one is null.
 
     In `typed` columns, which hold no texts, words for nothing (NA, NULL, nan) are null as well.
@@ -87,9 +115,10 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[
     """
     rest, left = block, None
     if b'"' in rest:
-        rest, left = sifted(rest, left, paired)
+        rest, left = sifted(rest, left, partial(paired, delimiter=delimiter))
     if not is_text(rest):  # Arrow cannot even count a line that it has to show and cannot
-        rest, left = sifted(rest, left, partial(showable, fields=len(names)))
+        fine = partial(showable, fields=len(names), delimiter=delimiter)
+        rest, left = sifted(rest, left, fine)
     numbers: list[int] = []  # of lines with too many fields or too few, from 1, empty ones left out
 
     def note(row: Any) -> str:
@@ -104,7 +133,9 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[
             read_options=pyarrow.csv.ReadOptions(
                 column_names=names, block_size=len(rest) + 1, use_threads=False
             ),
-            parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=delimiter, invalid_row_handler=note
+            ),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types={name: pa.binary() for name in names}, include_columns=wanted,
                 strings_can_be_null=True, null_values=[""],
@@ -159,29 +190,20 @@ def malformed_of(block: bytes, rest: bytes, left: Places | None, numbers: list[i
     return np.flatnonzero(gone)
 
 
-def paired(lines: list[bytes]) -> pa.Array:
+def paired(lines: list[bytes], delimiter: str = DELIMITER) -> pa.Array:
     """Which lines have every quote closed."""
-    return pc.match_substring_regex(pa.array(lines, pa.large_binary()), PAIRED)
+    return pc.match_substring_regex(pa.array(lines, pa.large_binary()), paired_form(delimiter))
 
 
-def showable(lines: list[bytes], fields: int) -> list[bool]:
+def showable(lines: list[bytes], fields: int, delimiter: str = DELIMITER) -> list[bool]:
     """Which lines are UTF-8, or else have the right number of fields."""
-    return [is_text(line) or fields_in(line) == fields for line in lines]
+    return [is_text(line) or fields_in(line, delimiter) == fields for line in lines]
 
 
-def is_text(data: bytes) -> bool:
-    """Whether bytes are UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def fields_in(line: bytes) -> int:
+def fields_in(line: bytes, delimiter: str = DELIMITER) -> int:
     r"""How many fields a line with paired quotes has.
 
-    >>> fields_in(b'1,"a,b"\xff,')
-    3
+    >>> fields_in(b'1,"a,b"\xff,'), fields_in(b'1;"a;b"\xff,', ";")
+    (3, 2)
     """
-    return QUOTED.sub(rb"\1", line).count(b",") + 1
+    return quoted_form(delimiter).sub(rb"\1", line).count(delimiter.encode()) + 1

@@ -82,7 +82,7 @@ class CsvReader(TextReader):
         try:
             if header is None:
                 raise HeaderError(f"has a header of more than {self.most_line:,} bytes")
-            names = csv_names(header)
+            names = csv_names(header, self.delimiter)
         except HeaderError as error:
             raise SourceError(f"'{shown(path.name)}' {error}") from None
         return pa.schema([(name, pa.string()) for name in names])
@@ -92,7 +92,9 @@ class CsvReader(TextReader):
         own = self.schema(path)
         self._require(own, wanted, path)
         typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
-        return partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
+        return partial(
+            csv_rows, names=own.names, wanted=wanted.names, typed=typed, delimiter=self.delimiter
+        )
 
 
 class JsonReader(TextReader):

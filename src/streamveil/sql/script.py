@@ -290,8 +290,10 @@ def _column(tokens: list[Token], source: str) -> tuple[str, str, exp.Expr | None
         check = parse_tokens(cursor.inside("CHECK"), source, "CHECK")
     if cursor.at < len(tokens) or not (type_ or check is not None):
         raise PlanError(
-            "a column of CREATE is a name and a type, such as user_id STRING; of a changing table "
-            "also its public values, such as city STRING CHECK (city IN ('a', 'b'))"
+            f"'{shown(name)}': a column of CREATE is a name and a type, such as user_id STRING;"
+            " of a changing table also its public values, such as city STRING CHECK (city IN"
+            " ('a', 'b')).\n"
+            "  to fix  an object or a list in JSON lines is a STRING, its text"
         )
     return name, type_, check
 
