@@ -13,6 +13,7 @@ from streamveil.batch import Batch
 from streamveil.calendars import Cells
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.grouping import rows_in_hidden_key
 from streamveil.dataflow.rows import RowProgram
 from streamveil.sketches import HeavyTexts
 from streamveil.sketches.operator import SketchQuery
@@ -236,10 +237,18 @@ def scattered(world: World, rng: np.random.Generator, times: Times) -> list[Made
     ]  # fmt: skip
 
 
+def most_light(operator: Examined) -> int:
+    """How many rows of one unit a group may hold where rows weigh least: while it is hidden."""
+    if isinstance(operator, SketchQuery):
+        return operator.bounds.most_in_group()
+    return rows_in_hidden_key(operator)
+
+
 def at_once(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """As many rows as can be in every group, group by group, at one step."""
     step, bounds = int(rng.integers(1, len(times) + 1)), world.operator.bounds
-    each = int(rng.choice([1, bounds.most_in_group(), bounds.most_in_group() + 3]))
+    light = most_light(world.operator)
+    each = int(rng.choice([1, bounds.most_in_group(), light, light + 3]))
     each = max(1, min(each, MOST // world.keys))
     time = times[step][int(rng.choice([0, 0, 0, len(times[step]) - 1]))]
     beyond = bool(rng.random() < 0.5)
@@ -281,7 +290,7 @@ def far_over(world: World, rng: np.random.Generator, times: Times) -> list[MadeU
 def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """Rows of groups that nobody else has, and some that others have."""
     step = int(rng.integers(1, len(times) + 1))
-    each = int(rng.integers(1, 1 + min(MOST // 20, world.operator.bounds.most_in_group())))
+    each = int(rng.integers(1, 1 + min(MOST // 20, most_light(world.operator))))
     return [
         largest(world, (step, 0, key), times[step][0], beyond=False)
         for key in range(world.keys + BEYOND, max(world.keys - 4, -1), -1)
