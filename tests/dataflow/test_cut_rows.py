@@ -26,7 +26,7 @@ from streamveil.dataflow.cut_rows import (
     bands_in,
     bands_of,
     cut_in,
-    told,
+    cut_summary,
 )
 from streamveil.dataflow.outputs import Estimate, Output
 from streamveil.dataflow.release_tables import with_cut
@@ -232,7 +232,7 @@ def test_the_bound_holds_whatever_the_noise_shows(filled):
     sd, worth = 42.0, 4.0 ** np.arange(BANDS)
     rng, rows = np.random.default_rng(11), np.array(filled) * worth
     noisy = rows + rng.normal(scale=sd, size=(1_000, BANDS)) * worth
-    found = told(noisy * worth[::-1], np.full(1_000, sd * worth[-1]))
+    found = cut_summary(noisy * worth[::-1], np.full(1_000, sd * worth[-1]))
     true = [rows[: bands_of(np.array([one["each"]]))[0] + 1].sum() for one in found]
     assert sum(one["high"] >= most for one, most in zip(found, true, strict=True)) >= 935
 

@@ -161,7 +161,7 @@ def test_moved_and_deleted_files_are_not_missed(tmp_path: Path) -> None:
     after = {path.name for path in (tmp_path / "other").glob("batch-*")}
     assert after
     assert not after & set(done)
-    assert rejects.told(tmp_path / "state") == tmp_path / "other"
+    assert rejects.kept_in(tmp_path / "state") == tmp_path / "other"
 
 
 def open_to_others(folder: Path) -> None:

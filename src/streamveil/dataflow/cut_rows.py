@@ -196,7 +196,7 @@ class Deviations(dict[int, float]):
         return self[trigger]
 
 
-def told(
+def cut_summary(
     noisy: Float64[Array, "releases bands"],
     sd: Float64[Array, " releases"],
     confidence: float = 0.95,
@@ -210,7 +210,7 @@ def told(
         around what these bands hold. All four are within ndtri(1 - (1 - confidence) / 4) deviations
         above it with the confidence, so it holds of that which the noisy bands chose.
 
-    >>> told(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))[0]
+    >>> cut_summary(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))[0]
     {'rows': 2344, 'sd': 16.14, 'high': 2380.0, 'each': 21}
     """
     each, rows = sd[:, None] / WORTH, noisy / WORTH

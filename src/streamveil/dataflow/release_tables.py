@@ -17,7 +17,7 @@ from streamveil.batch import ReleaseColumns
 from streamveil.compiled import log_ndtr
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
-from streamveil.dataflow.cut_rows import odds_of, told, with_share
+from streamveil.dataflow.cut_rows import cut_summary, odds_of, with_share
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
@@ -222,7 +222,7 @@ def cut_of(
     bands = [part.cut for part in parts if part.cut is not None]
     if not bands:
         return [None] * len(parts), None
-    lost = told(np.stack(bands), np.array([one.deviation for one in moments]))
+    lost = cut_summary(np.stack(bands), np.array([one.deviation for one in moments]))
     if all(output.function == "count_units" for output in shape.outputs):
         lost = [{**one, "first": True} for one in lost]  # repeated groups are not among them
     if shape.size is None or sizes is None:

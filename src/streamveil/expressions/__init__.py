@@ -45,7 +45,7 @@ class Compiled:
 
     def __call__(self, table: pa.Table) -> Column:
         """One value per row, of the Arrow type of `kind`; null where the row has none."""
-        return total(self.run, table, KINDS[self.kind])
+        return null_where_it_fails(self.run, table, KINDS[self.kind])
 
 
 def compile_expression(text: str, schema: pa.Schema) -> Compiled:
@@ -276,7 +276,7 @@ def _canonical_type(column: Column) -> Column:
     return column.cast(target, safe=False)
 
 
-def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
+def null_where_it_fails(run: Evaluator, table: pa.Table, kind: Any) -> Column:
     """Runs an evaluator; rows on which a kernel fails become null, all others keep their value.
 
     Kernels are written not to fail. Should one fail all the same (an invalid UTF-8 text, say, or
@@ -292,7 +292,7 @@ def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
             return pa.nulls(table.num_rows, kind)
         half = table.num_rows // 2
         parts = [table.slice(0, half), table.slice(half)]
-        return pa.concat_arrays([total(run, part, kind) for part in parts])
+        return pa.concat_arrays([null_where_it_fails(run, part, kind) for part in parts])
     return column if column.type == kind else column.cast(kind)
 
 

@@ -130,7 +130,7 @@ class PostRows:
 
 def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
     """The table of a release after post-processing."""
-    return told(reduce(step, posts, rows_of(table)), table.schema)
+    return with_metadata(reduce(step, posts, rows_of(table)), table.schema)
 
 
 def processed_together(
@@ -147,7 +147,7 @@ def processed_together(
         notes=tuple(dict.fromkeys([*(note for one in parts for note in one.notes), *made.notes])),
     )  # fmt: skip
     place = {TIME: text} if (text := (tables[0].schema.metadata or {}).get(TIME)) else {}
-    return told(made, tables[0].schema.with_metadata(place))
+    return with_metadata(made, tables[0].schema.with_metadata(place))
 
 
 def part_rows(place: int, name: str, table: pa.Table) -> PostRows:
@@ -524,7 +524,7 @@ def column_of(expression: str, table: pa.Table) -> Any:
     return compile_expression(expression, table.schema)(table)
 
 
-def told(rows: PostRows, before: pa.Schema) -> pa.Table:
+def with_metadata(rows: PostRows, before: pa.Schema) -> pa.Table:
     """The table with the metadata of its release, facts of what is left of it, and notes."""
     metadata: dict[bytes, bytes] = dict(before.metadata or {})
     note = read_note(before)

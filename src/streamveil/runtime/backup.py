@@ -58,10 +58,10 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
     lock = Lock(home)
     try:
         shutil.rmtree(draft, ignore_errors=True)
-        with told(draft, place):
+        with whole_or_gone(draft, place):
 
             def copy(source: str, target: str) -> None:
-                with told(draft, place):  # else `copytree` goes on, and tells no reason
+                with whole_or_gone(draft, place):  # else `copytree` goes on, and tells no reason
                     shutil.copy2(source, target)
 
             shutil.copytree(
@@ -71,7 +71,7 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
                 sync_directory(path)
     finally:
         lock.close()
-    with told(draft, place):
+    with whole_or_gone(draft, place):
         faults = [one for one in verify(draft) if not one.is_whole]
         (draft / LOCK).unlink(missing_ok=True)
         if faults:
@@ -84,7 +84,7 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
 
 
 @contextmanager
-def told(draft: Path, place: Path) -> Iterator[None]:
+def whole_or_gone(draft: Path, place: Path) -> Iterator[None]:
     """Removes what there is of a copy that fails, and says why it cannot be written."""
     try:
         yield

@@ -46,7 +46,7 @@ from streamveil.runtime.checkpoint import CheckpointDraft, CopyBuffer, Increment
 from streamveil.runtime.formats import upgraded_delta, upgraded_state
 from streamveil.runtime.grouping import Prefetch, PrefetchInBlocks, Together, in_blocks
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
+from streamveil.runtime.rejects import Owner, Rejects, Routing, kept_in, sweep
 from streamveil.runtime.secret import Randomness
 from streamveil.runtime.tables import Mark, made_of
 from streamveil.runtime.wal import JobPosition, Record
@@ -210,7 +210,7 @@ class Job:
     def _open_rejects(self, epoch: str) -> Rejects | None:
         """Where rows go that cannot be used, as of the last commit."""
         directory, committed = self._store.directory, self.place.batch
-        sweep(told(directory), Owner(epoch, str(directory)), committed)
+        sweep(kept_in(directory), Owner(epoch, str(directory)), committed)
         routing = self.work.rejects
         if routing is None:
             return None

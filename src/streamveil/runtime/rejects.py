@@ -91,7 +91,7 @@ class Routing:
             disk.make_directory(where)
             if owner_of(where) != owner:
                 formats.write(where / OWNER, "rejects", owner._asdict())
-        if told(state) != where:
+        if kept_in(state) != where:
             formats.write(state / WHERE, "place of rejects", {"directory": str(where)})
             sweep(where, owner, committed)
         return Rejects(where, self)
@@ -162,7 +162,7 @@ class AnonymousFile:
         """The file gets its name, or none, elsewhere."""
 
 
-def told(state: Path) -> Path | None:
+def kept_in(state: Path) -> Path | None:
     """Where a state says its rejected rows are."""
     path = state / WHERE
     return Path(formats.read(path, "place of rejects")["directory"]) if path.exists() else None

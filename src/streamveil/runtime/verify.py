@@ -166,7 +166,7 @@ def sink(home: Path, _: Header) -> Words:
 
 def rejected(home: Path, header: Header) -> Words:
     """Every file of rejected rows that is still there."""
-    where = rejects.told(home)
+    where = rejects.kept_in(home)
     if where is None:
         return "not kept"
     owner = rejects.owner_of(where) if where.is_dir() else None
