@@ -60,6 +60,7 @@ from streamveil.runtime.survey import survey
 
 RESULTS = Path(__file__).parent / "results" / "regret.json"
 ERRORS = ("l1", "l2", "linf")
+HIGHEST = 100  # of a value; the lower bound is 0
 Arm = tuple[dict[str, Any], dict[str, Any]]  # options of the release, bounds
 
 GAUSSIAN: dict[str, Any] = {"selection": "gaussian"}
@@ -95,13 +96,18 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
     }  # fmt: skip
 
 
-def planned(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]) -> Plan:
-    """The query of one setting; the default looks at the rows, as `run` does."""
-    kinds = pa.schema([("user", pa.int64()), ("key", pa.int64())])
+def planned(
+    stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float], seed: int | None = None
+) -> Plan:
+    """The query of one setting; the default looks at the rows, as `run` does.
+
+    `seed`: of the look's noise; None: a new one.
+    """
     release, bound = {name: value for name, value in arm[0].items() if name != "look"}, arm[1]
+    answer = sv.count() if stream.values is None else sv.sum("x", bounds=(0, HIGHEST))
     grouped = (
-        sv.memory(kinds.empty_table()).protect(unit="user")
-        .group_by("key", keys=sv.discover(min_units=1)).agg(n=sv.count())
+        sv.memory(stream.table(0, 0)).protect(unit="user")
+        .group_by("key", keys=sv.discover(min_units=1)).agg(n=answer)
     )  # fmt: skip
     query = (grouped.bound(**bound) if bound else grouped).release(
         every=sv.rows(10**9), steps=triggers,
@@ -111,24 +117,26 @@ def planned(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]
     if "look" not in arm[0] or releases > MOST_RELEASES:
         return replace(query.plan, options={**query.plan.options, "look_share": 0})
     plan, ends = with_look(query.plan), len(stream.users) // releases
-    rows = pa.table({"user": stream.users[:ends], "key": stream.keys[:ends]})
-    noise = SeededNoise(secrets.randbelow(2**31))
-    learned, _ = survey(plan, rows, divided(plan).looking, noise)
+    noise = SeededNoise(secrets.randbelow(2**31) if seed is None else seed)
+    learned, _ = survey(plan, stream.table(0, ends), divided(plan).looking, noise)
     return told(plan, learned.likely and of_all_releases(learned.likely, releases), [])
 
 
-def run(stream: Stream, made: Any, triggers: int, seed: int) -> dict[str, float]:
-    """Errors at the end of one run, and how often intervals hold the true count."""
+def last_release(stream: Stream, made: Any, triggers: int, seed: int) -> pa.Table:
+    """What is released at the end of one run."""
     noise, state = SeededNoise(seed), made.init()
     edges = np.linspace(0, len(stream.users), triggers + 1).astype(int)
     for step, (a, b) in enumerate(pairwise(edges), start=1):
-        rows = pa.table({"user": stream.users[a:b], "key": stream.keys[a:b]})
-        made.fold(state, Batch(rows, step, True, "{}"), noise)
+        made.fold(state, Batch(stream.table(a, b), step, True, "{}"), noise)
         [released] = made.release(state, step, noise)
-    table = released.table
-    keys, estimate = table["key"].to_numpy(), np.zeros(stream.size + 1)
+    table: pa.Table = released.table
+    return table
+
+
+def errors_of(table: pa.Table, truth: np.ndarray) -> dict[str, float]:
+    """Errors of a release over all keys, and how often its intervals hold the truth."""
+    keys, estimate = table["key"].to_numpy(), np.zeros(len(truth))
     estimate[keys] = table["n"].to_numpy()
-    truth = stream.truth(len(stream.users))
     error = np.abs(estimate - truth)
     low, high = table["n_low"].to_numpy(), table["n_high"].to_numpy()
     inside = (low <= truth[keys]) & (truth[keys] <= high)
@@ -152,7 +160,8 @@ def measure(stream: Stream, name: str, settings: list[Arm], triggers: int,
         except PlanError as error:
             refused = str(error).splitlines()[0]
             continue
-        results = [run(stream, made, triggers, seed) for seed in seeds]
+        truth = stream.truth(len(stream.users))
+        results = [errors_of(last_release(stream, made, triggers, seed), truth) for seed in seeds]
         mean = {key: float(np.mean([r[key] for r in results])) for key in results[0]}
         found.append((mean, setting))
         ahead = [one for _, one in forecasts(plan, made)] if name == "default" else []

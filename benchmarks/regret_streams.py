@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from clicks import Clicks, drawn
 from papers.dp_sqlp_streams import MADE
@@ -19,12 +20,22 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Stream:
-    """The rows of a stream and the true answers over its first rows."""
+    """The rows of a stream and the true answers over its first rows.
+
+    `values`: what is summed by key; None: rows are counted.
+    """
 
     name: str
     users: np.ndarray
     keys: np.ndarray
+    values: np.ndarray | None = None
     known: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def table(self, first: int, end: int) -> pa.Table:
+        """Some of the rows."""
+        columns = {"user": self.users, "key": self.keys, "x": self.values}
+        return pa.table({name: column[first:end] for name, column in columns.items()
+                         if column is not None})  # fmt: skip
 
     @property
     def size(self) -> int:
@@ -32,9 +43,10 @@ class Stream:
         return int(self.keys.max())
 
     def truth(self, upto: int) -> np.ndarray:
-        """Rows of each key among the first `upto`; remembered."""
+        """Rows or sum of values of each key among the first `upto` rows; remembered."""
         if upto not in self.known:
-            self.known[upto] = np.bincount(self.keys[:upto], minlength=self.size + 1)
+            values = None if self.values is None else self.values[:upto]
+            self.known[upto] = np.bincount(self.keys[:upto], values, self.size + 1)
         return self.known[upto]
 
     @property

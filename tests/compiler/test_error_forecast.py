@@ -391,9 +391,38 @@ def test_rows_over_a_given_bound_do_not_drown_the_choice(rows, steep):
         Settings(kind="table", max_rows=4, per_group=1, slots=slots, share=share)
         for slots, share in product(SLOTS, SHARES) if slots <= problem.most_slots
     ]  # fmt: skip
-    for bounded, near in ((False, 1.02), (True, 1.05)):
+    for bounded, near in ((False, 1.02), (True, 1.07)):
 
         def error(settings, bounded=bounded):
             return forecast(stream, settings, noise, bounded=bounded).l1
 
         assert error(choose(problem)) <= near * min(map(error, grid))
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3])
+@pytest.mark.parametrize("triggers", [1, 10])
+def test_groups_that_could_be_shown_are_not_hidden_to_spare_noise(value, triggers):
+    """Beside the totals within the bounds alone 33 or 56 of 116 alike groups seemed enough."""
+    stream = ExpectedStream(units=6e3, rows=7.3, groups=116, steep=0.0, value=value, drawn=250)
+    noise = ForecastNoise(
+        mu=0.23, beside=0.22, spread=1 + triggers / 25, triggers=triggers, half=60.0, delta=2.9e-7
+    )
+    kinds = ("table", "gaussian")
+    problem = Problem((stream,), noise, Given(max_rows=2), kinds, weighted=False, counted=False)
+    assert forecast(stream, choose(problem), noise).keys > 0.95 * stream.groups
+
+
+@pytest.mark.parametrize("groups", [45, 60, 80])
+def test_groups_stay_hidden_where_units_have_used_up_their_rows(groups):
+    """Rows that come later open nothing: of 80 groups 65 were forecast, and 26 shown."""
+    stream = ExpectedStream(units=600, rows=12, groups=groups, steep=0.0, heavy=50.0)
+    who, which = drawn_stream(stream, 7)
+    operator = query({"max_rows": 4}, selection="table", mu_share=0.7, hidden_groups=2,
+                     total_tests=0)  # fmt: skip
+    error, shown = day(operator, who, which, groups)
+    settings = replace(as_settings(operator), share=0.7)
+    half = design_selection(20, BUDGET, 2).half
+    noise = ForecastNoise(mu=float(gaussian_mu(BUDGET)), spread=1.7, half=half, triggers=20)
+    found = forecast(stream, settings, noise)
+    assert found.l1 == pytest.approx(float(error.sum()), rel=0.1)
+    assert abs(found.keys - shown) < 0.2 * groups

@@ -31,6 +31,7 @@ USUAL_ROWS = (1.5, 6.0, 30.0)  # of a unit on average, where nothing bounds them
 FEWER_UNITS = 250  # drawn for each of many streams
 MANY = 20  # streams of a family that is looked at in part
 FEW = 3  # one of so many streams of a family decides where to look; coprime to its inner parts
+WITHIN = 1.0  # where every design cuts the same rows, how much errors without these count
 ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
 Place = tuple[int, ...]  # in the grids of a design
 
@@ -96,17 +97,20 @@ def choose(problem: Problem) -> Settings:
 
     Algorithm: `Errors.cost` is a mean of logarithms, so a percent counts the same in every stream,
         and the least mean cost is the least mean regret. Where every design cuts the same rows,
-        they would drown what designs differ in: the cost beside the totals of the other rows
-        counts as much as that beside all.
+        they would drown what designs differ in: the cost without the cut rows of shown groups
+        counts `WITHIN` times as much as that with all.
     """
     noise = problem.noise
-    truths = (False, True) if problem.given.decides_rows else (False,)
+    beside = {False: 1.0, True: WITHIN} if problem.given.decides_rows else {False: 1.0}
 
     @lru_cache(maxsize=4096)
     def cost(settings: Settings, every: int = 1) -> float:
         family = problem.family[::every] if len(problem.family) > MANY else problem.family
         made = {
-            one: sum(forecast(one, settings, noise, bounded=bounded).cost for bounded in truths)
+            one: sum(
+                part * forecast(one, settings, noise, bounded=bounded).cost
+                for bounded, part in beside.items()
+            )
             for one in dict.fromkeys(family)
         }
         return sum(made[one] for one in family) / len(family)  # more likely ones are there twice
@@ -166,8 +170,9 @@ def designs(problem: Problem) -> Iterator[Grid]:
             yield Grid((len(SQUARED),), (8,), lambda p: Settings(
                 kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip
     if "totals" in problem.kinds:
-        yield alone(bounds)
-        if given.is_open and not problem.counted:  # else a Gaussian selection by the same counter
+        if not (problem.counted and given.per_group == 1):  # else Gaussian, by the same counter
+            yield alone(bounds)
+        if given.is_open and not problem.counted:
             yield alone(bounds, once=True)
 
 

@@ -448,7 +448,7 @@ def forecast(
 ) -> Errors:
     """The expected errors of a count, or of a sum in rows of its mean value, with some settings.
 
-    `bounded`: beside the totals of the rows within the bounds.
+    `bounded`: of groups that are shown beside the totals of their rows within the bounds.
     """
     value, stream = stream.value, replace(stream, value=1.0)
     base = noise.spread * sqrt(settings.moved) / value
@@ -487,12 +487,14 @@ def errors_of(
 
     Error: a group of total T is shown by coins with chance 1 / (1 + (m / T)^6), where the middle m
         is the number of rows that bring as many counted units as the selection asks for, in groups
-        about as large (small ones open late, when units repeat them more), by a Gaussian selection
-        when its noisy units pass the last threshold, by a test of totals when its noisy rows do.
-        Rows of a group are hidden up to the trigger that shows it. A shown group errs by its cut
-        rows and by Gaussian noise that grows, once it is shown, as the cube root of its total
-        beyond the reference; a hidden one by its total. Where all groups are public, weights fall
-        once a total is beyond doubt. Beside `bounded` totals, no cut row is an error.
+        about as large (small ones open late, when units repeat them more) up to when they open, or
+        to the end where a unit's rows are bounded by number; by a Gaussian selection when its noisy
+        units pass the last threshold, by a test of totals when its noisy rows do. Rows of a group
+        are hidden up to the trigger that shows it. A shown group errs by its cut rows and by
+        Gaussian noise that grows, once it is shown, as the cube root of its total beyond the
+        reference; a hidden one by its total. Where all groups are public, weights fall once a total
+        is beyond doubt. Beside `bounded` totals no cut row of a shown group is an error; a hidden
+        group still errs by all of its rows, or to hide it would seem cheaper than it is.
     """
     drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
@@ -521,6 +523,8 @@ def errors_of(
     share = averaged(drawn, ~kept)
     lost = totals * (share + (1 - share) * stream.clamped)
     if settings.kind == "table":
+        if settings.max_rows < inf:  # units that have used up their rows open nothing more
+            middle = asked / averaged(drawn, entered)
         shown = 1 / (1 + (middle / totals) ** SLOPE)
     elif settings.kind == "totals":
         shown = erfc((asked - totals + lost) / (test.deviation * sqrt(2))) / 2
@@ -530,7 +534,7 @@ def errors_of(
     else:
         shown = np.ones(len(totals))
     if bounded:
-        totals, lost = totals - lost, np.zeros(len(totals))
+        lost = np.zeros(len(totals))
     late = np.clip(1 - opens / steps, 0, 1)  # of the releases with falling weights
     sd = base * np.sqrt(1 + (growth**2 - 1) * late)
     near = sd * sqrt(2 / pi) * np.exp(-(lost**2) / (2 * sd**2)) + lost * erf(lost / (sd * sqrt(2)))
@@ -569,7 +573,7 @@ def admit(
     weight: Float64[Array, " rows"],
     limits: Float64[Array, " 4"],
 ) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
-    """Bounding: kept rows, and rows that count for the selection of a hidden group.
+    """Bounding: kept rows, and rows that count for the selection of their group if it is hidden.
 
     Limits: the quadratic bound in entry weights, slots (which bound what the selection counts and
     not what is kept), rows in a group, rows.
@@ -588,9 +592,9 @@ def admit(
             if inside[f] >= per_group or rows >= max_rows:
                 continue
             kept[i], spent, rows = True, spent + cost, rows + 1
-            if hidden[i] and inside[f] == 0 and used < slots:
+            if inside[f] == 0 and used < slots:
                 entered[i] = True
-                used += 1
+                used += hidden[i]
             held[f] += weight[i]
             inside[f] += 1
         at = end
