@@ -112,6 +112,47 @@ def test_a_second_ctrl_c_ends_what_is_waited_for_in_silence():
     assert job.returncode == -signal.SIGINT
 
 
+def test_a_run_that_used_duckdb_ends_in_silence():
+    code = """
+import sys
+from streamveil import cli
+
+def used(*_):
+    import duckdb
+    duckdb.connect().execute("SELECT 1").fetchall()
+    sys.exit()
+
+cli.read_script = used
+sys.argv = ["streamveil", "run", "q.sql", "--state", "s"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+LOADING = """
+import os, signal, sys
+
+class Interrupts:  # whoever loads numpy
+    def find_spec(name, *_):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts)
+sys.argv = ["streamveil", "--version"]
+from streamveil.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("before", "code"), [("", cli.INTERRUPTED),
+                                              ("signal.SIG_IGN", 0)])  # fmt: skip
+def test_ctrl_c_while_the_command_line_loads_ends_it_in_silence(before, code):
+    asked = f"import signal; signal.signal(signal.SIGINT, {before})\n" if before else ""
+    done = subprocess.run([sys.executable, "-c", asked + LOADING], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
 @pytest.mark.parametrize("text", ["lots", "-4GB", "0", "nan", "infGB", "1e400GB", "4XB", ""])
 def test_sizes_that_are_none_are_refused(text):
     with pytest.raises(PlanError, match="--memory takes a number above 0"):

@@ -62,7 +62,6 @@ def test_what_is_shipped_is_used_and_nothing_is_compiled(shipped, tmp_path):
 
 APART = """
 import os, pathlib, sys
-import numba
 from streamveil import compiled
 folder = pathlib.Path.cwd()
 compiled.SHIPPED, compiled.stamp = folder / "shipped", lambda: "now"
@@ -71,7 +70,7 @@ sys.path.insert(0, str(folder))
 from toy_kernels import twice
 
 
-@numba.njit
+@compiled.njit()
 def thrice(x):
     return twice(x) + x
 

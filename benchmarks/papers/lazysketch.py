@@ -29,12 +29,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from benchmarks.papers.lazysketch_heavy import HEAVY, Trace
 from benchmarks.papers.lazysketch_plots import FIGURES, bars, draw, sweep
 from benchmarks.plain_sketches import CountMin, CountSketch
 from benchmarks.sketches import BUDGET, IDS, LENGTH, TIMES, TOP, lazy, trace, zipf
+from streamveil.compiled import njit
 from streamveil.core.accounting import Budget
 from streamveil.core.counters.cell_kernels import finish
 from streamveil.core.counters.cells import CellCounter

@@ -6,6 +6,9 @@ usual queries for any processor of a common level and puts them beside the code.
 the processor has that level and the code, Numba and Python are those of their making; else Numba
 compiles, as ever. Either way the numbers are the same: no instruction is chosen that rounds
 differently, but where a function allows contraction, which both levels have.
+
+Numba itself takes 0.2 s to load. It is loaded when a compiled function is first called, so a
+process that calls none never does.
 """
 
 from __future__ import annotations
@@ -19,26 +22,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from shutil import rmtree
 from threading import RLock
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numba
 import numpy as np
-from llvmlite import binding, ir  # type: ignore[import-untyped]  # with numba, without types
-from numba import types
-from numba.core import caching, cgutils
-from numba.core import environment as numba_environment
-from numba.core.runtime import rtsys  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 
-FunctionCache: Any = caching.FunctionCache  # numba has no types
-IndexDataCacheFile: Any = caching.IndexDataCacheFile
-environment: Any = numba_environment
 HERE = Path(__file__).parent
 SHIPPED = HERE / "_kernels"
 MAKING = "STREAMVEIL_COMPILES_KERNELS"  # set in the processes that fill `SHIPPED`
@@ -57,6 +51,68 @@ LOADING = RLock()  # one thread at a time
 Made = TypeVar("Made")
 
 
+# ---- compiled functions, made when they are first called
+
+
+class _OnUse:
+    """A module of Numba's that is loaded when something in it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+numba: Any = _OnUse("numba")
+binding: Any = _OnUse("llvmlite.binding")
+cgutils: Any = _OnUse("numba.core.cgutils")
+ir: Any = _OnUse("llvmlite.ir")
+types: Any = _OnUse("numba.types")
+
+
+class _Later:
+    """What Numba makes of a function: made when it is first called, or looked into."""
+
+    def __init__(self, function: Callable[..., Any], make: Callable[[Any], Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._make, self._made = function, make, None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self._made or self.made())(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.made(), name)
+
+    def made(self) -> Any:
+        """What Numba calls it by."""
+        with LOADING:
+            if self._made is None:
+                self._made = self._make(self._function)
+            return self._made
+
+
+def _show_to_numba(function: Callable[..., Any]) -> None:
+    """Puts what Numba made of them in place of the functions that one calls, to compile it."""
+    held = function.__globals__
+    for name in _names(function.__code__):
+        if isinstance(found := held.get(name), _Later):
+            held[name] = found.made()
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The globals and attributes that a function uses, and the functions inside it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """`numba.extending.intrinsic`: a machine operation for compiled functions."""
+    return _Later(function, lambda function: numba.extending.intrinsic(function))
+
+
 if TYPE_CHECKING:
     from numba import njit as njit
 else:
@@ -67,21 +123,27 @@ else:
         What is compiled lets other threads run Python meanwhile: a release holds none of them up.
         """
 
-        def compiled(function: Callable[..., Any]) -> Any:
-            made: Any = numba.njit(nogil=True, **options)(function)
+        def make(function: Callable[..., Any]) -> Any:
+            made = numba.njit(nogil=True, **options)(function)
             if options.get("cache"):
                 made._cache = _KernelCache(function)
+            else:
+                _show_to_numba(function)
             return made
 
-        return compiled
+        return lambda function: _Later(function, make)
 
 
-class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
-    """Numba's cache of a function, behind what is shipped for it."""
+class _KernelCache:
+    """What Numba asks for the results of a function: those that are shipped, then its own cache."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
+        self._function = function
+        self._own = import_module("numba.core.caching").FunctionCache(function)
         self._folder = SHIPPED / function.__module__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """What is shipped, else what Numba has kept.
@@ -89,13 +151,19 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
         What is shipped holds all that it calls but Numba's memory management, which is started
         here. The registries that Numba fills first (`refresh`, 0.3 s) are for what compiles.
         """
-        if not os.environ.get(MAKING) and fits():
+        making = bool(os.environ.get(MAKING))
+        if not making and fits():
             with LOADING, _library_modules_unread():
                 data = self._shipped().load(self._portable(signature, context.codegen()))
             if data is not None:
-                rtsys.initialize(context)
+                import_module("numba.core.runtime").rtsys.initialize(context)
                 return self._rebuilt(context, data)
-        return super().load_overload(signature, context)
+        with LOADING:
+            _show_to_numba(self._function)
+        found = None if making else self._own.load_overload(signature, context)
+        while found is None and not making and ON_COMPILING:
+            ON_COMPILING.pop()()
+        return found
 
     def _rebuilt(self, context: Any, data: tuple[Any, ...]) -> Any:
         """The function, whose code for linking is read when another one is compiled that calls it.
@@ -105,29 +173,23 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
         (name, kind, (code, bitcode)), described, *rest = data
         symbols = {described.llvm_func_name, described.llvm_cpython_wrapper_name}
         context.codegen()._engine._defined_symbols |= symbols  # which Numba finds in `bitcode`
-        made = self._impl.rebuild(context, ((name, kind, (code, no_code())), described, *rest))
+        reduced = (name, kind, (code, no_code())), described, *rest
+        made = self._impl.rebuild(context, reduced)
         made.library._get_module_for_linking = cache(lambda: binding.parse_bitcode(bitcode))
         return made
 
-    def _load_overload(self, signature: Any, context: Any) -> Any:
-        if os.environ.get(MAKING):
-            return None
-        found = super()._load_overload(signature, context)
-        if found is None:
-            while ON_COMPILING:
-                ON_COMPILING.pop()()
-        return found
-
-    def _save_overload(self, signature: Any, made: Any) -> None:
+    def save_overload(self, signature: Any, made: Any) -> None:
+        """Keeps what was compiled: in Numba's cache, or among what is shipped."""
         if not os.environ.get(MAKING):
-            super()._save_overload(signature, made)
+            self._own.save_overload(signature, made)
         elif self._impl.check_cachable(made):
             self._folder.mkdir(parents=True, exist_ok=True)
             key = self._portable(signature, made.codegen)
             self._shipped().save(key, self._impl.reduce(made))
 
     def _shipped(self) -> Any:
-        return IndexDataCacheFile(str(self._folder), self._impl.filename_base, stamp())
+        kept = import_module("numba.core.caching").IndexDataCacheFile
+        return kept(str(self._folder), self._impl.filename_base, stamp())
 
     def _portable(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         """The key of a result, with the level in place of this processor."""
@@ -143,22 +205,24 @@ def _library_modules_unread() -> Iterator[None]:
     up in; compiled code has none of them but its constants, which are beside the name. Numba's
     modules load Numba's registries and with them scipy's linear algebra (0.3 s of CPU).
     """
-    kept, environment._rebuild_env = environment._rebuild_env, _environment
+    environment: Any = import_module("numba.core.environment")
+
+    def rebuilt(module: str, constants: list[Any], name: str) -> Any:
+        """As Numba's `_rebuild_env`, with empty globals for what is not loaded."""
+        found = environment.lookup_environment(name)
+        if found is None:
+            loaded = vars(sys.modules[module]) if module in sys.modules else {}
+            found = environment.Environment(loaded)
+            found.consts[:] = constants
+            found.env_name = name
+            environment.Environment._memo[name] = found
+        return found
+
+    kept, environment._rebuild_env = environment._rebuild_env, rebuilt
     try:
         yield
     finally:
         environment._rebuild_env = kept
-
-
-def _environment(module: str, constants: list[Any], name: str) -> Any:
-    """As Numba's `_rebuild_env`, with empty globals for what is not loaded."""
-    found = environment.lookup_environment(name)
-    if found is None:
-        found = environment.Environment(vars(sys.modules[module]) if module in sys.modules else {})
-        found.consts[:] = constants
-        found.env_name = name
-        environment.Environment._memo[name] = found
-    return found
 
 
 @cache
@@ -198,7 +262,7 @@ def made() -> bool:
     return mark.is_file() and mark.read_text() == stamp()
 
 
-# ---- prefetching
+# ---- machine operations that plain compiled loops lack
 
 AHEAD = 48  # rows between asking for a slot and reading it
 
@@ -209,17 +273,16 @@ def _prefetch(context: Any, array: Any, index: Any) -> Any:
 
     A table of all units is far larger than the cache: without it every row waits for memory.
     """
-    utils: Any = cgutils  # numba is untyped
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
         held = context.make_array(kind)(context, builder, arguments[0])
-        place = utils.get_item_pointer(
+        place = cgutils.get_item_pointer(
             context, builder, kind, held, [arguments[1]], wraparound=False
         )
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         call = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = utils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0")
+        function = cgutils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0")
         read, keep, data = word(0), word(3), word(1)
         builder.call(function, [builder.bitcast(place, byte), read, keep, data])
         return context.get_dummy_value()
@@ -227,7 +290,16 @@ def _prefetch(context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
+@intrinsic
+def _leading_zeros(context: Any, word: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return word(word), codegen
+
+
 prefetch: Any = _prefetch  # called with an array and an index
+leading_zeros: Any = _leading_zeros  # of a word, as a word of the same size; undefined for 0
 
 
 # ---- several at once

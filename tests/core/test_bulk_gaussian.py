@@ -3,9 +3,9 @@
 import mpmath as mp
 import numpy as np
 import pytest
-from numba import njit
 from scipy import stats
 
+from streamveil.compiled import njit
 from streamveil.core.noise import SeededNoise
 from streamveil.core.noise.bulk import gaussian, keystream, precise
 from tests.statistics import (
@@ -66,7 +66,7 @@ def test_double_double_precision_rounds_as_200_bits_do():
             assert found == expected
 
 
-@njit
+@njit()
 def worst_single_precision(radii, angles, normal, words):
     """Largest difference between the fast and the precise Gaussian, lower words at both ends."""
     n = len(radii)
@@ -138,7 +138,7 @@ def test_one_buffer_is_rounded_as_any_number_of_buffers(sigma):
     assert found.tolist() == expected.tolist()
 
 
-@njit
+@njit()
 def one_buffer(keys, sigma, omega, buffers, group):
     scratch = gaussian.new_scratch()
     cells = buffers.shape[1]

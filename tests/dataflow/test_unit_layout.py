@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import unit_kernels, unit_layout
 from streamveil.dataflow.bounding import UnitTable, grow_table, unit_stage
@@ -87,7 +87,7 @@ def test_reserved_memory_is_zero_and_aligned(items, kind):
     held[:] = 1
 
 
-@njit
+@njit()
 def looked_up(place, word):
     store32(place, np.uint32(load32(place)))
     return equal(place, word), lowest(equal(place, word) | 256)

@@ -28,12 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from llvmlite import ir  # type: ignore[import-untyped]  # comes with numba, without types
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from streamveil.compiled import njit
+from streamveil.compiled import cgutils, intrinsic, ir, njit, types
 from streamveil.types import Array, Int32, Int64, UInt8, UInt64
 
 LANES = 16  # two AVX-512 registers, or four of AVX2: the rounds of one hide the delays of another
@@ -113,18 +109,19 @@ begin: Any = _begin
 @intrinsic
 def _absorb(context: Any, state: Any, words: Any, first: Any, count: Any) -> Any:
     """Takes `count` words of `LANES` messages, which stand in `words` from column `first` on."""
-    utils: Any = cgutils  # numba is untyped
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         held = [
-            utils.alloca_once_value(builder, _load(context, builder, signature, arguments, at))
+            cgutils.alloca_once_value(builder, _load(context, builder, signature, arguments, at))
             for at in range(4)
         ]
         laid, first, count = arguments[1:]
-        with utils.for_range(builder, count) as loop:
+        with cgutils.for_range(builder, count) as loop:
             row = builder.mul(loop.index, ir.Constant(first.type, BLOCK))
             place = _pointer(context, builder, signature.args[1], laid, builder.add(row, first))
-            word = builder.load(builder.bitcast(place, VECTOR.as_pointer()), align=8, typ=VECTOR)
+            word = builder.load(
+                builder.bitcast(place, _lanes().as_pointer()), align=8, typ=_lanes()
+            )
             v0, v1, v2, v3 = (builder.load(cell) for cell in held)
             v0, v1, v2, v3 = _rounds(builder, (v0, v1, v2, builder.xor(v3, word)), 2)
             for cell, value in zip(held, (builder.xor(v0, word), v1, v2, v3), strict=True):
@@ -157,24 +154,27 @@ def _finish(context: Any, state: Any, mark1: Any, mark2: Any) -> Any:
 
 
 finish: Any = _finish  # leaves the hashes behind the states
-VECTOR = ir.VectorType(ir.IntType(64), LANES)
+
+
+def _lanes() -> Any:
+    """The type of a vector of words, one of each message."""
+    return ir.VectorType(ir.IntType(64), LANES)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    utils: Any = cgutils  # numba is untyped
     held = context.make_array(kind)(context, builder, array)
-    return utils.get_item_pointer(context, builder, kind, held, [index], wraparound=False)
+    return cgutils.get_item_pointer(context, builder, kind, held, [index], wraparound=False)
 
 
 def _vector(context: Any, builder: Any, signature: Any, arguments: Any, at: int) -> Any:
     index = ir.Constant(ir.IntType(64), at * LANES)
     place = _pointer(context, builder, signature.args[0], arguments[0], index)
-    return builder.bitcast(place, VECTOR.as_pointer())
+    return builder.bitcast(place, _lanes().as_pointer())
 
 
 def _load(context: Any, builder: Any, signature: Any, arguments: Any, at: int) -> Any:
     place = _vector(context, builder, signature, arguments, at)
-    return builder.load(place, align=8, typ=VECTOR)
+    return builder.load(place, align=8, typ=_lanes())
 
 
 def _store(context: Any, builder: Any, signature: Any, arguments: Any, at: int, value: Any) -> None:
@@ -183,12 +183,14 @@ def _store(context: Any, builder: Any, signature: Any, arguments: Any, at: int, 
 
 def _in_all_lanes(builder: Any, word: Any) -> Any:
     place, lanes = ir.IntType(32), ir.VectorType(ir.IntType(32), LANES)
-    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), word, place(0))
-    return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(lanes, None))
+    one = builder.insert_element(ir.Constant(_lanes(), ir.Undefined), word, place(0))
+    return builder.shuffle_vector(
+        one, ir.Constant(_lanes(), ir.Undefined), ir.Constant(lanes, None)
+    )
 
 
 def _rotate(builder: Any, x: Any, by: int) -> Any:
-    left, right = (ir.Constant(VECTOR, [shift] * LANES) for shift in (by, 64 - by))
+    left, right = (ir.Constant(_lanes(), [shift] * LANES) for shift in (by, 64 - by))
     return builder.or_(builder.shl(x, left), builder.lshr(x, right))
 
 

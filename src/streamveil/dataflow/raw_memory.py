@@ -10,11 +10,8 @@ import mmap
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]  # comes with numba, without types
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from streamveil.compiled import cgutils, intrinsic, ir, types
 from streamveil.types import Array
 
 LINE = 64  # bytes of a line of the cache
@@ -101,12 +98,10 @@ def _store32(context: Any, place: Any, word: Any) -> Any:
 
 @intrinsic
 def _ask(context: Any, place: Any) -> Any:
-    utils: Any = cgutils  # numba is untyped
-
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         call = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = utils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0")
+        function = cgutils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0")
         read, keep, data = word(0), word(3), word(1)
         builder.call(function, [_word(builder, arguments[0], 8), read, keep, data])
         return context.get_dummy_value()

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamveil.compiled import njit
+from streamveil.compiled import leading_zeros, njit
 from streamveil.core.noise.bulk.keystream import GROUP, LOW_DOMAIN, fill, one_block
-from streamveil.core.noise.bulk.lanes import leading_zeros, shift_left
+from streamveil.core.noise.bulk.lanes import shift_left
 from streamveil.core.noise.bulk.precise import precise_rounded
 from streamveil.types import Array, Float32, UInt32, UInt64
 
@@ -118,7 +118,7 @@ def standard_pairs(
     first, second = normal[:pairs], normal[pairs : 2 * pairs]
     for q in range(pairs):
         a = words[q]
-        zeros = leading_zeros(np.uint32(a))  # type: ignore[call-arg,var-annotated]  # intrinsic
+        zeros = leading_zeros(np.uint32(a))
         m = shift_left(np.uint32(a), zeros)
         large = m >= ROOT_HALF
         f = (
@@ -154,7 +154,7 @@ def logarithm(u: np.uint64) -> float:
     """log((u + 1/2) / 2^64): octaves apart, twice the series of the inverse tangent."""
     if not u:
         return -65.0 * LN2_64
-    zeros = leading_zeros(u)  # type: ignore[call-arg,var-annotated]  # intrinsic
+    zeros = leading_zeros(u)
     m, half = u << zeros, 0.5 * np.float64(ONE_64 << zeros)
     if m >= ROOT_HALF_64:
         f, octaves = (half - 1.0 - np.float64(~m)) * 2.0**-64, np.float64(zeros)

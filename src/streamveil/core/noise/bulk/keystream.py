@@ -16,20 +16,16 @@ from __future__ import annotations
 import platform
 from typing import Any, TypeAlias
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]  # ships no types
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
-from numba import types
-from numba.extending import intrinsic
 
-from streamveil.compiled import njit
+from streamveil.compiled import binding, intrinsic, ir, njit, types
 from streamveil.core.noise import Draws
 from streamveil.types import Array, UInt32, UInt64
 
 ROUNDS = 14
 GROUP = 64  # words made together: 32 blocks, eight 512-bit registers
 LOW_DOMAIN = np.uint64(0x80)  # first eight bytes of a counter block in the second domain
-_FEATURES = llvm.get_host_cpu_features()
+_FEATURES = binding.get_host_cpu_features()
 NEEDS = {8: ("aes", "vaes", "avx512f", "avx512bw"), 2: ("aes",)}  # by lanes of a register
 WIDE, NARROW = (all(_FEATURES.get(name) for name in NEEDS[lanes]) for lanes in (8, 2))
 TABLE_ONLY, NARROW_AES, WIDE_AES = np.uint64(0), np.uint64(1), np.uint64(2)  # in a schedule

@@ -8,19 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
-from numba import types
-from numba.extending import intrinsic
-
-
-@intrinsic
-def leading_zeros(context: Any, word: Any) -> Any:
-    """Leading zero bits of a word, as a word of the same size; undefined for 0."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return word(word), codegen
+from streamveil.compiled import intrinsic, ir, types
 
 
 @intrinsic

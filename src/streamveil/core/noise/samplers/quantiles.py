@@ -34,11 +34,8 @@ from pathlib import Path
 
 import mpmath
 import numpy as np
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from streamveil.compiled import ndtri, njit
+from streamveil.compiled import leading_zeros, ndtri, njit
 from streamveil.types import Array, Float64
 
 OCTAVES = 39  # tail probabilities down to 2^-40
@@ -56,23 +53,13 @@ ONE, SIGN_SHIFT, ROW_SHIFT = np.uint64(1), np.uint64(63), np.uint64(57)
 Taylor = Callable[[mpmath.MPContext, mpmath.mpf, mpmath.mpf, int], list[mpmath.mpf]]
 
 
-@intrinsic
-def leading_zeros(typing_context, word):  # type: ignore[no-untyped-def]
-    """The number of leading zero bits of a uint64, one machine instruction."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctlz(args[0], cgutils.false_bit)
-
-    return types.uint64(types.uint64), codegen
-
-
 @njit(cache=True)
 def quantile_word(word, table):  # type: ignore[no-untyped-def]
     """(x, bound, tabulated): |x(p)| of one word, with |x - x(p)| <= bound when tabulated."""
     v = word & MASK
     tabulated = v >= FIRST_TABULATED
     v |= FIRST_TABULATED * np.uint64(not tabulated)  # stay inside the table; the result is not used
-    zeros = leading_zeros(v)  # type: ignore[call-arg,var-annotated]  # numba fills in the context
+    zeros = leading_zeros(v)
     u = v << zeros
     row = table[((zeros - ONE) << np.uint64(6)) + ((u >> ROW_SHIFT) & ROW_MASK)]
     t = (np.int64(u & REST_MASK) - np.int64(2**56)) * 2.0**-56
