@@ -13,6 +13,7 @@ from streamveil import accounts, connectors, expressions
 from streamveil.accounts.ledger import Charge
 from streamveil.calendars import Cells
 from streamveil.changing_tables.questions import Questions
+from streamveil.connectors import database_sources, rejected_rows
 from streamveil.core.accounting import Budget
 from streamveil.dataflow import hashing
 from streamveil.dataflow.windows import periods_met
@@ -23,6 +24,7 @@ from streamveil.runtime import secret
 from streamveil.sql import joins
 from tests.accounts import test_ledger
 from tests.changing_tables import test_questions
+from tests.connectors import test_database_sources, test_rejected_rows
 from tests.dataflow import test_hashing, test_windows
 from tests.dynamic import test_schedulers
 from tests.planting import instead
@@ -87,6 +89,25 @@ def forgetful(honest):
     return made
 
 
+def of_decimals(tmp_path):
+    """Files of which one has decimals."""
+    tmp_path.mkdir()
+    test_rejected_rows.test_whole_numbers_of_another_type_are_the_same_or_null("decimals", tmp_path)
+
+
+def of_a_database(tmp_path):
+    """A column of long decimals in DuckDB."""
+    tmp_path.mkdir()
+    test_database_sources.test_numbers_of_more_digits_than_reals_hold_name_no_unit(
+        {"kind": "duckdb", "path": str(tmp_path / "x.duckdb")}, "v", tmp_path
+    )
+
+
+def as_reals(_):
+    """Decimals pass for reals."""
+    return lambda name, *_: pa.field(name, pa.float64())
+
+
 CODES = "t, UNNEST(SPLIT(tags)) AS part", test_own_rows.SHIFTED
 FAULTS = {
     "long lists are repeated beside their parts": (
@@ -104,6 +125,14 @@ FAULTS = {
     "keys of sets are repeated with offsets of 32 bits": (
         instead(own_rows, "wide", lambda _: combine.plain),
         test_own_rows.test_keys_of_grouping_sets_are_repeated_with_offsets_of_64_bits,
+    ),
+    "decimals of a database pass for reals": (
+        instead(database_sources, "rounded", as_reals),
+        of_a_database,
+    ),
+    "whole numbers of another type are rounded": (
+        instead(rejected_rows, "whole_or_null", lambda _: rejected_rows.cast_or_null),
+        of_decimals,
     ),
     "a unit in milliseconds is its day": (
         instead(expressions, "plain_type", of_days),

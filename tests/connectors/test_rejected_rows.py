@@ -102,6 +102,41 @@ def test_parquet_fields_of_another_type_are_set_aside_with_their_row(tmp_path):
     assert again == {**rows[4], PLACE: 3}  # files are numbered as a process begins them
 
 
+LARGE = 2**53
+OTHER_TYPES = {  # a type of the first file; values of the second, of which some do not fit
+    "integers": (pa.float64(), pa.array([LARGE, LARGE + 1, 5]), [1]),
+    "decimals": (pa.float64(), pa.array([LARGE, LARGE + 1, 5], pa.decimal128(20, 0)), [1]),
+    "fractions": (
+        pa.float64(),
+        pa.array(["0.10", "90071992547409921.25", "90071992547409921"]).cast(pa.decimal128(30, 2)),
+        [2],
+    ),
+    "texts": (
+        pa.float64(),
+        pa.array([f"{LARGE}", f"{LARGE + 1}", f"{LARGE + 1}.0", "0.1", "x", "inf", "1e400"]),
+        [1, 2, 4, 6],
+    ),
+    "bytes": (pa.float64(), pa.array([b"9007199254740993", b"\xff", b"2"]), [0, 1]),
+    "codes": (pa.float64(), pa.array([f"{LARGE + 1}", "2"]).dictionary_encode(), [0]),
+    "reals": (pa.float32(), pa.array([0.1, 2.0**24, 2.0**24 + 1, 1e300, np.nan, np.inf]), [2, 3]),
+    "bits": (pa.bool_(), pa.array([0, 1, 2, None]), [2]),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TYPES)
+def test_whole_numbers_of_another_type_are_the_same_or_null(name, tmp_path):
+    """Two units would count as one, and without the one rows of the other would pass."""
+    kind, values, lost = OTHER_TYPES[name]
+    first = pa.array([1.0]).cast(kind)
+    for place, column in enumerate((first, values)):
+        pq.write_table(pa.table({"user": column}), tmp_path / f"{place}.parquet")
+    chunks = [*open_source("files", {"path": f"{tmp_path}/*.parquet"}).read(None, 100)]
+    read = pa.concat_tables(chunk.rows for chunk in chunks)["user"].slice(1)
+    missing = {*np.flatnonzero(np.asarray(values.is_null())).tolist(), *lost}
+    assert {*np.flatnonzero(np.asarray(read.is_null())).tolist()} == missing
+    assert sum(chunk.rejected.get(MISFIT, 0) for chunk in chunks) == len(lost)
+
+
 def test_long_lines_are_cut_and_their_length_is_told(tmp_path):
     path = tmp_path / "bad.csv"
     path.write_bytes(b"user,page\n" + b"x" * (3 * MOST_LINE) + b"\n")

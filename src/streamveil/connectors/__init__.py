@@ -22,7 +22,7 @@ from streamveil.batch import Release
 from streamveil.calendars import Cells
 from streamveil.errors import SourceError, StreamveilError, nearest
 from streamveil.systems import SINKS, SOURCES
-from streamveil.types import Array, Bool, Int64
+from streamveil.types import EXACT_DIGITS, ROUNDED, Array, Bool, Int64
 
 
 @dataclass(frozen=True, repr=False)  # secret: holds raw rows
@@ -174,6 +174,17 @@ def declared_beside(columns: dict[str, str], own: Collection[str]) -> pa.Schema:
                 "  to fix  leave it out of the declared columns"
             )
     return declared_schema(columns)
+
+
+def rounded(name: str, exact: str, digits: int | None) -> pa.Field:
+    """A column of decimals that is read as reals of 64 bits; of many digits it names no unit."""
+    told_apart = digits is not None and digits <= EXACT_DIGITS
+    return pa.field(name, pa.float64(), metadata=None if told_apart else {ROUNDED: exact})
+
+
+def unmarked(schema: pa.Schema) -> pa.Schema:
+    """Names and types alone, as rows have them."""
+    return pa.schema([(field.name, field.type) for field in schema])
 
 
 def as_declared(known: pa.Schema, declared: pa.Schema, where: str) -> pa.Schema:

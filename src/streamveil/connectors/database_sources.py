@@ -28,7 +28,15 @@ import pyarrow.csv
 import sqlglot
 from sqlglot import exp
 
-from streamveil.connectors import Chunk, as_declared, declared_schema, select, slices
+from streamveil.connectors import (
+    Chunk,
+    as_declared,
+    declared_schema,
+    rounded,
+    select,
+    slices,
+    unmarked,
+)
 from streamveil.connectors.databases import Database, plain_kind, require_file
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
 from streamveil.connectors.rejected_rows import MISFIT, TIME, TracedSource, cast_or_null, fit
@@ -84,7 +92,7 @@ class DatabaseSource(Database, TracedSource):
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
-        wanted = select(self.schema(), columns, self.where)
+        wanted = unmarked(select(self.schema(), columns, self.where))
         at: Any = json.loads(position) if position else {"rows": 0, "digest": None}
         row, digest = 0, hashlib.blake2b(digest_size=16)
         with self._connection() as connection:
@@ -321,7 +329,10 @@ class DuckdbSource(DatabaseSource):
         """See `DatabaseSource`."""
         query = f"SELECT * FROM {self._rows()} LIMIT 0"  # noqa: S608
         found = pa.RecordBatchReader.from_stream(connection.sql(query))
-        return pa.schema([(one.name, kind_of(one.type)) for one in found.schema])
+        return pa.schema([
+            rounded(one.name, str(one.type), one.type.precision) if pa.types.is_decimal(one.type)
+            else pa.field(one.name, kind_of(one.type)) for one in found.schema
+        ])  # fmt: skip
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """See `DatabaseSource`."""
@@ -353,9 +364,21 @@ def kind_of(kind: pa.DataType) -> pa.DataType:
 
 OF_POSTGRES = {  # type -> ours; what is missing is text
     16: pa.bool_(), 20: pa.int64(), 21: pa.int64(), 23: pa.int64(), 26: pa.int64(),
-    700: pa.float64(), 701: pa.float64(), 1700: pa.float64(), 1082: pa.date32(),
+    700: pa.float64(), 701: pa.float64(), 1082: pa.date32(),
     1114: TIME, 1184: TIME,
 }  # fmt: skip
+
+
+NUMERIC = 1700
+
+
+def schema_of(found: Any) -> pa.Schema:
+    """The columns of a result of PostgreSQL."""
+    return pa.schema([
+        rounded(one.name, "numeric", one.precision) if one.type_code == NUMERIC
+        else pa.field(one.name, OF_POSTGRES.get(one.type_code, pa.string()))
+        for one in found.description
+    ])  # fmt: skip
 
 
 class PostgresSource(DatabaseSource):
@@ -386,9 +409,7 @@ class PostgresSource(DatabaseSource):
     def known(self, connection: Any) -> pa.Schema:
         """See `DatabaseSource`."""
         found = connection.execute(f"SELECT * FROM {self._rows()} LIMIT 0")  # noqa: S608
-        return pa.schema(
-            [(one.name, OF_POSTGRES.get(one.type_code, pa.string())) for one in found.description]
-        )
+        return schema_of(found)
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """See `DatabaseSource`."""

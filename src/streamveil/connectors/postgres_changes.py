@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.connectors import Chunk, as_declared, declared_schema, in_words, select, slices
-from streamveil.connectors.database_sources import AT_ONCE, OF_POSTGRES, PLAIN_TEXT
+from streamveil.connectors.database_sources import AT_ONCE, PLAIN_TEXT, schema_of
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
 from streamveil.connectors.rejected_rows import TIME, TracedSource, fit
 from streamveil.disk import crash_only, scratch_folder, sync_directory
@@ -149,8 +149,8 @@ class PostgresChanges(TracedSource):
     def _schema(self) -> pa.Schema:
         with self._connection() as connection:
             found = connection.execute(f"SELECT * FROM {self._quoted} LIMIT 0")  # noqa: S608
-            kinds = [(c.name, OF_POSTGRES.get(c.type_code, pa.string())) for c in found.description]
-        known = as_declared(pa.schema(kinds), self.declared, f"table '{self.table}'")
+            known = schema_of(found)
+        known = as_declared(known, self.declared, f"table '{self.table}'")
         for name in OF_CHANGES.names:
             if name in known.names:
                 raise SourceError(f"the source 'postgres_changes' has a column '{name}' of its own")

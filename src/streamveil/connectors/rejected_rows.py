@@ -10,10 +10,11 @@ counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import ClassVar, NamedTuple
+from decimal import Decimal, InvalidOperation
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -154,13 +155,18 @@ def as_lines(rows: pa.Table) -> list[bytes]:
 TIME = pa.timestamp("us", tz="UTC")
 
 
-def fit(table: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
+Cast: TypeAlias = Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]
+
+
+def fit(
+    table: pa.Table, wanted: pa.Schema, as_type: Cast | None = None
+) -> tuple[pa.Table, dict[str, int]]:
     """Casts every column to its wanted type; what does not fit becomes null and is counted."""
     arrays, lost = [], 0
     for field in wanted:
         column = table.column(field.name)
         if column.type != field.type:
-            cast = cast_or_null(column, field.type)
+            cast = (as_type or cast_or_null)(column, field.type)
             lost += cast.null_count - column.null_count
             column = cast
         arrays.append(column)
@@ -193,7 +199,7 @@ def fitted(
         row += passed
         for part in slices(plain(table.slice(passed)), max_rows):
             row += part.num_rows
-            yield FittedRows(*fit(part, wanted), row, part)
+            yield FittedRows(*fit(part, wanted, whole_or_null), row, part)
 
 
 def groups_behind(sizes: Sequence[int], start: int) -> tuple[list[int], int]:
@@ -262,6 +268,47 @@ def is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def whole_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """`cast_or_null`, and null where a whole number would become another one.
+
+    Arrow refuses that of integers, and rounds decimals, texts and wider reals. Whole numbers name
+    privacy units: two of a file whose column is of another type than the first file's would count
+    as one, and share an allowance.
+
+    >>> ids = pa.chunked_array([["9007199254740993", "9007199254740992", "0.1"]])
+    >>> whole_or_null(ids, pa.float64()).to_pylist()
+    [None, 9007199254740992.0, 0.1]
+    """
+    made = cast_or_null(column, target)
+    if pa.types.is_boolean(target) and pa.types.is_integer(column.type):
+        other = pc.not_equal(made.cast(column.type), column)
+    elif pa.types.is_floating(target) and pa.types.is_floating(column.type):
+        before = column.cast(pa.float64())
+        other = pc.and_(pc.not_equal(made.cast(pa.float64()), before),
+                        pc.equal(pc.floor(before), before))  # fmt: skip
+    elif pa.types.is_floating(target) and not pa.types.is_integer(column.type):
+        large = pc.greater_equal(pc.abs(made.cast(pa.float64())), float(EXACT[target]))
+        found = np.zeros(len(made), np.bool_)
+        for place in np.flatnonzero(np.asarray(pc.fill_null(large, fill_value=False))).tolist():
+            found[place] = is_another_whole(column[place].as_py(), made[place].as_py())
+        other = pa.array(found)
+    else:
+        return made
+    return pc.if_else(pc.fill_null(other, fill_value=False), pa.scalar(None, target), made)
+
+
+def is_another_whole(before: Any, after: float) -> bool:
+    """Whether a decimal, or the text of a number, is whole and not this number."""
+    try:
+        number = Decimal(before.decode() if isinstance(before, bytes) else before)
+    except InvalidOperation:  # Arrow reads what Python does not
+        return True
+    return number == number.to_integral_value() and number != after
+
+
+EXACT = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}  # whole numbers up to it
 
 
 def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

@@ -29,9 +29,9 @@ from streamveil.expressions import nodes
 from streamveil.expressions.convert import KINDS, Node
 from streamveil.expressions.dialect import canonical, parse_text, plain_names, shown
 from streamveil.expressions.kernels import Column, instants, uint_to_int
+from streamveil.types import EXACT_DIGITS
 
 Evaluator = Callable[[pa.Table], Column]
-EXACT_DIGITS = 15  # of decimals, that float64 tells apart
 
 
 @dataclass(frozen=True)

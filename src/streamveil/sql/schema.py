@@ -19,6 +19,7 @@ from streamveil.expressions import (
 from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import shown
 from streamveil.plan import Plan, SourceSpec, TableSource
+from streamveil.types import ROUNDED
 
 ADDS = ("sum", "avg", "variance", "stddev", "quantile")
 COUNTED = {  # kinds of values that sketches take
@@ -131,12 +132,16 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
 
 
 def check_declared(source: SourceSpec, schema: pa.Schema, names: set[str]) -> None:
-    """Refuses a unit that is read from text as a floating-point number, which rounds it."""
+    """Refuses a unit that is read as a floating-point number, and is a text or an exact number."""
     declared = source.options.get("columns") or {}
-    for name in sorted(names & {*declared}):
-        if pa.types.is_floating(schema.field(name).type):
+    for name in sorted(names):
+        field = schema.field(name)
+        exact = (field.metadata or {}).get(ROUNDED, b"").decode()
+        if pa.types.is_floating(field.type) and (exact or name in declared):
+            what = f"of type {exact}, read" if exact else "declared"
             raise PlanError(
-                f"the privacy unit reads column '{name}', declared as {declared[name]}, of which "
+                f"the privacy unit reads column '{name}', {what} as"
+                f" {declared.get(name, 'FLOAT64')}, of which "
                 "the last digits are not kept: several units would count as one.\n"
                 "  to fix  declare it as STRING or INT64"
             )

@@ -21,7 +21,7 @@ from streamveil.batch import plain
 from streamveil.connectors import arrivals, micros, select
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.manifest import footer, guarded
-from streamveil.connectors.rejected_rows import fit
+from streamveil.connectors.rejected_rows import fit, whole_or_null
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan import Clock
 
@@ -245,7 +245,7 @@ def rows_of(
     'event' clock, and the step.
     """
     table = plain(guarded(Path(split.path), lambda: read_group(split, schema.names)))
-    table, rejected = fit(table.slice(split.skip, split.rows), schema)
+    table, rejected = fit(table.slice(split.skip, split.rows), schema, whole_or_null)
     rows, left_out = of_step(table, clock, at)
     return rows, {**rejected, **left_out} if split.counts else {}
 
