@@ -412,4 +412,4 @@ def require_filled_again(sink):
         assert [said(sink, one) for one in every] == before
     Path("other.sql").write_text(Path("visits.sql").read_text().replace("= 2,", "= 3,"))
     done = CliRunner().invoke(app, ["resend", "other.sql", "visits.veil"])
-    assert "another query" in str(done.exception)
+    assert "another job: the query changed" in str(done.exception)

@@ -128,7 +128,7 @@ def test_a_fork_that_would_hold_a_part_of_a_window_is_refused():
     some(run(plan(daily=""), state="s"), 2)
     with pytest.raises(PlanError, match="one window holds the whole stream"):
         fork(plan(daily=""), "s", "f")
-    with pytest.raises(StoreError, match="another query"):
+    with pytest.raises(StoreError, match="another job: the query changed"):
         fork(plan(), "s", "f")
     assert not Path("f").exists()
     hopping = fixed_schedule(every_us=2, size_us=8, slide_us=4, steps=40)

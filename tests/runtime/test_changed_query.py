@@ -267,3 +267,27 @@ def test_all_other_changes_are_refused(change):
         change |= {"given": GIVEN.replace("epsilon = 4", "epsilon = 3")}
     with pytest.raises(StoreError):
         run(plan(**change), state="s")
+
+
+@pytest.mark.parametrize(("looks", "change", "said"), [
+    (False, {"given": GIVEN.replace("epsilon = 4", "epsilon = 5")},
+     "changed budget epsilon was '4' and is '5'"),
+    (False, {"given": GIVEN.replace("contributed = 4", "contributed = 3")},
+     "changed query bounding max_rows was 4 and is 3"),
+    (False, {"key": "LOWER(page) AS page"},
+     "changed query keys 1 expression was 'page' and is 'LOWER(page)'"),
+    (True, {"given": GIVEN.replace("epsilon = 4", "epsilon = 5")},
+     "changed budget epsilon was '4' and is '5'"),
+])  # fmt: skip
+def test_what_changed_of_a_query_is_named_and_nothing_else(looks, change, said):
+    """Also of a job whose settings a look chose: they did not change."""
+    few = {"options": "public_groups = ['page 0']"} if not looks else {}
+    given = GIVEN if not looks else GIVEN.replace(", max_rows_contributed = 4", "")
+    if looks:
+        change = {
+            name: text.replace(", max_rows_contributed = 4", "") for name, text in change.items()
+        }
+    told(run(plan(given=given, **few), state="s", **SEEDED))
+    with pytest.raises(StoreError) as refused:
+        run(plan(**{"given": given, **few, **change}), state="s", **SEEDED)
+    assert str(refused.value).splitlines()[1].strip() == said

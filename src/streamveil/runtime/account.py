@@ -28,15 +28,22 @@ LEFT_OUT = ("budget", "options", "sinks", "key_set")  # told elsewhere, or not a
 
 def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
     """Query, bounds, mechanisms and versions. `now`: seconds since 1970."""
+    return {
+        "charged_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        **asked(plan),
+        "mechanisms": mechanisms_of(operator),
+        "versions": dict(versions()),
+    }
+
+
+def asked(plan: Plan) -> dict[str, Any]:
+    """What a query asks for."""
     told = (f.name for f in fields(plan) if f.name not in LEFT_OUT)
     query = {name: plain(getattr(plan, name)) for name in told}
     return {
-        "charged_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         "query": query | {"fingerprint": plan.fingerprint, "keys_are": keys_of(plan)},
         "options": plain(plan.options),
         "budget": plan.budget.to_dict(),
-        "mechanisms": mechanisms_of(operator),
-        "versions": dict(versions()),
     }
 
 

@@ -42,10 +42,12 @@ from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
+from streamveil.expressions.dialect import shown
 from streamveil.plan import Clock, Plan, Post, PostColumn
 from streamveil.plan.look import with_look
 from streamveil.plan.options import MAX_ROWS
 from streamveil.runtime import formats
+from streamveil.runtime.account import asked
 from streamveil.runtime.store import LEDGER, LOOK, Header, read_header, require_header
 
 
@@ -77,11 +79,52 @@ def kept_plan(plan: Plan, state: Path) -> Kept:
         return Kept(plan)
     told = next((one.about for one in charges if one.key == header.epoch), None) or {}
     old = named_as(plan, told.get("query", {}), header.identity.job)
-    if old is None:
-        return Kept(plan)
-    if fits(old, header, state) and until is None:
-        return Kept(old)
-    return later(old, told["query"]["clock"], header, state, until) or Kept(plan)
+    if old is not None:
+        if fits(old, header, state) and until is None:
+            return Kept(old)
+        if (kept := later(old, told["query"]["clock"], header, state, until)) is not None:
+            return kept
+    if with_look(plan).fingerprint != header.identity.plan:
+        before = {part: told.get(part) for part in ASKED}
+        changed = differences(before, asked(as_looked(plan, state)))
+        if changed and told:
+            raise StoreError(
+                "the state directory was created for another job: the query changed."
+                f"\n  changed {'; '.join(changed[:MOST_SHOWN])}"
+                f"{', and more' if len(changed) > MOST_SHOWN else ''}\n"
+                "  to fix  run the query it was created for, or give the changed one a state"
+                " directory (and a budget) of its own"
+            )
+    return Kept(plan)
+
+
+def as_looked(plan: Plan, state: Path) -> Plan:
+    """The plan with what the look of another query said, if there was one."""
+    if not (state / LOOK).is_file():
+        return plan
+    from streamveil.runtime.look import with_found  # loaded where a changed query is refused
+
+    return with_found(with_look(plan), formats.read(state / LOOK, "look"))
+
+
+NAMES = {"fingerprint", "name"}  # may differ
+ASKED = ("query", "options", "budget")
+MOST_SHOWN = 4
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """What differs between two descriptions of a query, in words.
+
+    >>> differences({"max_rows": 3, "keys": ["a"]}, {"max_rows": 4, "keys": []})
+    ["keys was ['a'] and is []", 'max_rows was 3 and is 4']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = [(one, old.get(one), new.get(one)) for one in sorted({*old, *new} - NAMES)]
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        parts = [(str(place), *both) for place, both in enumerate(zip(old, new, strict=True), 1)]
+    else:
+        return [] if old == new else [f"{name} was {shown(repr(old))} and is {shown(repr(new))}"]
+    return [said for one, a, b in parts for said in differences(a, b, f"{name} {one}".strip())]
 
 
 def require_kept(plan: Plan, state: Path) -> Kept:

@@ -168,6 +168,11 @@ def remembered(plan: Plan, state: Path) -> Plan:
             "  to fix  run the query it was created for, or give the changed one a state directory"
             " (and a budget) of its own"
         )
+    return with_found(wanted, content)
+
+
+def with_found(wanted: Plan, content: dict[str, Any]) -> Plan:
+    """The plan with what a look said."""
     found = content["looked"]
     bounds = {text: (low, high) for text, (low, high) in found.get("bounds", {}).items()}
     return told(wanted, found["options"], found["said"], bounds)
