@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.raw_memory import ask, load64, store64
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
@@ -45,7 +45,7 @@ NEW, UNUSED = 64 << 20, 1 << 30  # bytes of new pages
 QUIET = 20  # seconds in which a host may take back what is free
 
 
-@njit
+@njit()
 def chain(lines, start, steps):  # pragma: no cover
     at = start
     for _ in range(steps):
@@ -53,7 +53,7 @@ def chain(lines, start, steps):  # pragma: no cover
     return at
 
 
-@njit
+@njit()
 def read(lines, places):  # pragma: no cover
     total = np.uint64(0)
     for i in range(len(places)):
@@ -62,7 +62,7 @@ def read(lines, places):  # pragma: no cover
     return total
 
 
-@njit
+@njit()
 def change(lines, places):  # pragma: no cover
     for i in range(len(places)):
         ask(lines + places[min(i + AHEAD, len(places) - 1)])
