@@ -343,10 +343,10 @@ def by_the_first(honest):
 
 FAULTS = {
     "a text that is none ends the job": (
-        "FORMAT('%s', s)", instead(expr, "total", unguarded),
+        "FORMAT('%s', s)", instead(expr, "null_where_it_fails", unguarded),
     ),
     "a text that is none makes all rows null": (
-        "UPPER(s)", instead(expr, "total", given_up),
+        "UPPER(s)", instead(expr, "null_where_it_fails", given_up),
     ),
     "a number rounds others": (
         "CAST(f AS INT64)", instead(kernels, "round_half_away", as_the_largest),
