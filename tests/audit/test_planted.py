@@ -66,6 +66,8 @@ WHOLE_PERIOD = query(period_us=20)
 FEW = query(bounding=Bounding(max_rows=9))  # fewer groups than rows
 FEW_FOUND = query(aggregates=LANES[::2], key_set=KeySet(), options={"selection": "table"},
                   bounding=Bounding(max_rows=6, max_rows_per_group=3, max_groups=2))  # fmt: skip
+LIGHT = query(aggregates=LANES[::2], bounding=Bounding(max_groups=3), key_set=KeySet(),
+              options={"selection": "table", "entry_weight": 0.25})  # fmt: skip
 
 
 def caught(operator, change=lambda one: one, pairs=PAIRS, seed=3):
@@ -151,6 +153,8 @@ RUNS = {
     "half the noise in hopping windows": (HOPS, counters(0, Fraction(1, 2))),
     "a tenth less noise of units in few groups": (FEW, counters(2, Fraction(9, 10))),
     "bound on groups plus one": (FEW_FOUND, bounds(groups=1)),
+    "a tenth less noise of units at light weights": (LIGHT, counters(1, Fraction(9, 10))),
+    "bound on groups plus one at light weights": (LIGHT, bounds(groups=1)),
     "half the noise of the cut rows": (CUT, cut_noise),
     "half the noise of the selection": (THRESHOLD, selection(half_noise)),
     "bound on rows plus one": (PUBLIC, bounds(max_rows=1)),

@@ -131,7 +131,8 @@ def test_the_opening_stands_for_designs(slots, share):
 def test_bounding_of_the_forecast():
     def kept(first, hidden, weight, limits):
         rows = np.array(first), np.array(hidden, bool), np.array(weight, float)
-        return [a.tolist() for a in admit(np.array([len(first)]), *rows, np.array(limits))]
+        limits = np.array([*limits, np.inf][:5])
+        return [a.tolist() for a in admit(np.array([len(first)]), *rows, limits)]
 
     inf = np.inf
     # quadratic bound, slots, rows in a group, rows; a shown group of weight 1/2
@@ -145,6 +146,9 @@ def test_bounding_of_the_forecast():
     # bounds on rows
     assert kept([0, 0, 2, 3], [True] * 4, [1.0] * 4, [inf, 9.0, 1.0, 2.0])[0] == [
         True, False, True, False]  # fmt: skip
+    # and on groups
+    assert kept([0, 1, 0, 3, 1], [True] * 5, [1.0] * 5, [inf, 9.0, inf, inf, 2.0])[0] == [
+        True, True, True, False, True]  # fmt: skip
 
 
 def drawn_stream(stream, seed):

@@ -1,11 +1,19 @@
 """Units are counted with noise for the groups that there are, where that number is public."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from itertools import product
+from math import sqrt
 
 import pytest
 
 import streamveil as sv
+from streamveil.compiler.coin_tables import lane_sd
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import forecasts
+from streamveil.core.reference import UnitLimits, UnitMemory, UnitRow, bound_unit
+from streamveil.core.sensitivity import Bounds
 
 DAYS, USERS, KEYS = 4, 60, ("a", "b", "c")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,10 +75,58 @@ def test_the_bound_of_groups_cuts_no_row(name, tmp_path):
 
 
 def test_a_count_of_units_has_noise_for_one_unit_and_not_for_its_rows():
-    """Beside a count of rows, which needs 32 times as much."""
+    """Beside a count of rows, which needs 32 times as much and has four fifths of the budget."""
     beside = compile_plan(query(max_rows=32).plan)
     units, counted = beside.design.noises
-    assert float(counted / units) == pytest.approx(32, rel=0.01)
+    assert float(counted / units) == pytest.approx(32 / sqrt(4), rel=0.01)
+
+
+SIZES = {"expected_rows": 60.0, "expected_units": 5_000, "expected_groups": 40}
+
+
+def by_forecast(*, keys=None, **measures):
+    made = rows().protect("user").group_by("key", keys=keys or sv.discover()).agg(**measures)
+    budget, every = sv.Budget(epsilon=3, delta=1e-8), sv.rows(10**6)
+    plan = made.release(every=every, steps=1, budget=budget, **SIZES).plan
+    return plan, compile_plan(plan)
+
+
+def test_units_beside_rows_have_little_more_noise_than_alone():
+    """A forecast bounds the groups of a unit: with its rows alone, noise would be many times it."""
+    _, alone = by_forecast(users=sv.count_units())
+    both = by_forecast(users=sv.count_units(), n=sv.count())
+    counted = by_forecast(n=sv.count())
+    assert both[1].bounds.groups is not None
+    assert lane_sd(both[1], 0, 1) < 3 * lane_sd(alone, 0, 1)
+    errors = [sum(one.l1 for _, one in forecasts(*asked)) for asked in (both, counted)]
+    assert errors[0] < 2 * errors[1]
+
+
+def test_no_more_groups_are_chosen_than_there_are():
+    keys = sv.public([str(place) for place in range(5)])
+    _, made = by_forecast(keys=keys, users=sv.count_units(), n=sv.count())
+    assert made.bounds.groups == 5
+
+
+@pytest.mark.parametrize("heaviest", [1, 2, 3])
+def test_units_move_no_further_than_weights_allow(heaviest):
+    """Every order of six rows in four groups whose public weights may fall; the most is reached."""
+    limits, most = UnitLimits(quadratic=2, groups=3, scale=3), Fraction(0)
+    bounds = Bounds(quadratic=2, groups=3, scale=3, heaviest=heaviest)
+    for groups in product(range(4), repeat=5):
+        for weights in product(range(1, heaviest + 1), repeat=4):
+            memory = UnitMemory()
+            some = [UnitRow(group=group, weight=weights[group]) for group in groups]
+            decided = zip(some, bound_unit(memory, some, limits), strict=True)
+            moved = sum(row.weight**2 for row, made in decided if made.first)
+            most = max(most, Fraction(moved, 3**2))
+    assert most <= bounds.units_moved
+    assert most == bounds.units_moved or heaviest == 3  # there the squares of rows bound it
+    more = [UnitRow(group=group, weight=heaviest) for group in range(4)]
+    free = bound_unit(UnitMemory(), more, replace(limits, groups=4))
+    assert sum(one.first for one in free) * Fraction(heaviest, 3) ** 2 > bounds.units_moved or (
+        heaviest == 3
+    )
 
 
 def test_discovered_groups_are_no_public_number():

@@ -457,7 +457,8 @@ def _bounding(plan: Plan, bounds: Bounds) -> str:
         parts.append(f"the first {bounds.max_rows:,} rows of a unit")
     if bounds.per_group is not None:
         parts.append(f"at most {bounds.per_group:,} in one group")
-    if bounds.groups is not None and plan.bounding.max_groups is not None:
+    said = plan.bounding.max_groups is not None or plan.bounding.max_rows is None
+    if bounds.groups is not None and said:
         parts.append(f"in at most {bounds.groups:,} groups")
     if bounds.quadratic is not None:
         most = f"{bounds.quadratic:,}"

@@ -23,6 +23,7 @@ ROWS = tuple(sorted({round(2 ** (place / 6)) for place in range(91)}))  # 1, 2, 
 REFERENCES = tuple(2.0 ** (place / 2) for place in range(-2, 13))  # times the opening
 SHARES = (0.5, 0.55, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8, 0.84, 0.88, 0.92)
 SLOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+ENTERED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, inf)  # groups of a unit
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 UNKNOWN_OPENING = 8.0  # where every group is public: the unit of references
 USUAL_SIZES = ((3e3, 30), (1e5, 30), (1e5, 1_000), (3e6, 1_000), (3e6, 30_000))
@@ -43,6 +44,7 @@ class Given:
     quadratic: float | None = None
     max_rows: float | None = None
     per_group: float | None = None
+    groups: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +69,7 @@ class Problem:
     most_slots: int = 6  # hidden groups one unit is counted in, at most
     counted: bool = True  # one row of a unit in a group makes a unit there: one counter serves both
     single: bool = False  # there is one group alone
+    groups: float = inf  # that there are, at most
 
 
 def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
@@ -115,7 +118,9 @@ def choose(problem: Problem) -> Settings:
         }
         return sum(made[one] for one in family) / len(family)  # more likely ones are there twice
 
-    return min((descended(grid, cost) for grid in designs(problem)), key=cost)
+    bounded = noise.people and problem.given.is_open and problem.given.groups is None
+    grids = (entering_few(grid, problem.groups) if bounded else grid for grid in designs(problem))
+    return min((descended(grid, cost) for grid in grids), key=cost)
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,17 @@ class Grid:
     start: Place
     at: Callable[[Place], Settings]
     moves: tuple[Place, ...]  # ways in which places are varied
+
+
+def entering_few(grid: Grid, most: float) -> Grid:
+    """The same settings, each with a number of groups that a unit may enter, at most so many."""
+    tried = [*(groups for groups in ENTERED if groups < most), most]
+
+    def at(place: Place) -> Settings:
+        return replace(grid.at(place[:-1]), entered=tried[place[-1]])
+
+    moves = (*((*move, 0) for move in grid.moves), (*(0 for _ in grid.sizes), 1))
+    return Grid((*grid.sizes, len(tried)), (*grid.start, len(tried) // 2), at, moves)
 
 
 def descended(grid: Grid, cost: Callable[[Settings, int], float]) -> Settings:
@@ -180,7 +196,7 @@ def replace_open(given: Given) -> Settings:
     """The bounds that are given, without a design."""
     return Settings(
         kind="public", quadratic=given.quadratic or inf, max_rows=given.max_rows or inf,
-        per_group=given.per_group or inf,
+        per_group=given.per_group or inf, entered=given.groups or inf,
     )  # fmt: skip
 
 

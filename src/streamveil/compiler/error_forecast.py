@@ -205,6 +205,7 @@ class Settings:
     quadratic: float = inf  # squared rows of one unit, in entry weights: bound / entry_weight**2
     max_rows: float = inf  # of one unit
     per_group: float = inf  # rows of one unit in a group
+    entered: float = inf  # groups of one unit
     slots: int = 0  # table: hidden groups one unit is counted in
     share: float = 1.0  # of mu (Gaussian selection: of mu squared), for the values; 1: of all
     reference: float = inf  # total up to which a group keeps its entry weight
@@ -220,7 +221,7 @@ class Settings:
     @property
     def groups(self) -> float:
         """Groups one unit can be counted in."""
-        return min(self.quadratic, self.max_rows)
+        return min(self.quadratic, self.max_rows, self.entered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,9 @@ class ForecastNoise:
     """The public numbers of the mechanisms that settings work on."""
 
     mu: float  # of all Gaussian releases, were they alone
-    beside: float = 0.0  # of them beside the Gaussian selection's part of delta; 0: mu
+    part: float = 1.0  # of mu squared, for the total that is forecast
+    people: float = 0.0  # the same for a count of units beside it; 0: there is none
+    beside: float = 0.0  # of all releases beside the Gaussian selection's part of delta; 0: mu
     spread: float  # deviation at the last release of a counter of sensitivity and mu one
     triggers: int = 1_000  # of one window
     half: float = 0.0  # units that show half of all groups, with two slots and a share of 2/3; or 0
@@ -280,11 +283,13 @@ class Errors:
     l1: float
     l2: float
     cut: float  # share of rows over the contribution bound
+    people: Errors | None = None  # of a count of units beside it
 
     @property
     def cost(self) -> float:
         """What a choice minimises: a percent of l1 counts as two of l2 and four of the largest."""
-        return log(self.l1) + log(self.l2) / 2 + log(self.linf) / 4
+        beside = 0.0 if self.people is None else self.people.cost
+        return log(self.l1) + log(self.l2) / 2 + log(self.linf) / 4 + beside
 
 
 @dataclass(frozen=True)
@@ -456,22 +461,31 @@ def forecast(
         base /= (noise.beside or noise.mu) * sqrt(settings.share)
     else:
         base /= noise.mu * settings.share
+    part = noise.part
+    if settings.kind == "gaussian":  # the units that show groups are those that are counted
+        part /= 1 - noise.people
+    base /= sqrt(part)
     test = Threshold(CAUTION * base)
     if settings.kind == "table":
         test = Threshold(noise.coins(settings.slots, settings.share))
     elif settings.kind == "gaussian":
-        test = Threshold(*noise.threshold(settings.groups, 1 - settings.share or 1.0))
+        test = Threshold(*noise.threshold(settings.groups, 1 - settings.share or noise.part))
     elif settings.kind == "totals":
         test = Threshold(noise.total(settings, base * value) / value, base)
+    if noise.people:
+        people = base * value * sqrt(settings.groups / settings.moved * part / noise.people)
+        gaussian = settings.kind == "gaussian"
+        test = test._replace(people=test.deviation if gaussian else people)
     settings = replace(settings, reference=settings.reference / value)
     return errors_of(stream, settings, test, noise.triggers, base, bounded=bounded)
 
 
 class Threshold(NamedTuple):
-    """What the selection asks for at the last release."""
+    """What the selection asks for at the last release, and how it is asked."""
 
     units: float  # public groups: the rows from which on weights may fall
     deviation: float = 0.0  # of a Gaussian selection or a test of totals
+    people: float = 0.0  # of a count of units beside the total that is forecast; 0: there is none
 
 
 def errors_of(
@@ -494,7 +508,8 @@ def errors_of(
         Gaussian noise that grows, once it is shown, as the cube root of its total beyond the
         reference; a hidden one by its total. Where all groups are public, weights fall once a total
         is beyond doubt. Beside `bounded` totals no cut row of a shown group is an error; a hidden
-        group still errs by all of its rows, or to hide it would seem cheaper than it is.
+        group still errs by all of its rows, or to hide it would seem cheaper than it is. A count of
+        units beside it errs by those whose first row in a group is cut.
     """
     drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
@@ -503,8 +518,9 @@ def errors_of(
     growth = np.maximum(1, totals / reference) ** (1 / 3)
     growth = settings.entry / np.maximum(1, np.floor(settings.entry / growth))
     limits = np.array(
-        [settings.quadratic, settings.slots or inf, settings.per_group, settings.max_rows]
-    )
+        [settings.quadratic, settings.slots or inf, settings.per_group, settings.max_rows,
+         settings.entered]
+    )  # fmt: skip
     step = np.ceil(drawn.time * steps)
     new = drawn.first == np.arange(len(drawn.first))
     counted = new | (settings.kind == "public")
@@ -533,18 +549,40 @@ def errors_of(
         shown = erfc((asked - units) / (test.deviation * sqrt(2))) / 2
     else:
         shown = np.ones(len(totals))
-    if bounded:
-        lost = np.zeros(len(totals))
     late = np.clip(1 - opens / steps, 0, 1)  # of the releases with falling weights
-    sd = base * np.sqrt(1 + (growth**2 - 1) * late)
-    near = sd * sqrt(2 / pi) * np.exp(-(lost**2) / (2 * sd**2)) + lost * erf(lost / (sd * sqrt(2)))
+    more = np.sqrt(1 + (growth**2 - 1) * late)
+    keys, cut = float(counts @ shown), float(drawn.weight[~kept].sum() / drawn.weight.sum())
+
+    missed = lost * (not bounded)
+    made = Errors(keys, *norms(Shown(counts, shown, totals), missed, base * more), cut)
+    if not test.people:
+        return made
+    units, lost = (totals * averaged(drawn, rows) for rows in (new, new & ~kept))
+    missed = lost * (not bounded)
+    beside = norms(Shown(counts, shown, units), missed, test.people * more)
+    return replace(made, people=Errors(keys, *beside, cut))
+
+
+class Shown(NamedTuple):
+    """Classes of groups, as far as their errors depend on them."""
+
+    counts: Float64[Array, " classes"]  # groups
+    shown: Float64[Array, " classes"]  # share of them
+    totals: Float64[Array, " classes"]  # of one group
+
+
+def norms(
+    groups: Shown, lost: Float64[Array, " classes"], sd: Float64[Array, " classes"]
+) -> tuple[float, float, float]:
+    """The largest, l1 and l2 error of totals that lack what is lost and have such noise."""
+    counts, shown, totals = groups
+    about = np.exp(-(lost**2) / (2 * sd**2))
+    near = sd * sqrt(2 / pi) * about + lost * erf(lost / (sd * sqrt(2)))
     far = lost + sd * np.sqrt(2 * np.log(1 + counts))
-    return Errors(
-        float((counts * shown).sum()),
+    return (
         float(np.maximum(shown * far, (1 - shown) * totals).max()),
         float((counts * (shown * near + (1 - shown) * totals)).sum()),
         sqrt(float((counts * (shown * (sd**2 + lost**2) + (1 - shown) * totals**2)).sum())),
-        float(drawn.weight[~kept].sum() / drawn.weight.sum()),
     )
 
 
@@ -571,19 +609,20 @@ def admit(
     first: Int64[Array, " rows"],
     hidden: Bool[Array, " rows"],
     weight: Float64[Array, " rows"],
-    limits: Float64[Array, " 4"],
+    limits: Float64[Array, " 5"],
 ) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
     """Bounding: kept rows, and rows that count for the selection of their group if it is hidden.
 
     Limits: the quadratic bound in entry weights, slots (which bound what the selection counts and
-    not what is kept), rows in a group, rows.
+    not what is kept), rows in a group, rows, groups.
     """
     quadratic, slots, per_group, max_rows = limits[0], limits[1], limits[2], limits[3]
+    most = limits[4]
     kept, entered = np.zeros(len(first), np.bool_), np.zeros(len(first), np.bool_)
     held, inside = np.zeros(len(first)), np.zeros(len(first))
     at = 0
     for end in ends:
-        spent, used, rows = 0.0, 0.0, 0.0
+        spent, used, rows, groups = 0.0, 0.0, 0.0, 0.0
         for i in range(at, end):
             f = first[i]
             cost = weight[i] * (2 * held[f] + weight[i])
@@ -591,7 +630,10 @@ def admit(
                 continue
             if inside[f] >= per_group or rows >= max_rows:
                 continue
+            if inside[f] == 0 and groups >= most:
+                continue
             kept[i], spent, rows = True, spent + cost, rows + 1
+            groups += inside[f] == 0
             if inside[f] == 0 and used < slots:
                 entered[i] = True
                 used += hidden[i]

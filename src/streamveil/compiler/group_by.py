@@ -18,7 +18,7 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
-from streamveil.core.sensitivity import Bounds, Lane
+from streamveil.core.sensitivity import LARGEST_ROWS, Bounds, Lane
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import Default
@@ -126,6 +126,9 @@ class Compiler:
             design = sizing.public()
         if is_open(plan):
             self._note_bound(design.limits)
+            if design.limits.groups != bounds.groups:
+                why = "of one unit, so that the count of units has less noise: by forecast"
+                self._note(options.MAX_GROUPS.name, design.limits.groups, why)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
         confidence = float(self._option(options.CONFIDENCE))
@@ -182,8 +185,9 @@ class Compiler:
             return bounds
         every = None if public is None or windows is None else len(public) * windows
         known = [most for most in (every, plan.bounding.max_groups) if most is not None]
-        groups = min([*known, bounds.units_l2_squared])
-        return replace(bounds, groups=groups) if groups < bounds.units_l2_squared else bounds
+        most = LARGEST_ROWS if is_open(plan) else bounds.units_l2_squared
+        groups = min([*known, most])
+        return replace(bounds, groups=groups) if groups < most else bounds
 
     def _look(self) -> Look | None:
         """What a look at the rows costs; the plan goes on with what is left of its budget."""

@@ -42,7 +42,7 @@ from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept
 from streamveil.plan import Plan, options
 from streamveil.plan.look import CLAMPED, STEEPEST, VALUES, expectations
-from streamveil.plan.options import Option
+from streamveil.plan.options import EXPECTED_REPEATS, Option
 from streamveil.types import Exact
 
 MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
@@ -55,6 +55,8 @@ TEST_SHARE = Fraction(1, 20)  # of delta, for them
 FEW_SLOTS = 6
 UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
 LEAST_SHARE = 1e-6
+USUAL_REPEATS = 0.3  # of rows, a group of their unit
+MOST_APART = 8.0
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
 
 
@@ -101,8 +103,7 @@ class Sizing:
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
         rule = None if rule is None else replace(rule, caution=CAUTION)
         limits = self._bounds(rule, chosen)
-        bounds = replace(limits, scale=1 if rule is None else rule.scale)
-        noises = self._noises(self.lanes, bounds, mu**2, rule)
+        noises = self._noises(self.lanes, weighing(limits, rule), mu**2, rule)
         return replace(self._design(limits, noises), rule=rule, cut=self._cut(mu**2))
 
     def discovered(self) -> MechanismDesign:
@@ -204,7 +205,8 @@ class Sizing:
     def _selection_share(self, shared: int | None, others: int, forecast: float | None) -> Fraction:
         default = 0.5 if shared is None else 1 / (1 + others)
         reason = options.SELECTION_SHARE.reason
-        if shared is None and forecast is not None:
+        by_forecast = shared is None or self._people is not None
+        if by_forecast and forecast is not None:
             default, reason = round(forecast, 3), f"{reason}: by forecast"
         return Fraction(self.setting(options.SELECTION_SHARE, default, reason))
 
@@ -252,8 +254,8 @@ class Sizing:
         except NoTableError:
             return None
         rule = self._rule(float(design.half), chosen)
-        limits, scale = self._bounds(rule, chosen), 1 if rule is None else rule.scale
-        bounds = replace(limits, slots=slots, scale=scale)
+        limits = self._bounds(rule, chosen)
+        bounds = weighing(replace(limits, slots=slots), rule)
         selection = TableSettings(
             slots=slots,
             coins=design.selection.coins,
@@ -321,14 +323,16 @@ class Sizing:
 
     def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
         """The settings with the least forecast error on what is expected, or on usual streams."""
-        bounds = self.bounds
-        given = Given(per_group=bounds.per_group) if is_open(self.plan) else Given(
-            bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
+        bounds, most = self.bounds, public_groups(self.plan, self.windows)
+        given = Given(per_group=bounds.per_group, groups=self.plan.bounding.max_groups)
+        if not is_open(self.plan):
+            given = Given(bounds.quadratic, bounds.max_rows, bounds.per_group, bounds.groups)
         stream, once = expected_stream(self.plan, self.windows), self.plan.counts_units
         lost = clamped_share(self.plan, self.lanes)
+        shares = self._value_shares if self._people is None else self._value_shares[-2:][:1]
         family = tuple(
             replace(one, value=share, clamped=lost, once=once)
-            for share in self._value_shares
+            for share in shares
             for one in (usual_family(given) if stream is None else stream.family())
         )
         noise = self._noise(self._half() if "table" in kinds else None)
@@ -337,9 +341,11 @@ class Sizing:
         weighted = self._weighable and options.WEIGHTS.of(self.plan.options) != "flat"
         slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         counted = any(lane.kind in ("rows", "units") for lane in self.lanes)
-        alone = public_groups(self.plan, self.windows) == 1 and not self._asks_for_weights
+        alone = most == 1 and not self._asks_for_weights
         single = stream is not None and alone  # else the family is one of many groups
-        return choose(Problem(family, noise, given, kinds, weighted, slots, counted, single))
+        return choose(Problem(
+            family, noise, given, kinds, weighted, slots, counted, single, float(most or inf)
+        ))  # fmt: skip
 
     @property
     def _asks_for_weights(self) -> bool:
@@ -355,13 +361,13 @@ class Sizing:
         """The public numbers that a forecast needs."""
         triggers = self.horizon or FAR
         spread = spread_of(self._unscaled(), triggers)
-        lanes = [lane for lane in self.lanes if lane.place == 0]
-        uses = [self.uses[self.lanes.index(lane)] for lane in lanes]
-        part = self.uses[max(driver(self.lanes), 0)] / max(sum(uses), 1)
         left = float(self._left(Fraction(0))) / 2
+        parts, people = self._parts(None), self._people
         return ForecastNoise(
-            mu=shown_digits(float(self._mu(Fraction(0))) * sqrt(part)),
-            beside=shown_digits(float(self._mu(self._left(Fraction(0)) / 2)) * sqrt(part)),
+            mu=shown_digits(float(self._mu(Fraction(0)))),
+            part=round(parts.get(sizing_lane(self.lanes), 1.0), 4),
+            people=0.0 if people is None else round(parts[people], 4),
+            beside=shown_digits(float(self._mu(self._left(Fraction(0)) / 2))),
             spread=round(spread, 4),
             triggers=triggers,
             half=round(half or 0.0, 2),
@@ -378,26 +384,35 @@ class Sizing:
         return about_half(self.horizon, left, 2)
 
     @property
+    def _people(self) -> int | None:
+        """The lane of units beside another that is forecast, where a unit may enter few groups."""
+        if not self.plan.window.side_by_side or sizing_lane(self.lanes) < 0:
+            return None
+        found = [place for place, lane in enumerate(self.lanes) if lane.kind == "units"]
+        return found[0] if found and found[0] != sizing_lane(self.lanes) else None
+
+    @property
     def _weighable(self) -> bool:
         """Whether the quadratic filter can charge weights, and sizes are released.
 
-        Only a BLT draws its noise in proportion; another counter would add too little. Where units
-        are counted in few groups, a weight below 1 would only add to the noise of their count. A
-        limit of a group adds up weights; only where each unit counts once do its rows not matter.
+        Only a BLT draws its noise in proportion; another counter would add too little. A limit of a
+        group adds up weights; only where each unit counts once do its rows not matter.
         """
-        filtered = self.bounds.quadratic is not None and self.bounds.groups is None
         once = all(lane.kind == "units" for lane in self.lanes)
-        filtered = filtered and (once or self.bounds.per_group is None)
+        filtered = self.bounds.quadratic is not None and (once or self.bounds.per_group is None)
         return filtered and driver(self.lanes) >= 0 and blt_of(self._unscaled()) is not None
 
     def _bounds(self, rule: WeightRule | None, chosen: Settings | None) -> Bounds:
         """The bounds asked for; with weights or without, where the forecast chooses them."""
-        if rule is not None or chosen is None or not is_open(self.plan):
+        if chosen is None or not is_open(self.plan):
             return self.bounds
+        groups = self.bounds.groups if chosen.entered == inf else round(chosen.entered)
+        if rule is not None:
+            return replace(self.bounds, groups=groups)
         if chosen.max_rows < inf:
             rows, once = round(chosen.max_rows), 1 if chosen.per_group == 1 else None
-            return Bounds(max_rows=rows, per_group=once, groups=self.bounds.groups)
-        return replace(self.bounds, quadratic=round(chosen.quadratic))
+            return Bounds(max_rows=rows, per_group=once, groups=groups)
+        return replace(self.bounds, quadratic=round(chosen.quadratic), groups=groups)
 
     # ---- rows over the bound
 
@@ -424,12 +439,36 @@ class Sizing:
     ) -> tuple[Exact, ...]:
         """The noise of each lane; a tree level is one."""
         charged = [lane for lane in lanes if lane.place == 0]
-        weights = [Fraction(self.uses[self.lanes.index(lane)]) for lane in charged]
+        parts = self._parts(bounds)
+        weights = [Fraction(parts[self.lanes.index(lane)]) for lane in charged]
         total, left = sum(weights, Fraction(0)), mu_squared * (1 - self._cut_share)
         return tuple(
             self._fitted(*lane_move(lane, bounds), left * weight / total, rule)
             for lane, weight in zip(charged, weights, strict=True)
         )
+
+    def _parts(self, bounds: Bounds | None) -> dict[int, float]:
+        """The part of mu squared for each lane, by its place; for a tree level its first node.
+
+        As often as it is read. Errors fall as the root of a part, so the sum of errors, each as a
+        share of its total, is least where parts are as these shares, were mu squared divided
+        evenly, to the power of 2/3. How that of units compares to that of rows is known, about:
+        from the `bounds` (None: not chosen yet) and from how many rows repeat a group of their
+        unit. It is taken at most `MOST_APART` times as large or as small.
+        """
+        weights = {
+            place: float(self.uses[place])
+            for place, lane in enumerate(self.lanes)
+            if lane.place == 0
+        }
+        for place in weights:
+            if self.lanes[place].kind == "units" and len(weights) > 1 and bounds is not None:
+                again = EXPECTED_REPEATS.of(expectations(self.plan.options))
+                units = 1 - (USUAL_REPEATS if again is None else float(again))
+                share = sqrt(bounds.units_moved / bounds.l2_squared) / units
+                weights[place] *= min(max(share, 1 / MOST_APART), MOST_APART) ** (2 / 3)
+        whole = sum(weights.values())
+        return {place: weight / whole for place, weight in weights.items()}
 
     def _fitted(
         self, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
@@ -516,12 +555,29 @@ def public_groups(plan: Plan, windows: int | None) -> int | None:
     return None if public is None or windows is None else len(public) * windows
 
 
+def sizing_lane(lanes: tuple[Lane, ...]) -> int:
+    """The lane whose errors are forecast; -1: none. Not the units, if rows or values are counted.
+
+    >>> sizing_lane((Lane(kind="units"), Lane(kind="sum", value=0, high=1.0)))
+    1
+    """
+    place, kinds = driver(lanes), [lane.kind for lane in lanes]
+    return (
+        kinds.index("sum") if place >= 0 and kinds[place] == "units" and "sum" in kinds else place
+    )
+
+
+def weighing(limits: Bounds, rule: WeightRule | None) -> Bounds:
+    """The limits, with the weights of a rule as the core derives them."""
+    return limits if rule is None else replace(limits, scale=rule.scale, heaviest=rule.entry)
+
+
 def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
     """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
 
     A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
     """
-    place = driver(lanes)
+    place = sizing_lane(lanes)
     if place < 0 or lanes[place].kind != "sum":
         return (1.0,)
     size = said_of_values(plan, VALUES)
@@ -533,7 +589,7 @@ def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
 
 def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
     """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
-    place = driver(lanes)
+    place = sizing_lane(lanes)
     summed = place >= 0 and lanes[place].kind == "sum"
     return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
 

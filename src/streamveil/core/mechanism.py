@@ -124,7 +124,7 @@ class MechanismDesign:
     max_units: int
 
     def __post_init__(self) -> None:
-        if self.limits.slots is not None or self.limits.scale != 1:
+        if (self.limits.slots, self.limits.scale, self.limits.heaviest) != (None, 1, None):
             raise ValueError("slots follow from the selection, the scale from the weights")
         if any(lane.kind == "node" for lane in self.plain):
             raise ValueError("nodes of trees are no plain lanes")
@@ -180,9 +180,10 @@ class Mechanism:
     @cached_property
     def bounds(self) -> Bounds:
         """The limits, with the slots of the selection and the scale of the weights."""
-        chosen, scale = self.design.selection, 1 if self.rule is None else self.rule.scale
+        chosen, limits, rule = self.design.selection, self.design.limits, self.rule
         slots = None if chosen is None else chosen.slots
-        return replace(self.design.limits, slots=slots, scale=scale)
+        weights = {} if rule is None else {"scale": rule.scale, "heaviest": rule.entry}
+        return replace(limits, slots=slots, **weights)
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:

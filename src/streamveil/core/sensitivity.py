@@ -69,6 +69,7 @@ class Bounds:
     groups: int | None = None  # most groups with rows of one unit, each moved by 1 in a unit count
     slots: int | None = None  # hidden groups in which the selection counts a unit
     scale: int = 1  # quanta of weight that make one row; weights are integers 1..scale
+    heaviest: int | None = None  # quanta that no weight exceeds; None: the scale
 
     def __post_init__(self) -> None:
         limits = {"max_rows": self.max_rows, "max_rows_per_group": self.per_group}
@@ -83,6 +84,8 @@ class Bounds:
             )
         if self.quadratic is not None and self.quadratic * self.scale**2 > LARGEST_ROWS:
             raise PlanError(f"quadratic must be at most {LARGEST_ROWS // self.scale**2}")
+        if not 1 <= (self.heaviest or self.scale) <= self.scale:
+            raise ValueError(f"a weight has 1 to {self.scale} quanta, not {self.heaviest}")
 
     @property
     def l2_squared(self) -> int:
@@ -104,6 +107,21 @@ class Bounds:
         """
         limits = self.max_rows, self.quadratic, self.groups
         return min(limit for limit in limits if limit is not None)
+
+    @property
+    def units_moved(self) -> Fraction:
+        """The largest sum over groups of (weight)**2, where a unit counts once per group.
+
+        Proof: a unit counts in a group at the weight of its first row there, w of `heaviest` quanta
+            at most. So the squares add up to at most (heaviest / scale)**2 for each group that it
+            may enter; and to no more than those of its rows, which the filter bounds.
+
+        >>> Bounds(quadratic=2, groups=20, scale=100, heaviest=10).units_moved
+        Fraction(1, 5)
+        """
+        most = Fraction(self.heaviest or self.scale, self.scale) ** 2
+        limits = [limit * most for limit in (self.max_rows, self.groups) if limit is not None]
+        return min([*limits, *([] if self.quadratic is None else [Fraction(self.quadratic)])])
 
     @property
     def hidden_groups(self) -> int:
@@ -253,7 +271,7 @@ def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
     there are rows.
     """
     groups = bounds.units_l2_squared
-    squared = groups if lane.kind == "units" else bounds.l2_squared
+    squared = bounds.units_moved if lane.kind == "units" else bounds.l2_squared
     touched = bounds.l2_squared if lane.kind == "node" else groups
     if bounds.scale > 1:  # a group costs one squared quantum of weight or more
         touched = bounds.l2_squared * bounds.scale**2

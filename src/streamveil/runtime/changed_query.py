@@ -45,7 +45,7 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.dialect import shown
 from streamveil.plan import Clock, Plan, Post, PostColumn
 from streamveil.plan.look import with_look
-from streamveil.plan.options import MAX_ROWS
+from streamveil.plan.options import MAX_GROUPS, MAX_ROWS
 from streamveil.runtime import formats
 from streamveil.runtime.account import asked
 from streamveil.runtime.store import LEDGER, LOOK, Header, read_header, require_header
@@ -236,6 +236,7 @@ def bounded_by_windows(operator: GroupBy, plan: Plan) -> bool:
     chosen = {default.name for default in operator.defaults}
     rows = plan.counts_once and MAX_ROWS.name in chosen
     groups = operator.bounds.groups not in (None, plan.bounding.max_groups)
+    groups = groups and MAX_GROUPS.name not in chosen
     return operator.periods is None and (rows or groups) and not operator.uncut
 
 

@@ -147,7 +147,7 @@ def unreadable(what: str, version: object, newest: int) -> StoreError:
 
 DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee hangs on them
 LEFT_OUT = ("public", "keys", "defaults")  # told by the plan; explanations
-LATER = ("groups",)  # fields that older states do not know: told where they are not None
+LATER = ("groups", "heaviest")  # fields that older states do not know: told where they are not None
 PLAIN = (Fraction, str, bytes, int, bool, type(None), Enum, timedelta, np.integer, np.bool_)
 
 
