@@ -3,12 +3,17 @@
 import hashlib
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
 
+from streamveil.compiler.coin_tables import TableShape
+from streamveil.core.accounting import coin_table
+from streamveil.core.counters.blt import BltCounter, prepare
 from streamveil.core.noise import KeyedNoise, SeededNoise, SilentNoise, samplers
 from streamveil.core.noise.samplers import choice, inverse
+from streamveil.core.selection.coins import SelectionTable
 from tests.statistics import (
     DETECTABLE,
     SAMPLES,
@@ -165,3 +170,25 @@ def test_scales_are_never_rounded_down():
     for scale in (Fraction(1, 3), Fraction(10**20 + 1, 10**19), 2**49 + 1, 0.1):
         assert Fraction(samplers.upward(scale)) >= Fraction(scale)
         assert Fraction(float(np.nextafter(samplers.upward(scale), 0))) < Fraction(scale)
+
+
+# ---- nobody else's precision
+
+
+def test_no_precision_that_others_set_reaches_what_noise_rests_on():
+    """mpmath's own context belongs to the process: any package or thread may change it."""
+    blt = BltCounter(horizon=1000, sigma=1).blt
+    coins = TableShape(100, *map(Fraction, ("0.55", "0.1172", "1", "1e-10"))).coins()
+    words = [2**63 + 12345, 0, 0]
+
+    def everything():
+        table = SelectionTable(
+            horizon=100, keys_per_unit=3, shift_epsilon=Fraction("0.765"), coins=coins
+        )
+        rates = [*table._shift_rate[1], *table._rates[1]]
+        norm = prepare.__wrapped__(blt, 1000, "columns").norm
+        return norm, rates, [coin_table._slow(words, rate, 10**12) for rate in rates[:1]]
+
+    alone = everything()
+    with mpmath.workprec(4):
+        assert everything() == alone

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from math import exp
 from typing import Any, TypeAlias
@@ -308,14 +308,22 @@ def wait_word(word: np.uint64, rate: float, horizon: int) -> np.int64:
     return np.int64(low)
 
 
+@cache
+def context() -> mpmath.MPContext:
+    """Of that precision: nobody else's settings reach it, and no thread changes it."""
+    mp = mpmath.MPContext()
+    mp.prec = PRECISION
+    return mp
+
+
 def _slow(words: list[int], rate: Any, horizon: int) -> int:
     """All words, in high precision."""
     bits = 64 * len(words)
     value = 0
     for word in words:
         value = (value << 64) | word
-    with mpmath.workprec(PRECISION):
-        low = int(mpmath.floor(-mpmath.log(mpmath.mpf(value + 1) / 2**bits) / rate))
+    mp = context()
+    low = int(mp.floor(-mp.log(mp.mpf(value + 1) / 2**bits) / rate))
     return int(NEVER) if low > horizon else low
 
 

@@ -207,8 +207,8 @@ def _rate_between(
 
 
 def _exact_norm(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: float) -> mpmath.mpf:
-    """sqrt(S_n)."""
-    total = mpmath.mpf(1)
+    """sqrt(S_n): positive terms, added with 53 bits by a context that nobody else can set."""
+    total = mpmath.MPContext().mpf(1)
     for a, wa in zip(p, omega, strict=True):
         for b, wb in zip(p, omega, strict=True):
             both = a + b - a * b

@@ -25,7 +25,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
-import mpmath
 import numpy as np
 
 from streamveil.compiled import AHEAD, njit, prefetch
@@ -33,10 +32,10 @@ from streamveil.core.accounting import Number, convert, exact
 from streamveil.core.accounting.coin_table import (
     COIN,
     NEVER,
-    PRECISION,
     WORDS,
     Coins,
     CoinTable,
+    context,
     waits,
 )
 from streamveil.core.accounting.guarantee import Gdp, Loss
@@ -143,8 +142,7 @@ class SelectionTable:
     @cached_property
     def _shift_rate(self) -> tuple[Float64[Array, " 1"], list[Any]]:
         """Of the geometric law of Z, as a float and exactly."""
-        with mpmath.workprec(PRECISION):
-            rate = mpmath.mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator
+        rate = context().mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator
         return np.array([float(self.shift_epsilon)]), [rate]
 
     def next_opening(
@@ -168,9 +166,9 @@ class SelectionTable:
 
     @cached_property
     def _rates(self) -> tuple[Float64[Array, " gaps"], list[Any]]:
-        with mpmath.workprec(PRECISION):
-            inner = [-mpmath.log1p(-mpmath.mpf(coin) / COIN) for coin in self.coins.coins]
-        rates = [mpmath.inf, *inner, mpmath.mpf(0)]
+        mp = context()
+        inner = [-mp.log1p(-mp.mpf(coin) / COIN) for coin in self.coins.coins]
+        rates = [mp.inf, *inner, mp.mpf(0)]
         return np.array([float(rate) for rate in rates]), rates
 
 

@@ -162,9 +162,9 @@ def row_of(a: list[mpmath.mpf], edge: list[mpmath.mpf], zeros: int) -> list[floa
         + U * (abs(c[0]) + tail)
         + U * (abs(c[0]) + tail)
         + 13 * U * tail
-        + abs(edge[1]) * (U + mpmath.mpf(2) ** (zeros - 56))
+        + abs(edge[1]) * (U + 2.0 ** (zeros - 56))
     )
-    return [*map(float, c), float(bound * (1 + mpmath.mpf(2) ** -20))]
+    return [*map(float, c), float(bound * (1 + 2.0**-20))]
 
 
 if __name__ == "__main__":
