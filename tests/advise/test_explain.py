@@ -179,8 +179,10 @@ LIVE = {
                "no known number of releases"),
     "many releases": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 101",
                       "more than 100 releases"),
-    "periods": ("source = 'files', path = '/none/*', event_time = 'ts'",
-                "steps = 3, privacy_unit_period = INTERVAL 1 DAY", "in every period"),
+    "periods": ("source = 'kafka', servers = 'none:1', topic = 's', event_time = 'ts'",
+                "steps = 3, privacy_unit_period = INTERVAL 1 DAY", None),
+    "curves": ("source = 'kafka', servers = 'none:1', topic = 's', event_time = 'ts'",
+               "steps = 3, privacy_unit_period = INTERVAL 1 DAY", "less could be said"),
     "none is wanted": ("source = 'kafka', servers = 'none:1', topic = 's'",
                        "steps = 3, look_share = 0", "look_share is 0"),
     "expected": ("source = 'sse', url = 'http://none/'", "steps = 3, expected_rows = 5", None),
@@ -191,7 +193,7 @@ LIVE = {
 @pytest.mark.parametrize("name", LIVE)
 def test_it_says_why_no_look_chooses_the_settings(name):
     source, asked, why = LIVE[name]
-    what = DAYS if name == "windows" else "k, COUNT(*) AS n FROM s GROUP BY k"
+    what = DAYS if name in ("windows", "curves") else "k, COUNT(*) AS n FROM s GROUP BY k"
     plan = sql(
         f"CREATE STREAM s (u BIGINT, k BIGINT, ts TIMESTAMP) WITH ({source});"
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9,"

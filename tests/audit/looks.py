@@ -16,6 +16,7 @@ from streamveil.audit.laid_open_measures import (
     measures_laid_open,
 )
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting import Budget
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan import combined_plan
 from streamveil.plan.look import (
@@ -28,7 +29,7 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.look import told as told_by
-from streamveil.runtime.look import look, looked, rows_of
+from streamveil.runtime.look import look, looked, periods_seen, rows_of
 from streamveil.runtime.survey import survey
 from tests.audit import raw_rows, texts
 
@@ -65,17 +66,22 @@ def looking_query(rng):
             continue
 
 
-def look_lost(plans, seed):
-    """What two inputs lose by the look, and what it claims: of the survey, and of the budget."""
+def look_lost(plans, seed, periods=1):
+    """What two inputs lose by the look, and what it claims: of the survey, and of the budget.
+
+    `periods`: of one unit, in which the inputs differ.
+    """
     wanted = [with_look(plan) for plan in plans]
 
     def release(plan, noise):
         made = OneWord(seed)
         return [np.array(repr(look(plan, made)))]
 
-    share = divided(wanted[0]).looking
-    _, guarantee = survey(wanted[0], rows_of(wanted[0]), share, OpenNoise(1))
-    return lost_by(release, (wanted[0], wanted[1]), seed=seed), guarantee.loss, share
+    share, within = divided(wanted[0]).looking, periods_seen(wanted[0])
+    _, guarantee = survey(wanted[0], rows_of(wanted[0]), share, OpenNoise(1), within=within)
+    claim = guarantee.loss if periods == 1 else guarantee.over(periods).loss
+    several = share if periods == 1 else Budget(mu=share.mu * periods)  # as one group, at most
+    return lost_by(release, (wanted[0], wanted[1]), seed=seed), claim, several
 
 
 def choices(plans, seed):
@@ -94,8 +100,8 @@ def judged(seed, pairs):
     plan = texts.plan_of(text)
     with raw_rows.compiled_once():
         for _ in range(pairs):
-            pair = raw_rows.neighbours_drawn(rng, plan, span)
-            yield text, *look_lost(pair.plans, seed)
+            pair = raw_rows.neighbours_drawn(rng, plan, span, several=rng.random() < 0.5)
+            yield text, *look_lost(pair.plans, seed, pair.periods)
 
 
 def compiled(plan):

@@ -20,7 +20,7 @@ from streamveil.compiler.unit_sample import LEVELS, UnitSample
 from streamveil.compiler.value_sizes import ValueSizes
 from streamveil.connectors.memory import MemorySource
 from streamveil.plan import combine, own_rows
-from streamveil.plan.look import with_look
+from streamveil.plan.look import divided, with_look
 from streamveil.runtime import look as look_module
 from streamveil.runtime import survey
 from tests.audit import looks, raw_rows, texts
@@ -109,31 +109,104 @@ DAILY = (
 )
 
 
-def days_of_one(count):
-    """Rows of one unit, the same on so many days; and rows of others."""
+def days_of_one(days):
+    """Rows of one unit, the same on each of some days; and rows of others."""
     rng = np.random.default_rng(1)
     others = [raw_rows.other_row(rng, raw_rows.HOURS) for _ in range(20)]
     mine = [{**others[0], "user": "Z", "page": "a", "ms": 8.0, "ts": day * raw_rows.DAY,
-             "at": day * raw_rows.DAY} for day in range(count)]  # fmt: skip
+             "at": day * raw_rows.DAY} for day in days]  # fmt: skip
     return others, [*others, *mine]
 
 
-@pytest.mark.parametrize("share", [0, 0.5])
+@pytest.mark.parametrize("share", [0, 0.5, None])
 def test_a_unit_of_several_days_loses_no_more_than_its_lifetime_is_said_to_cost(share):
-    """A look reads all days at once: it loses k mu, not sqrt(k) mu, as it was said to."""
-    text, days = DAILY.format(f"look_share = {share}"), 4
+    asked = "name = 'days'" if share is None else f"look_share = {share}"
+    text, days = DAILY.format(asked), 4
+    if share is None:
+        text = text.replace(", max_rows_contributed = 1", "")
     plan = with_look(texts.plan_of(text))
     operator = compile_plan(plan)
-    without, rows = days_of_one(days)
-    pair = raw_rows.Neighbours(tuple(texts.plan_of(text, some) for some in (rows, without)), days)
-    lost = texts.account_of(pair, 3).parts[0].realised if not share else 0.0
-    if share:
-        seen, claim, _ = looks.look_lost(pair.plans, 1)
-        assert seen.mu_squared > 0.3 * days**2 * float(claim.gaussian)
-        lost = seen.mu_squared + days * (1 - share) * 0.25  # and the lanes, which compose
+    if share == 0:
+        without, rows = days_of_one(range(days))
+        pair = raw_rows.Neighbours(tuple(texts.plan_of(text, some) for some in (rows, without)), 4)
+        lost = texts.account_of(pair, 3).parts[0].realised
+    else:
+        lost = lost_in_days(text, range(days))
     whole = operator.guarantee.over(days).loss
-    assert lost <= float(whole.gaussian) * whole.group_size**2 * (1 + 1e-9)
-    assert operator.guarantee.separate == (not share)
+    assert operator.look is None if share == 0 else operator.look is not None
+    assert operator.guarantee.separate
+    assert whole == operator.guarantee.loss.times(days)
+    assert 0.3 * float(whole.gaussian) < lost <= float(whole.gaussian) * (1 + 1e-9)
+
+
+PERIODS = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column ="
+    f" user, {TIMES}, {{}}) window_start, page, COUNT(*) AS n FROM TUMBLE(TABLE clicks,"
+    " DESCRIPTOR(ts), size => INTERVAL 1 DAY) GROUP BY window_start, page"
+    " EMIT EVERY INTERVAL {}"
+)
+
+
+@pytest.mark.parametrize("groups", ["name = 'found'", "public_groups = ['a', 'b']"])
+def test_a_look_by_itself_costs_a_person_in_many_periods_nothing(groups):
+    with_one, without = (
+        compile_plan(with_look(texts.plan_of(PERIODS.format(asked, "1 DAY"))))
+        for asked in (groups, f"{groups}, look_share = 0")
+    )
+    assert with_one.look is not None
+    assert without.look is None
+    for days in (2, 7, 365):
+        one, none = (made.guarantee.over(days).quoted(1e-6) for made in (with_one, without))
+        assert one[0] <= 1.02 * none[0], days
+
+
+def test_no_look_by_itself_blurs_what_is_said_of_many_periods():
+    """Windows with many releases need tables, and after a look one curve stands for all of them."""
+    hourly = texts.plan_of(PERIODS.format("name = 'found'", "1 HOUR"))
+    assert compile_plan(with_look(hourly)).look is None
+    asked = texts.plan_of(PERIODS.format("look_share = 0.05", "1 HOUR"))
+    looks_first = compile_plan(with_look(asked))
+    assert looks_first.look is not None
+    blurred = looks_first.guarantee.over(30).quoted(1e-6)
+    assert blurred[0] > compile_plan(hourly).guarantee.over(30).quoted(1e-6)[0]
+
+
+def lost_in_days(text, days):
+    """The mu^2 that a unit on some days loses by a look, and the most by what follows it."""
+    after = divided(with_look(texts.plan_of(text))).after
+    return lost_by_look(text, days) + len(days) * float(after.gaussian)
+
+
+def lost_by_look(text, days):
+    """The same by the look alone, whatever the job's start and end let pass."""
+    without, rows = days_of_one(days)
+    plans = tuple(texts.plan_of(text, some) for some in (rows, without))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(look_module, "within", lambda plan, rows: rows)
+        return looks.look_lost(plans, 1)[0].mu_squared
+
+
+def any_day(patch):
+    patch.setattr(survey, "rows_within", lambda plan, rows, within: rows)
+
+
+def noise_for_one_day(patch):
+    patch.setattr(look_module, "periods_seen", lambda plan: (0, 0))
+    any_day(patch)
+
+
+@pytest.mark.parametrize("fault", [None, any_day, noise_for_one_day])
+@pytest.mark.parametrize("days", [range(4), range(-13, 17)])
+def test_a_look_has_noise_for_the_days_that_it_takes(days, fault):
+    """A unit is there on the four days of the job, or on thirty, four of which are the job's."""
+    text = DAILY.format("look_share = 0.3")
+    share = float(divided(with_look(texts.plan_of(text))).looking.mu) ** 2
+    with pytest.MonkeyPatch.context() as patch:
+        if fault is not None:
+            fault(patch)
+        lost = lost_by_look(text, days)
+    is_caught = fault is noise_for_one_day or (fault is any_day and len(days) > 4)
+    assert (lost <= 4 * share * (1 + 1e-9)) == (not is_caught)
 
 
 # ---- planted faults

@@ -24,8 +24,8 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
 from streamveil.core.noise import KeyedNoise, SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.plan import plain
-from streamveil.plan.look import divided, look_share, told, with_look
+from streamveil.plan import Window, plain
+from streamveil.plan.look import divided, look_share, releases_told, told, with_look
 from streamveil.runtime import look as looks
 from streamveil.runtime import run as runs
 from streamveil.runtime import survey as surveys
@@ -472,6 +472,57 @@ def test_more_releases_than_a_first_one_tells_of_are_not_looked_at(tmp_path):
     plan = followed(tmp_path)
     many = replace(plan, clock=replace(plan.clock, steps=101))
     assert not look_share(with_look(many))
+
+
+DAY = 86_400_000_000
+DAILY = (
+    "CREATE STREAM t (u INT64, k INT64, ts TIMESTAMP) WITH (source = 'files', path = '{}/*',"
+    " follow = TRUE, event_time = 'ts'); SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1,"
+    " delta = 1e-6, privacy_unit_column = u, privacy_unit_period = INTERVAL 1 DAY, clock = 'wall',"
+    " start = '2026-01-01'{}) window_start, k, COUNT(*) AS n FROM TUMBLE(TABLE t, DESCRIPTOR(ts),"
+    " size => INTERVAL 1 DAY) GROUP BY window_start, k EMIT EVERY INTERVAL {}"
+)
+
+
+@pytest.mark.parametrize("more", ["", ", steps = 400"])
+def test_live_windows_that_are_periods_are_looked_at_in_the_first(more, tmp_path):
+    """Also without an end, and whatever rows of other days are there: 20,000 users of four rows."""
+    rng, start = np.random.default_rng(3), 1_767_225_600_000_000
+    units = np.repeat(np.arange(20_000), 4)
+    errors = {}
+    (tmp_path / "in").mkdir()
+    for number, day in enumerate((0, 0, -9)):
+        half = units[number::2] if day == 0 else np.repeat(units, 9)
+        times = start + day * DAY + rng.integers(0, DAY, len(half))
+        at = pa.array(times, pa.timestamp("us", "UTC"))
+        table = pa.table({"u": half, "k": rng.integers(0, 20, len(half)), "ts": at})
+        pq.write_table(table, tmp_path / f"in/{number}.parquet")
+    for share in ("", ", look_share = 0"):
+        plan = sv.sql(DAILY.format(tmp_path / "in", more + share, "1 DAY")).plan
+        state = tmp_path / f"s{share}"
+        first = followed_to_here(plan, state)[0]
+        numbers = first.table["n"].to_numpy()
+        errors[share] = np.abs(numbers - 4_000).sum() + 4_000 * (20 - len(numbers))
+        said = looks.remembered(plan, state).options.get("looked", {}).get("options", {})
+        assert bool(said) == (not share)
+        if said:
+            assert said["expected_units"] == pytest.approx(20_000, rel=0.1)
+            assert said["expected_rows"] == pytest.approx(4, rel=0.25)
+    assert errors[""] < 0.5 * errors[", look_share = 0"]
+
+
+def test_a_release_of_a_period_tells_of_all_its_releases(tmp_path):
+    """Into 24 come rows of one unit on a day; where days are windows, of 24 it tells at all."""
+    for emit, more, releases in (
+        ("1 DAY", "", (1, 1)),
+        ("1 HOUR", "", (24, 24)),
+        ("1 HOUR", ", steps = 3", (3, 3)),
+        ("1 HOUR", ", steps = 90, lateness = INTERVAL 1 HOUR", (24, 24)),
+    ):
+        plan = sv.sql(DAILY.format(tmp_path, more, emit)).plan
+        assert releases_told(plan) == releases
+        whole = replace(plan, window=Window(), clock=replace(plan.clock, steps=90))
+        assert releases_told(whole) == (90, 24 if emit == "1 HOUR" else 1)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ def test_the_command_line_says_it_without_a_line_of_code(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", ["look_share = 0.05"]),
+        ("", []),
+        (", look_share = 0", ["look_share = 0.05"]),
         (", max_rows_contributed = 2", []),
         (", expected_rows = 1", []),
         (", look_share = 0.05", []),

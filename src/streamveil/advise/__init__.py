@@ -25,12 +25,13 @@ from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Shape
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.windows import Schedule, better_start
+from streamveil.dataflow.windows import Schedule, better_start, periods_until
 from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
 from streamveil.plan.look import (
     MOST_RELEASES,
+    blurs_periods,
     can_look,
     first_alone,
     in_units,
@@ -365,6 +366,11 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
         asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses the rest"
         if first_alone(plan):
             asks += "; of all rows, it sees those of the first release"
+        within = periods_until(
+            operator.schedule, operator.periods, 1 if first_alone(plan) else operator.schedule.steps
+        )
+        if within is not None and within[0] < within[1]:
+            asks += f"; with noise for a unit in all of its {within[1] - within[0] + 1:,} periods"
         if open_values(plan):
             asks += f"; and how large the values of {', '.join(open_values(plan))} are"
         asks += f": {said}" if said else "; on Spark nothing is asked"
@@ -399,8 +405,8 @@ def why_no_look(plan: Plan) -> str | None:
     if options.LOOK_SHARE.given_in(given):
         return "look_share is 0"
     if can_look(plan):
-        if plan.periods is not None:
-            return "somebody present in every period would pay for it each time (see look_share)"
+        if blurs_periods(plan):
+            return "less could be said of somebody present in many periods (see look_share)"
         return f"of more than {MOST_RELEASES} releases the first one tells too little"
     if plan.window.kind != "whole":
         return "they come later, and in windows"

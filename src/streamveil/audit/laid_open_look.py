@@ -68,6 +68,9 @@ def look_accounts(plan: Plan, surveyed: Surveyed, seed: int) -> Iterator[QueryAc
         _, guarantee = surveyed(holding(made, [], columns), OpenNoise(1))
         claim, once = guarantee.loss, int(rng.integers(2**32))
 
+        held = periods_of(made, added)
+        claim = claim if held == 1 else guarantee.over(held).loss
+
         def release(rows: list[Row], _: Noise, once: int = once) -> list[Any]:
             said = surveyed(holding(made, rows, columns), OneWord(once))[0]
             return [np.array(repr(said))]
@@ -76,7 +79,7 @@ def look_accounts(plan: Plan, surveyed: Surveyed, seed: int) -> Iterator[QueryAc
         blank = [gap] * len(added) if made.clock.kind == "rows" else []
         lost = lost_by(release, ([*added, *others], [*blank, *others]), seed=once)
         found = QueryAccount([MechanismLoss("the look", *lost.beside(claim))], [*lost.faults])
-        if not claim.fits(share):
+        if not guarantee.loss.fits(share):
             found.faults.append("the look costs more than its share of the budget")
         yield found
 
@@ -173,11 +176,20 @@ def rows_of_others(rng: np.random.Generator, plan: Plan, columns: Columns) -> li
 
 
 def rows_of_one(rng: np.random.Generator, plan: Plan, columns: Columns) -> list[Row]:
-    """Rows of one unit, all alike or all different; of one period, where periods are protected."""
+    """Rows of one unit, all alike or all different; of one of its periods, or of all."""
     first = row_of(rng, plan, columns, 0)
     alike, count = rng.random() < 0.5, int(rng.choice(MOST))
     rows = [first if alike else row_of(rng, plan, columns, 0) for _ in range(count)]
     if plan.periods is None or "at" not in columns:
         return rows
+    if rng.random() < 0.5:
+        return [{**row, "at": time_of(rng, plan)} for row in rows]
     numbers = plan.periods.numbers(np.array([row["at"] for row in rows], np.int64)).tolist()
     return [row for row, number in zip(rows, numbers, strict=True) if number == numbers[0]]
+
+
+def periods_of(plan: Plan, rows: list[Row]) -> int:
+    """In how many of its periods a unit has rows."""
+    if plan.periods is None or not rows or "at" not in rows[0]:
+        return 1
+    return len(np.unique(plan.periods.numbers(np.array([row["at"] for row in rows], np.int64))))

@@ -158,7 +158,7 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
     from streamveil.expressions import columns_of
     from streamveil.plan import Clock, TableSource, combined_plan
     from streamveil.plan.look import divided, first_alone, look_share, told
-    from streamveil.runtime.look import rows_of
+    from streamveil.runtime.look import periods_seen, rows_of
     from streamveil.runtime.survey import survey
 
     if isinstance(plan.source, TableSource):
@@ -169,11 +169,12 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
         return
     if look_share(plan):
         live = first_alone(plan)  # made-up rows are those of the first release
+        within = periods_seen(plan)
 
         def look(made: Plan, noise: Noise) -> Any:
             once = replace(made, clock=Clock(kind="once"))
             rows = rows_of(once) if live else partial(rows_of, made)
-            return survey(made, rows, divided(made).looking, noise)
+            return survey(made, rows, divided(made).looking, noise, within=within)
 
         looked = look_accounts(plan, look, seed)
         yield (Tried(None, one) for one in looked)

@@ -118,6 +118,8 @@ class Sizing:
         if wanted not in known:
             raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
         every: tuple[Kind, ...] = ("table", "gaussian")
+        if self.plan.budget.epsilon is None or self.horizon is None:
+            every = ("gaussian",)  # no table fits
         if self.horizon == 1 and self._testable and len(self._value_shares) == 1:
             every = (*every, "totals")  # with more releases they show groups late
         chosen = self._chosen(every if wanted == "auto" else (wanted,))

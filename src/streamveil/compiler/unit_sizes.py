@@ -60,7 +60,7 @@ def bins_of_laws() -> Float64[Array, "laws bins"]:
     return found
 
 
-def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
+def of_all_releases(known: dict[str, Any], releases: int, met: int | None = None) -> dict[str, Any]:
     """What a look at the rows of the first of some releases says of those of all of them.
 
     As many rows come in each, by the same law of groups. A law by which most of these rows are in
@@ -69,7 +69,9 @@ def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
     each release, or the same ones come back, at one rate each. At a rate of x in a release,
     x / (1 - exp(-x)) rows are expected of a unit that is there. Rows of a unit are these, those, or
     in between, as far as they are usual (`USUAL_ROWS`), and any usual ones where none of these is:
-    a look at few units sees none that is there twice.
+    a look at few units sees none that is there twice. The rows of one unit, in its period, come
+    into `met` of these releases at most: into one, and it tells all of units, which are then others
+    in each.
 
     >>> known = {"expected_units": 1000.0, "expected_rows": 1.7}
     >>> for name, value in of_all_releases(known, 10).items():
@@ -79,15 +81,22 @@ def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
     mean_rows [1.7, 4.47, 11.8]
     >>> of_all_releases(known, 1) == known
     True
+    >>> of_all_releases(known, 10, met=1)
+    {'expected_units': 10000.0, 'expected_rows': 1.7}
     """
     if releases == 1:
         return known
+    laws = [law for law in known.get(LAWS, ()) if law.single < MOSTLY_OWN]
+    kept = {name: told for name, told in {LAWS: laws, VALUES: known.get(VALUES)}.items() if told}
     units, rows = known[EXPECTED_UNITS.name], known[EXPECTED_ROWS.name]
+    if met == 1:
+        more = {EXPECTED_UNITS.name: float(f"{units * releases:.3g}")}
+        return {name: told for name, told in known.items() if name != LAWS} | more | kept
     low, high = 0.0, rows
     for _ in range(60):
         rate = (low + high) / 2
         low, high = (rate, high) if rate / -expm1(-rate) < rows else (low, rate)
-    again = max(rows, rate * releases)
+    again = max(rows, rate * (met or releases))
     every = (rows, sqrt(rows * again), again)
     least, most = USUAL_ROWS[0], USUAL_ROWS[-1]
     usual = [mean for mean in every if least <= mean <= most]
@@ -97,6 +106,4 @@ def of_all_releases(known: dict[str, Any], releases: int) -> dict[str, Any]:
         EXPECTED_ROWS.name: float(f"{usual[-1]:.3g}"),
         MEAN_ROWS: [float(f"{mean:.3g}") for mean in usual],
     }
-    laws = [law for law in known.get(LAWS, ()) if law.single < MOSTLY_OWN]
-    kept = {LAWS: laws, VALUES: known.get(VALUES)}
-    return found | {name: told for name, told in kept.items() if told}
+    return found | kept

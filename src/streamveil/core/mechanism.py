@@ -56,7 +56,11 @@ class Look:
         is fixed before it, and what is more is refused. Where all it may choose is Gaussian, beside
         a delta, `after` adds to `loss`, whatever the survey said (Dong, Roth & Su 2019
         compose mechanisms of one trade-off function each, whatever those before them said; that of
-        `after` is a Gaussian's, less delta); else `Sequel` says what both lose.
+        `after` is a Gaussian's, less delta); else `Sequel` says what both lose. Where windows keep
+        periods of a unit apart, the survey loses at most n times `loss` to a unit in n of them
+        (`runtime.survey.Survey`). What it chose then runs once for each, and each is below the one
+        curve of `after`: n of them are below that of n such pairs, to which the proof of `Sequel`
+        applies as it does to one. So both lose n times what they lose to a unit in one period.
     """
 
     loss: Loss

@@ -145,11 +145,11 @@ class Grouping:
 
     @property
     def separate(self) -> bool:
-        """Whether every period of a unit enters mechanisms of its own: no window meets two of them.
+        """Whether every period of a unit costs it the same: no window meets two of them.
 
-        A look reads the rows of all periods at once: then they share a mechanism.
+        A look reads the rows of several at once, with noise for all of them (`Look`).
         """
-        return self.look is None and periods_apart(self.schedule, self.periods)
+        return periods_apart(self.schedule, self.periods)
 
     @cached_property
     def plain_lanes(self) -> tuple[Lane, ...]:

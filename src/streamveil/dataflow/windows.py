@@ -392,6 +392,21 @@ def periods_apart(schedule: Schedule, period: Cells | None) -> bool:
     return bool(period is not None and side_by_side and schedule._cells.refines(period))
 
 
+def periods_until(
+    schedule: Schedule, periods: Cells | None, steps: int | None
+) -> tuple[int, int] | None:
+    """The first and the last unit-period that a look at so many steps takes; None: it takes all.
+
+    Where periods are apart: those that the steps fall into, which are public. See `Survey`.
+    """
+    if periods is None or not periods_apart(schedule, periods):
+        return None
+    ticks = schedule._ticks
+    end = ticks.start(min(steps or 1, schedule._end or 1)) - 1
+    first = periods.number(ticks.start(0) - schedule.lateness_us)
+    return first, max(first, periods.number(end))
+
+
 def period_closes(schedule: Schedule, period: int, periods: Cells) -> int | None:
     """The last step that may take rows of a unit-period; None when steps carry no time."""
     if schedule.ticks is None:

@@ -147,8 +147,10 @@ def _bounded(aggregate: Aggregate, found: Bounds) -> Aggregate:
     return replace(aggregate, low=low, high=high)
 
 
+DAY = 86_400_000_000  # microseconds
 DEFAULT_SHARE = Fraction(1, 20)
 SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
+FOR_THRESHOLDS = Fraction(1, 10)  # of delta: the more, the less is said of several periods
 STEEPEST = Fraction(18, 25)  # of mu: tables whose releases have less must lie lower after a look
 MOST_RELEASES = 100  # of which the first one tells: with more, it has too few rows
 PRECISION_OF_LOOK = Fraction(1, 1000)
@@ -170,8 +172,8 @@ def look_share(plan: Plan) -> Fraction:
 def with_look(plan: Plan) -> Plan:
     """The plan with a look, where it has something to tell and rows can be looked at.
 
-    Not by itself where each period is protected: a person present all year would pay each time.
-    Always where bounds of values are left out, if they may be (`cannot_choose_bounds`).
+    Always where bounds of values are left out, if they may be (`cannot_choose_bounds`). Not by
+    itself where less could be said of a person in many periods than without it (`blurs_periods`).
     """
     if LOOK_SHARE.name in plan.options:
         if look_share(plan) and not can_look(plan):
@@ -186,11 +188,12 @@ def with_look(plan: Plan) -> Plan:
         chosen = cannot_choose_bounds(plan) is None
         more = {LOOK_SHARE.name: SHARE_WITH_BOUNDS} if chosen else {}
         return replace(plan, options={**plan.options, **more})
-    settled = EXPECTED_ROWS.name in plan.options or plan.periods is not None
+    settled = EXPECTED_ROWS.name in plan.options
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
-    late = not all_there(plan) and (plan.clock.steps or 0) > MOST_RELEASES
-    if settled or (public and bounded) or plan.counts_once or late or not can_look(plan):
+    late = not all_there(plan) and releases_told(plan)[0] > MOST_RELEASES
+    settled = settled or (public and bounded) or plan.counts_once or blurs_periods(plan)
+    if settled or late or not can_look(plan):
         return plan
     return replace(plan, options={**plan.options, LOOK_SHARE.name: DEFAULT_SHARE})
 
@@ -231,8 +234,58 @@ def first_alone(plan: Plan) -> bool:
     """Whether a look sees the rows of the first release alone: the job will read them again."""
     source, clock = plan.source, plan.clock
     again = (source.known.is_whole or source.known.keeps) and source.is_endless
-    timed = clock.kind in ("rows", "wall") and bool(clock.steps)
-    return again and timed and plan.window.kind == "whole" and not source.combines
+    ends = clock.kind in ("rows", "wall") and bool(clock.steps) and plan.window.kind == "whole"
+    return again and (ends or by_period(plan)) and not source.combines
+
+
+def keeps_apart(plan: Plan) -> bool:
+    """Whether no window meets two periods of a unit, so that a person loses for each by itself."""
+    periods, window = plan.periods, plan.window
+    return periods is not None and window.kind == "tumble" and window.size.refines(periods)
+
+
+def needs_no_table(plan: Plan) -> bool:
+    """Whether groups are discovered without a table: by totals or counts that are Gaussian.
+
+    It is so where a query says it, or where periods are apart and windows are released once.
+    """
+    window, asked = plan.window, SELECTION.of(plan.options)
+    if asked != "auto" or not keeps_apart(plan) or window.lateness_us or not plan.clock.timed:
+        return asked in ("gaussian", "totals")
+    return plan.clock.ticks.refines(window.size) and window.size.refines(plan.clock.ticks)
+
+
+def blurs_periods(plan: Plan) -> bool:
+    """Whether what bounds all that a look may choose would say too little of many periods.
+
+    One curve for tables does, and so does a budget in mu or rho, all of whose delta is set aside.
+    """
+    known = plan.key_set.public is not None or not plan.keys
+    by_mu = known or (plan.budget.epsilon is not None and needs_no_table(plan))
+    return keeps_apart(plan) and not by_mu
+
+
+def by_period(plan: Plan) -> bool:
+    """Whether each window is a period of every unit, and time alone says when it is released."""
+    periods, window = plan.periods, plan.window
+    if periods is None or window.kind != "tumble" or plan.clock.kind != "wall":
+        return False
+    return window.size.refines(periods) and periods.refines(window.size)
+
+
+def releases_told(plan: Plan) -> tuple[int, int]:
+    """How many releases the first one tells of, and into how many of these rows of a unit come.
+
+    Where windows are periods, it tells of its window alone. Months count as 30 days.
+    """
+    clock, periods = plan.clock, plan.periods
+    every = clock.steps or 1
+    if periods is None or not clock.timed:
+        return every, every
+    longest = periods.length_us or 30 * DAY * periods.months
+    met = -(-longest // (clock.every or 30 * DAY * clock.months))
+    met = min(met, clock.steps or met)
+    return (met if by_period(plan) else every), met
 
 
 @dataclass(frozen=True)
@@ -256,11 +309,30 @@ def divided(plan: Plan) -> Division:
         squares, also where the second part is chosen by what the first said; rho is half a square.
         Where groups are discovered under (epsilon, delta), the rest keeps epsilon and a smaller
         delta, and `Sequel` certifies the sum of both.
+        Its one curve for all designs, tables among them, says little of a person in several
+        periods. Where these are apart and no table is needed, a part of delta is therefore set
+        aside for thresholds, and the rest is mu, which says all of it; no table follows then.
     """
     known = plan.key_set.public is not None or not plan.keys
     alone = known or SELECTION.of(plan.options) in ("gaussian", "totals")
     chance = Fraction(int(MAX_UNITS.of(plan.options)), 2**COLLISION_BITS)
-    return _divided(plan.budget, look_share(plan), chance, known=known, alone=alone)
+    budget = plan.budget
+    if not known and keeps_apart(plan) and needs_no_table(plan):
+        budget = in_mu(budget, chance)
+    return _divided(budget, look_share(plan), chance, known=known, alone=alone)
+
+
+def in_mu(budget: Budget, chance: Fraction) -> Budget:
+    """A budget in mu that (epsilon, delta) covers, and a tenth of delta; others as they are given.
+
+    Proof: at epsilon, mu has the other nine of what `chance` leaves, and delta adds up (`Loss`).
+    """
+    if budget.epsilon is None or budget.delta is None or budget.delta <= chance:
+        return budget
+    beside = (budget.delta - chance) * FOR_THRESHOLDS
+    rest = budget.delta - chance - beside
+    mu = Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=rest)))
+    return Budget(mu=mu, delta=beside + chance)
 
 
 @lru_cache(maxsize=64)

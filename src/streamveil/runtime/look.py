@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from streamveil import disk
 from streamveil.batch import Batch
-from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.group_by import Compiler, compile_plan
 from streamveil.connectors import Source, micros
 from streamveil.core.noise import Noise
+from streamveil.dataflow.windows import periods_until
 from streamveil.disk import Lock
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions import column_named
@@ -41,6 +42,7 @@ from streamveil.plan.look import (
     is_open,
     look_share,
     open_values,
+    releases_told,
     told,
     with_look,
 )
@@ -85,11 +87,12 @@ def looked(
     learned = look(wanted, noise, threads, rows)
     given = EXPECTED_ROWS.name in wanted.options and open_values(wanted)  # looked for bounds alone
     known = {} if given else learned.likely
-    first = known and first_alone(wanted) and (wanted.clock.steps or 1) > 1
+    releases, met = releases_told(wanted)
+    first = known and first_alone(wanted) and releases > 1
     if first:
         from streamveil.compiler.unit_sizes import of_all_releases  # loaded when a job looks
 
-        known = of_all_releases(known, wanted.clock.steps or 1)
+        known = of_all_releases(known, releases, met)
     made = told(wanted, known, [], learned.bounds)
     operator, found = fitting(made), {}
     if operator is None:
@@ -102,7 +105,7 @@ def looked(
         known = known and known | {CLAMPED: {text: one.beyond for text, one in found.items()}}
     said = [] if given else in_words(learned, groups=LAWS in known or not first)
     if first:
-        said.append(releases_in_words(known, wanted.clock.steps or 1))
+        said.append(releases_in_words(known, releases))
     said += [bounds_in_words(text, found.get(text)) for text in open_values(wanted)]
     made = told(wanted, known, said, {text: (one.low, one.high) for text, one in found.items()})
     ends = {text: [one.low, one.high] for text, one in found.items()}
@@ -188,7 +191,16 @@ def look(
         return ahead(rows_of(plan), threads)
 
     some = all_rows if rows is None else ahead(rows, threads)
-    return survey(plan, some, divided(plan).looking, noise, threads=threads)[0]
+    within = periods_seen(plan)
+    return survey(plan, some, divided(plan).looking, noise, threads=threads, within=within)[0]
+
+
+def periods_seen(plan: Plan) -> tuple[int, int] | None:
+    """The unit-periods that a look takes, where windows keep them apart; None: all of them."""
+    if plan.periods is None:
+        return None
+    schedule = Compiler(plan).schedule()
+    return periods_until(schedule, plan.periods, 1 if first_alone(plan) else schedule.steps)
 
 
 def ahead(rows: Iterator[pa.Table], threads: int) -> Iterator[pa.Table]:
@@ -219,10 +231,10 @@ def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
 
 def releases_in_words(known: dict[str, Any], releases: int) -> str:
     """For which rows of all releases settings are chosen."""
-    few, many = known[MEAN_ROWS][0], known[MEAN_ROWS][-1]
+    rows = known.get(MEAN_ROWS, [known[EXPECTED_ROWS.name]])
     return (
         f"these are of the first release alone: settings are chosen for {releases:,} times as many"
-        f" rows, {few:.3g} to {many:.3g} of a unit"
+        f" rows, {between(rows, '.3g')} of a unit"
     )
 
 

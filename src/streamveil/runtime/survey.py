@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
@@ -28,7 +29,7 @@ from streamveil.compiler.group_sizes import (
     likely_laws,
     rows_by_bucket,
 )
-from streamveil.compiler.numbered_rows import first_counted
+from streamveil.compiler.numbered_rows import compiled_times, first_counted
 from streamveil.compiler.numbering import GroupRows, ValueRows, taken
 from streamveil.compiler.unit_sample import WORDS, UnitSample, level_for, most_units
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
@@ -86,7 +87,8 @@ class Survey:
         one. Bins then stand for as many times more units.
     Protects: all rows of one unit within one scope.
     Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) / sigma^2,
-        and 1 / SAMPLE_WEIGHT^2 more before the division where a sample may be counted.
+        and 1 / SAMPLE_WEIGHT^2 more before the division where a sample may be counted; `periods`
+        times as much where they are kept apart, for each period of a unit once.
     Proof: a unit more adds at most 1 to one bin of each histogram and touches nothing else, as bins
         depend on that unit's rows alone; and 1 to one of the numbers of groups and to one bucket of
         rows, whichever rows were chosen and whichever buckets groups fall into, whose noise is
@@ -96,9 +98,15 @@ class Survey:
         sample, whose noise is SAMPLE_WEIGHT times as large. Fix what that number said: a unit
         outside the sample that it chose then changes nothing, one inside what it changes among all.
         A second part that the first one's answer chose adds up in squares like any other, and rows
-        are read again where a smaller sample than the chosen one was kept. Means, quantiles and
-        what a forecast makes of them are post-processing, and so is what is not said when the
-        noise is too large.
+        are read again where a smaller sample than the chosen one was kept.
+        *Periods.* A unit in n of its periods moves all of it by n times as much, by the triangle
+        inequality, and loses n^2 mu^2: one mechanism reads all of them. Where windows keep periods
+        apart, what follows loses n times what one period does, and so must this. Then rows of
+        `periods` public unit-periods P alone are taken, each by its own time, and all noise is
+        sqrt(P) times as large. As n <= P of them are taken, whatever the unit does, n^2 mu^2 / P is
+        at most n mu^2. One period alone loses mu^2 / P, of which nothing is made.
+        Means, quantiles and what a forecast makes of them are post-processing, and so is what is
+        not said when the noise is too large.
     Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
         rounded noise.
     """
@@ -107,6 +115,7 @@ class Survey:
     histograms: int
     protects: Neighbours
     sampled: bool = False
+    periods: int | None = None  # that are looked at, where windows keep them apart
 
     @property
     def sigma(self) -> Fraction:
@@ -116,12 +125,14 @@ class Survey:
     @property
     def _moved(self) -> Fraction:
         moved = self.histograms + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2)
-        return root_up(moved + self.sampled * Fraction(1, SAMPLE_WEIGHT**2))
+        moved += self.sampled * Fraction(1, SAMPLE_WEIGHT**2)
+        return root_up(moved * (self.periods or 1))
 
     @property
     def guarantee(self) -> Guarantee:
         """Of all histograms together."""
-        return Guarantee(self.protects, Loss(gaussian=self._moved**2 / self.sigma**2))
+        loss = Loss(gaussian=self._moved**2 / self.sigma**2)
+        return Guarantee(self.protects, loss, separate=self.periods is not None)
 
 
 class Measured(NamedTuple):
@@ -184,18 +195,21 @@ class BinsOf(NamedTuple):
 Rows: TypeAlias = pa.Table | Iterable[pa.Table] | Callable[[], Iterable[pa.Table]]
 
 
-def survey(
+def survey(  # noqa: PLR0913  (who asks, of what, for which price, and how)
     plan: Plan,
     rows: Rows,
     budget: Budget,
     noise: Noise,
     ledger: Ledger | None = None,
     threads: int = 1,
+    within: tuple[int, int] | None = None,
 ) -> tuple[Learned, Guarantee]:
     """Charges, counts, draws, and says what rows look like. No row leaves this function.
 
     `rows`: a table, or its parts in turn, the first of which may be empty; or what gives them, and
-    again if asked. Nothing that is said depends on the number of threads.
+    again if asked. Nothing that is said depends on the number of threads. `within`: the first and
+    the last unit-period that is looked at, each of which is to cost a unit that is there the budget
+    once.
     """
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
@@ -205,12 +219,14 @@ def survey(
     asked = Survey(
         budget, 2 + valued + len(expressions), protected(plan.unit, plan.periods),
         sampled=again is not None and plan.periods is None,
+        periods=None if within is None else within[1] - within[0] + 1,
     )  # fmt: skip
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
 
     def read(sample: UnitSample | None = None) -> tuple[GroupRows, list[ValueRows]]:
         parts: Any = rows if again is None else again()
+        parts = parts if within is None else (rows_within(plan, part, within) for part in parts)
         return taken(plan, counted, expressions, parts, threads, sample)
 
     (groups, opened), level = sampled(asked, read, noise) if asked.sampled else (read(), 0)
@@ -231,6 +247,17 @@ def survey(
     summed = first_counted(counted).expression if valued else None
     what = BinsOf(expressions, summed, 2**level)
     return values(post_process(learned, float(asked.sigma), what, *noisy)), asked.guarantee
+
+
+def rows_within(plan: Plan, rows: pa.Table, within: tuple[int, int]) -> pa.Table:
+    """The rows of some unit-periods, by each row's own time; a row without one counts nowhere."""
+    times = compiled_times(plan, rows.schema)
+    assert times is not None  # noqa: S101  (periods ask for times)
+    assert plan.periods is not None  # noqa: S101  (`within` numbers them)
+    found = times(rows)
+    numbers = plan.periods.numbers(np.asarray(pc.fill_null(found, 0)))
+    kept = (numbers >= within[0]) & (numbers <= within[1]) & np.asarray(pc.is_valid(found))
+    return rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def reader(rows: Rows) -> Callable[[], Iterable[pa.Table]] | None:
