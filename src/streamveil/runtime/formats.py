@@ -147,7 +147,7 @@ def unreadable(what: str, version: object, newest: int) -> StoreError:
 
 DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee hangs on them
 LEFT_OUT = ("public", "keys", "defaults")  # told by the plan; explanations
-LATER = ("groups", "heaviest")  # fields that older states do not know: told where they are not None
+LATER = ("groups", "heaviest", "begins")  # fields that older states do not know: told where set
 PLAIN = (Fraction, str, bytes, int, bool, type(None), Enum, timedelta, np.integer, np.bool_)
 
 
@@ -171,7 +171,7 @@ def calibration(operator: Operator) -> str:
 def decisive(value: Any) -> list[Field[Any]]:
     """The fields of a dataclass that are told."""
     told = [part for part in fields(value) if part.compare and part.name not in LEFT_OUT]
-    return [p for p in told if p.name not in LATER or getattr(value, p.name) is not None]
+    return [p for p in told if p.name not in LATER or getattr(value, p.name) not in (None, "")]
 
 
 def words(value: Any, name: str = "") -> Iterator[str]:
