@@ -66,6 +66,10 @@ def test_rows_of_a_group_are_limited_one_by_one(steps):
     made = compile_plan(query.plan)
     assert made.aggregation.rule is None
     assert made.bounds.per_group == 2
+    one = sv.files("t.parquet").protect("u").bound(max_rows_per_group=50).agg(n=sv.count())
+    many = {"expected_rows": 50, "expected_units": 10_000, **often}
+    bounds = compile_plan(one.release(budget=sv.Budget(epsilon=6, delta=1e-9), **many).plan).bounds
+    assert bounds.most_in_group() <= 50
     with pytest.raises(PlanError, match="max_rows_per_group and entry_weight do not go together"):
         counts({"max_rows_per_group": 2}, entry_weight=0.5)
 

@@ -412,8 +412,9 @@ class Sizing:
         if rule is not None:
             return replace(self.bounds, groups=groups)
         if chosen.max_rows < inf:
-            rows, once = round(chosen.max_rows), 1 if chosen.per_group == 1 else None
-            return Bounds(max_rows=rows, per_group=once, groups=groups)
+            rows, each = round(chosen.max_rows), chosen.per_group
+            limits = each == 1 or each < rows
+            return Bounds(max_rows=rows, per_group=round(each) if limits else None, groups=groups)
         return replace(self.bounds, quadratic=round(chosen.quadratic), groups=groups)
 
     # ---- rows over the bound
