@@ -79,7 +79,7 @@ def query_of_the_whole_stream():
 CASES = {
     "readme": lambda: query(DAY, sv.discover(min_units=20)),
     "public": lambda: query(DAY, PUBLIC),
-    "thresholds": lambda: query(DAY, sv.discover(), selection="gaussian"),
+    "thresholds": lambda: query(DAY, sv.discover(), selection="gaussian", look_share=0),
     "hop": lambda: query(sv.hop("1 day", slide="6 hours"), PUBLIC, Budget(epsilon=1, delta=1e-8)),
     "hop-discovered": lambda: query(sv.hop("1 day", slide="6 hours"), sv.discover()),
     "rho": lambda: query(DAY, PUBLIC, Budget(rho="0.1", delta=1e-9)),

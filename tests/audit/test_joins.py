@@ -142,4 +142,4 @@ def test_planted_faults_in_joins_are_caught(name, monkeypatch):
     query, plant = FAULTS[name]
     assert all(one.stands for one in accounts(query, 2))
     plant(monkeypatch)
-    assert any(not one.stands for one in accounts(query, 20))
+    assert any(not one.stands for one in accounts(query, 80))

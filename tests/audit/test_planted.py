@@ -472,7 +472,7 @@ CLAIMS = {
         query(bounding=Bounding(max_rows=7, max_rows_per_group=3)), lambda patch: patch.setattr(
         Bounds, "l2_squared", property(lambda self: 18))),
     "a unit counts in one group": (PUBLIC, lambda patch: patch.setattr(
-        Bounds, "units_l2_squared", property(lambda self: 1))),
+        Bounds, "units_moved", property(lambda self: Fraction(1)))),
     "a column is shorter than it is": (PUBLIC, lambda patch: patch.setattr(
         BltCounter, "sensitivity", property(lambda self: self.schedule.norm * 0.9))),
     "a unit moves one group": (DEEP, lambda patch: [patch.setattr(

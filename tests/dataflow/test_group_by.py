@@ -93,12 +93,13 @@ def test_without_noise_the_table_and_its_weights_equal_a_plain_simulation(
             strict=True,
         )
     ]
+    weights = {"weight_reference": 8, "entry_weight": 0.7}
     operator = compiled(
         window=window,
         bounding=bounding,
         budget=TABLE,
         aggregates=AGGREGATES,
-        options={"selection": "table", "weight_reference": 8, "entry_weight": 0.7},
+        options={"selection": "table", **(weights if bounding.quadratic else {})},
     )
     assert isinstance(operator.aggregation.selection, CoinSelection)
     kept, history = bounded(operator, rows)

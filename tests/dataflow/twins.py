@@ -12,7 +12,7 @@ NO = np.zeros(0, bool)
 
 def bound(rows, bounds):
     """What `unit_stage` must answer, by the specification: accepted, new to its group, counted."""
-    limits = UnitLimits(**{f.name: getattr(bounds, f.name) for f in fields(bounds)})
+    limits = UnitLimits(**{f.name: getattr(bounds, f.name) for f in fields(UnitLimits)})
     memories, decisions = {}, []
     for unit, *row in zip(*(np.asarray(x).tolist() for x in rows), strict=True):
         memory = memories.setdefault(unit, UnitMemory())

@@ -21,8 +21,8 @@ from streamveil.expressions import (
     compile_value,
     nodes,
     normalize_expression,
+    null_where_it_fails,
     texts,
-    total,
 )
 from tests.sql.mutate import mutated
 
@@ -508,7 +508,7 @@ def test_a_fault_of_the_query_is_told_and_not_taken_for_a_rows():
 
     for table in (TABLE, TABLE.schema.empty_table()):
         with pytest.raises(PlanError, match="interval"):
-            total(refused, table, pa.int64())
+            null_where_it_fails(refused, table, pa.int64())
 
 
 @pytest.mark.parametrize("name", nodes.ELSEWHERE)

@@ -186,7 +186,8 @@ def designs(problem: Problem) -> Iterator[Grid]:
             yield Grid((len(SQUARED),), (8,), lambda p: Settings(
                 kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip
     if "totals" in problem.kinds:
-        if not (problem.counted and given.per_group == 1):  # else Gaussian, by the same counter
+        same = problem.counted and given.per_group == 1  # as Gaussian, by the same counter
+        if not same or "gaussian" not in problem.kinds:
             yield alone(bounds)
         if given.is_open and not problem.counted:
             yield alone(bounds, once=True)
