@@ -434,24 +434,17 @@ TIMES = pa.table({
     **{name: pa.array([0, 1], pa.timestamp("us", "UTC")) for name in ("ts", "seen")},
 })  # fmt: skip
 REGIONS = pa.table({"page": ["a", "b"], "region": ["north", "south"]})
+OF_DAYS = ALL.replace(
+    ", max",
+    ", privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-05', max",
+    1,
+)
 BY_DAY = f"""
 WITH own AS ({{}}),
-a AS (SELECT {
-    ALL.replace(
-        ", max",
-        ", privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-05', max",
-        1,
-    )
-} page, COUNT(*) AS n
+a AS (SELECT {OF_DAYS} page, COUNT(*) AS n
       FROM TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL 1 DAY) GROUP BY page, window_start
       EMIT EVERY INTERVAL 1 DAY),
-b AS (SELECT {
-    ALL.replace(
-        ", max",
-        ", privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-05', max",
-        1,
-    )
-} page, COUNT(*) AS n
+b AS (SELECT {OF_DAYS} page, COUNT(*) AS n
       FROM TUMBLE(TABLE own, DESCRIPTOR(day), size => INTERVAL 1 DAY) GROUP BY page, window_start
       EMIT EVERY INTERVAL 1 DAY)
 SELECT a.page, a.n, b.n AS m FROM a JOIN b ON a.page = b.page"""

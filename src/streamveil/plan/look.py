@@ -21,6 +21,7 @@ from functools import lru_cache
 from math import floor, isqrt, log10
 from typing import Any
 
+from streamveil.calendars import DAY
 from streamveil.calibrate import gaussian_mu, root_down
 from streamveil.core.accounting import Budget, exact
 from streamveil.core.accounting.convert import exact_below
@@ -147,7 +148,6 @@ def _bounded(aggregate: Aggregate, found: Bounds) -> Aggregate:
     return replace(aggregate, low=low, high=high)
 
 
-DAY = 86_400_000_000  # microseconds
 DEFAULT_SHARE = Fraction(1, 20)
 SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
 FOR_THRESHOLDS = Fraction(1, 10)  # of delta: the more, the less is said of several periods
