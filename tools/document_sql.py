@@ -324,7 +324,7 @@ SIGNATURES = {  # every function a row expression may call
     "REGEXP_EXTRACT(s,pattern[,from[,n]]) REGEXP_SUBSTR(s,pattern[,from[,n]]) "
     "REGEXP_REPLACE(s,pattern,new) INITCAP(s) LPAD(s,n[,char]) RPAD(s,n[,char]) "
     "SPLIT_PART(s,between,n) REGEXP_INSTR(s,pattern[,from[,n[,end]]]) BYTE_LENGTH(s) "
-    "OCTET_LENGTH(s) FORMAT(format,...)",
+    "OCTET_LENGTH(s) FORMAT(format,...) JSON_VALUE(s[,path]) JSON_EXTRACT_SCALAR(s[,path])",
     "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) "
     "DATE_TRUNC(t_or_d,UNIT[,zone]) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
@@ -351,6 +351,10 @@ without its day is no value.
 Where SQL would raise (division by zero, a bad cast, overflow), the value of that row is null, and a
 null privacy unit or value is counted and left out: an error would let one row stop everybody's
 stream; so `SAFE.F(x)` is `F(x)`. Lengths and positions count characters.
+
+`JSON_VALUE(s, path)` reads one number, text or truth value of JSON text, as text:
+`CAST(JSON_VALUE(event, '$.cart.items[0].price') AS FLOAT64)`. It is null where the text is no JSON,
+or has an object, a list or nothing there.
 """
 
 DIFFERENCES = """\

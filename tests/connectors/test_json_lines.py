@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from streamveil.connectors import json_lines
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.json_lines import (
-    MOST_DEPTH,
-    MOST_VALUES,
-    is_excessive,
     json_block,
     json_messages,
     native_rows,
 )
 from streamveil.connectors.rejected_rows import fit
+from streamveil.json_text import MOST_DEPTH, MOST_VALUES, is_excessive
 
 KINDS = {
     "n": pa.int64(), "x": pa.float64(), "b": pa.bool_(), "t": pa.string(), "r": pa.binary(),

@@ -1,5 +1,6 @@
 """Per-row expressions: DuckDB as oracle, row independence, totality, names in errors."""
 
+import json
 import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -115,6 +116,9 @@ def evaluate(text, table):
         ("TIMESTAMP('2026-03-29 02:30:00', 'Europe/Berlin')",  # never shown: what comes after
          [datetime(2026, 3, 29, 1, tzinfo=UTC)] * 5),
         ("SUBSTR(s, -2, 1)", ["x", "1", "5", "1", None]),
+        ("JSON_VALUE(s)", [None, "10", "5", None, None]),
+        ("JSON_VALUE('{\"a b\": [1.50, {\"c\": true}]}', '$[\\'a b\\'][0]')", ["1.50"] * 5),
+        ("JSON_EXTRACT_SCALAR('{\"a b\": [1, {\"c\": true}]}', '$.\"a b\"[1].c')", ["true"] * 5),
         ("NULL", [None] * 5),
     ],
 )  # fmt: skip
@@ -161,6 +165,10 @@ def test_values(text, expected):
         ("ts < TIMESTAMP '2024-02-01 10:00:00 Europe/Berlin'", "or with an offset"),
         ("CAST('ten' AS INT64) < a", "'ten' is not a valid int"),
         ("a +", "line 1"),
+        ("JSON_VALUE(s, '$.a[*]')", "argument 2 of JSON_VALUE is no path of one value: '$.a[*]'"),
+        ("JSON_VALUE(s, 'user.id')", "'$.user.ids[0]'"),
+        ("JSON_VALUE(s, s)", "argument 2 of JSON_VALUE must be a constant"),
+        ("s.user", "of JSON text JSON_VALUE(column"),
         ("RAND()", "another value"),
         ("CURRENT_TIMESTAMP()", "another value"),
         ("LOWER(s, s)", "takes 1 argument(s), not 2"),
@@ -530,3 +538,34 @@ def test_an_address_has_a_rewriting():
         compile_key("NET.HOST(url)", table.schema)
     text = "REGEXP_EXTRACT(url, r'://([^/:?#]+)')"
     assert compile_key(text, table.schema)(table).to_pylist() == ["example.org"]
+
+
+def test_fields_of_json_text_are_what_duckdb_reads():
+    """Scalars alone: of an object or a list DuckDB gives the text, and here it is null."""
+    leaves = st.one_of(
+        st.booleans(), st.none(), st.integers(-(10**18), 10**18), st.text(max_size=4),
+        st.sampled_from([0.5, 1024.125, -2.25]),
+    )  # fmt: skip
+    fields = st.sampled_from(["a", "b", "a b", "c.d"])
+    values = st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(fields, inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+
+    @settings(max_examples=60, deadline=None)
+    @given(rows=st.lists(values, min_size=1, max_size=5))
+    def compared(rows):
+        told = pa.table({"s": [json.dumps(row) for row in rows]})
+        for path in ("$", "$.a", '$."a b"', '$."c.d"', "$[0]", "$.a[1].b", "$[0][0]"):
+            ours = evaluate(f"JSON_VALUE(s, '{path}')", told).to_pylist()
+            theirs = duckdb.execute(
+                "SELECT CASE WHEN json_type(s, $1) IN ('OBJECT', 'ARRAY') THEN NULL"
+                " ELSE json_extract_string(s, $1) END FROM told",
+                {"1": path},
+            )
+            assert ours == [row[0] for row in theirs.fetchall()], path
+
+    compared()

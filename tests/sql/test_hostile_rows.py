@@ -21,7 +21,7 @@ from streamveil.expressions.functions import FUNCTIONS
 from streamveil.expressions.nodes import BUILDERS
 from tests.planting import instead
 
-ROWS = 60
+ROWS = 70
 INTS = [0, 1, -1, 5, -5, 2**53 - 1, 2**53, 2**53 + 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63),
         -(2**63) + 1, 86_400, -719_162, 2_932_896, 10**15, None]  # fmt: skip
 NANS = [0x7FF8 << 48, 0xFFF8 << 48, 0x7FF0000000000001, 0xFFFFFFFFFFFFFFFF]
@@ -38,6 +38,9 @@ TEXTS = [
     "FALSE", "2024-02-29", "2023-02-29", "0000-01-01", "0001-01-01", "9999-12-31", "10000-01-01",
     "2026-03-29T02:30:00+14:59", "1969-12-31 23:59:59.999999999", "2026-01-01 24:00", "1,2,,3,",
     "[" * 500,
+    '{"a": 1.50, "a": 2, "b": [true, null]}', '{"a": "\\ud800"}', '{"a": NaN}', '{"a":',
+    '{"a": ' * 600 + "1" + "}" * 600, '{"a": ' + "[" * 499 + "]" * 499 + "}",
+    "[" + "0," * 2_000 + "7]", '{"a": ' + "7" * 5_000 + "}", '"é"',
     "%s%d%", "\\E\\Q", "$1\\1", "a" * 1_001, "ab " * 5_000, "\U0001f469" * 2_000, None,
 ]  # fmt: skip
 BROKEN = [
@@ -161,7 +164,9 @@ CALLS = [
     "REGEXP_EXTRACT({s}, r'(a+)+b')", "REGEXP_EXTRACT({s}, r'[^/]+', 2, 2)",
     "REGEXP_SUBSTR({s}, '.')",
     "REGEXP_REPLACE({s}, r'(a)|b', r'\\1\\1')", "REGEXP_REPLACE({s}, '', '-')",
-    "REGEXP_INSTR({s}, 'b')",
+    "REGEXP_INSTR({s}, 'b')", "JSON_VALUE({s})", "JSON_VALUE({s}, '$.a')",
+    "JSON_VALUE({s}, '$[2000]')",
+    "JSON_EXTRACT_SCALAR({s}, '$.b[0]')", "CAST(JSON_VALUE({s}, '$.a') AS FLOAT64)",
     "REGEXP_INSTR({s}, '', 3, 100, 1)",
     "FORMAT('%s|%10.3s|%%', {s}, {z})", "FORMAT('%t %t', {s}, {f})", "FORMAT('%d %+05i', {i}, {j})",
     "FORMAT('%f %.3e %g', {f}, {g}, {f})", "FORMAT('%t %t %t %t', {t}, {d}, {b}, {i})",

@@ -21,18 +21,15 @@ import pyarrow.json
 
 from streamveil.connectors.rejected_rows import is_text, parse
 from streamveil.connectors.text import Lines
+from streamveil.json_text import MOST_DEPTH, MOST_VALUES, is_excessive
 from streamveil.types import Array, Int64
 
-MOST_DEPTH = 500  # of values in values; below what Python's own stack ends at
-MOST_VALUES = 1 << 20  # in one line: each takes up to 80 bytes when it is read
 PARTS = 8  # of a block that Arrow does not read
 LEAST = 4096  # bytes of a block that is not divided
 NATIVE = (pa.int64(), pa.float64(), pa.bool_())  # what Arrow and a cast of text read alike
 ROW = re.compile(r"in row (\d+)")  # at the end of what Arrow says
 LONELY = re.compile(rb"Inf(?!inity)|-NaN")  # numbers for Arrow, and for nobody else
-NEWLINE, RETURN, OPEN, CLOSE, QUOTE, COMMA = b'\n\r{}",'
-DEEPER = np.zeros(256, np.int8)
-DEEPER[[*b"[{"]], DEEPER[[*b"]}"]] = 1, -1
+NEWLINE, RETURN, OPEN, CLOSE = b"\n\r{}"
 
 
 class LinePiece(NamedTuple):
@@ -262,26 +259,6 @@ def json_rows(lines: list[bytes], names: list[str]) -> Lines:
             values.append(text)
     table = pa.table({name: text_array(values) for name, values in fields.items()})
     return Lines(table, np.array(malformed, np.int64), partial(without_ends, lines))
-
-
-def is_excessive(line: bytes) -> bool:
-    r"""Whether a line nests values too deeply, or has too many of them.
-
-    >>> deep = b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}"
-    >>> is_excessive(deep), is_excessive(deep.replace(b"[]", b"0")), is_excessive(b'"[' * 600)
-    (True, False, False)
-    """
-    if len(line) <= 2 * MOST_DEPTH:
-        return False
-    if line.count(b"[") + line.count(b"{") <= MOST_DEPTH and len(line) <= MOST_VALUES:
-        return False
-    plain = line.replace(b"\\\\", b"").replace(b'\\"', b"")  # a quote now ends or begins a text
-    data = np.frombuffer(plain, np.uint8)
-    bare = data[~np.logical_xor.accumulate(data == QUOTE)]
-    change = DEEPER[bare]
-    if np.count_nonzero(bare == COMMA) + np.count_nonzero(change > 0) > MOST_VALUES:
-        return True
-    return int(np.cumsum(change, dtype=np.int32).max(initial=0)) > MOST_DEPTH
 
 
 def without_ends(lines: list[bytes]) -> list[bytes]:

@@ -151,7 +151,8 @@ def _column(tree: exp.Expr, read: Reader) -> Node:
     if tree.args.get("table"):  # never by its last word: another column may be called so
         raise PlanError(
             f"'{shown(canonical(tree))}': fields of structures cannot be read.\n"
-            "  to fix  a column whose name has a dot is written `a.b`, in backquotes"
+            "  to fix  a column whose name has a dot is written `a.b`, in backquotes; of JSON text"
+            " JSON_VALUE(column, '$.field')"
         )
     return read(tree.name)
 

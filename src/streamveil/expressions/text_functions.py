@@ -249,6 +249,16 @@ def _split_part(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("string", ("string", None, None), kernel)
 
 
+def _json_value(name: str, arguments: Sequence[Argument]) -> Bound:
+    """A field of JSON text, as text."""
+    from streamveil.expressions.json_values import steps_of, value_at  # where a query asks for it
+
+    arity(name, arguments, 1, 2)
+    path = written(name, arguments, 1, "string") if len(arguments) > 1 else "$"
+    wanted: tuple[Kind | None, ...] = ("string", *[None] * (len(arguments) - 1))
+    return Bound("string", wanted, value_at(steps_of(name, path)))
+
+
 def _pad(kernel: Callable[..., Column]) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 2, 3)
@@ -297,6 +307,8 @@ TEXTS: dict[str, Rule] = {
     "CONTAINS_SUBSTR": _with_text(
         lambda c, text: pc.match_substring(pc.utf8_lower(c), pattern=text.lower())
     ),
+    "JSON_VALUE": _json_value,
+    "JSON_EXTRACT_SCALAR": _json_value,
     "REGEXP_CONTAINS": _regexp_contains,
     "REGEXP_EXTRACT": _regexp_extract,
     "REGEXP_SUBSTR": _regexp_extract,
