@@ -13,6 +13,7 @@ from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import threshold_of
 from streamveil.core.accounting import Budget
+from streamveil.errors import SourceError
 from streamveil.plan.look import with_look
 
 
@@ -34,6 +35,41 @@ def test_it_is_complete_and_reads_nothing():
                   "standard deviation at release", "24", "units for a new group", "FORECAST",
                   "BIAS", "MEMORY", "confidence", "0.95", "lateness", "counter"):  # fmt: skip
         assert words in text
+
+
+SCRIPT = """
+CREATE STREAM clicks (user_id STRING, url STRING, ts TIMESTAMP)
+  WITH (source = 'files', path = '/nowhere/*.csv', event_time = 'ts', {source});
+CREATE STREAM others (user_id STRING, url STRING, ts TIMESTAMP)
+  WITH (source = 'files', path = '/nowhere/too/*.csv', event_time = 'ts', {other});
+CREATE SINK pages WITH (sink = 'files', path = '/nowhere', {sink});
+INSERT INTO pages SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,
+  privacy_unit_column = user_id, max_rows_contributed = 3) url, COUNT(*) AS n
+FROM (SELECT c.user_id, c.url FROM clicks AS c JOIN others AS o ON c.user_id = o.user_id)
+GROUP BY url
+"""
+RIGHT = {
+    "source": "delimiter = ';'",
+    "other": "max_line_bytes = 1000",
+    "sink": "format = 'csv'",
+}
+WRONG = [
+    ("source", "delimiter = ';;'", "delimiter is what ends a field"),
+    ("source", "delimter = ';'", "did you mean 'delimiter'"),
+    ("source", "format = 'cvs'", "unknown format 'cvs'; did you mean 'csv'"),
+    ("source", "follow = 'no'", "the option 'follow' is TRUE or FALSE, without quotes, not 'no'"),
+    ("other", "max_line_bytes = '9'", "'max_line_bytes' is a whole number, not '9'"),
+    ("other", "fill_missing = 1", "'fill_missing' is TRUE or FALSE, without quotes, not 1"),
+    ("sink", "format = 'cvs'", "sink 'files': unknown format 'cvs'"),
+    ("sink", "fromat = 'csv'", "sink 'files' has no option 'fromat'"),
+]
+
+
+def test_options_of_sources_and_sinks_are_checked_and_nothing_is_read():
+    assert sql(SCRIPT.format(**RIGHT)).explain().promise
+    for place, option, message in WRONG:
+        with pytest.raises(SourceError, match=message):
+            sql(SCRIPT.format(**{**RIGHT, place: option})).explain()
 
 
 @pytest.mark.parametrize("kind", ["noise", "true"])

@@ -367,7 +367,7 @@ def test_unknown_kinds_options_types_and_formats_name_the_nearest():
         open_source("files", {"pth": "x"})
     with pytest.raises(SourceError, match="did you mean 'INT64'"):
         open_source("files", {"path": "x", "columns": {"a": "INT46"}})
-    with pytest.raises(ValueError, match="did you mean 'parquet'"):
+    with pytest.raises(SourceError, match="did you mean 'parquet'"):
         open_sink("files", {"path": "x", "format": "parqet"})
 
 

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from streamveil.calendars import Cells, clock_of
-from streamveil.compiler import is_sketched
+from streamveil.compiler import is_sketched, require_ends
 from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
 from streamveil.compiler.group_by import OF_MANY, compile_plan
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
@@ -124,7 +124,11 @@ class Explanation:
 
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
-    """Describes a plan. Compiles it, reads no data."""
+    """Describes a plan. Compiles it, reads no data.
+
+    Raises SourceError where a source or a sink does not take the options that it is given.
+    """
+    require_ends(plan)
     made = _explained(plan, forecast=forecast, limit=limit)
     steps = tuple((post.words,) for post in plan.post)
     if not steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamveil.connectors import require_connectors
 from streamveil.dataflow import Operator
 from streamveil.plan import Plan, TableSource
 from streamveil.plan.check import SKETCHES
@@ -25,3 +26,11 @@ def operator_of(plan: Plan) -> Operator:
 def is_sketched(plan: Plan) -> bool:
     """Whether an aggregate of the plan runs on a sketch."""
     return any(aggregate.function in SKETCHES for aggregate in plan.aggregates)
+
+
+def require_ends(plan: Plan) -> None:
+    """SourceError unless the sources and sinks of a plan take their options. Reads no data."""
+    require_connectors(
+        [(one.kind, one.options) for one in plan.source.relations],
+        [(one.kind, one.options) for one in plan.sinks],
+    )

@@ -6,7 +6,7 @@ A source and a sink are the protocols below.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -402,20 +402,50 @@ def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
 
 def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, Any]) -> Any:
     """Builds one connector from its registry."""
+    made = require_options(what, known, kind, options)
+    try:
+        return made(**options)
+    except ValueError as error:
+        if type(error) is not ValueError:  # those that are raised on purpose, and others' own
+            raise
+        raise SourceError(f"{what} '{kind}': {error}") from None
+
+
+def require_connectors(
+    sources: Iterable[tuple[str, dict[str, Any]]], sinks: Iterable[tuple[str, dict[str, Any]]]
+) -> None:
+    """SourceError unless connectors take the options that a query gives, by kind and options.
+
+    No file, server or driver is touched; what a server would refuse is found when a job starts.
+    """
+    made_by = {name: one.made_by for name, one in SOURCES.items()}
+    for what, known, asked in (("source", made_by, sources), ("sink", SINKS, sinks)):
+        for kind, options in asked:
+            require_options(what, known, kind, options)
+            if kind == "files":
+                opened(what, known, kind, options)  # looks at its options alone
+
+
+def require_options(
+    what: str, known: Mapping[str, str], kind: str, options: dict[str, Any]
+) -> Callable[..., Any]:
+    """The class of a connector; SourceError unless it takes the options, by name and type."""
     if kind not in known:
         raise SourceError(f"unknown {what} '{kind}'{nearest(kind, known)}")
     module, name = known[kind].split(".")
-    made = getattr(import_module(f"streamveil.connectors.{module}"), name)
-    allowed = made.__init__.__annotations__.keys() - {"return"}
-    for given in options:
-        if given not in allowed:
-            raise SourceError(f"{what} '{kind}' has no option '{given}'{nearest(given, allowed)}")
-        texts = [options[given]] if isinstance(options[given], str) else options[given]
+    made: Callable[..., Any] = getattr(import_module(f"streamveil.connectors.{module}"), name)
+    types = {n: t for n, t in made.__init__.__annotations__.items() if n != "return"}  # type: ignore[misc]
+    for given, value in options.items():
+        if given not in types:
+            raise SourceError(f"{what} '{kind}' has no option '{given}'{nearest(given, types)}")
+        texts = [value] if isinstance(value, str) else value
         if isinstance(texts, list) and any("\0" in str(text) for text in texts):
             raise SourceError(
                 f"{what} '{kind}': the option '{given}' holds a NUL character, which no path, table"
                 " or address can.\n  to fix  take it out"
             )
+        if wanted := mistaken(types[given], value):
+            raise SourceError(f"{what} '{kind}': the option '{given}' is {wanted}")
     asked = signature(made).parameters.values()
     missing = [f"'{p.name}'" for p in asked if p.default is p.empty and p.name not in options]
     if missing:
@@ -423,7 +453,38 @@ def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, An
             f"{what} '{kind}' needs {', '.join(missing)}.\n"
             "  to fix  give them among its options, and columns by their names and types"
         )
-    return made(**options)
+    return made
 
 
-__all__ = ["Chunk", "Sink", "Source", "open_sink", "open_sinks", "open_source"]
+def mistaken(declared: str, value: Any) -> str | None:
+    """What an option must be whose value is a truth value, a number or a text and must be another.
+
+    Values of texts are not shown: they may be credentials.
+
+    >>> mistaken("bool", "no"), mistaken("int | None", 3), mistaken("str", 3)
+    ("TRUE or FALSE, without quotes, not 'no'", None, 'a text in quotes, not 3')
+    """
+    allowed = set(declared.split(" | "))
+    own = type(value).__name__
+    if own not in WORDS or not allowed <= {*WORDS, "None"} or own in allowed:
+        return None
+    return f"{' or '.join(WORDS[one] for one in WORDS if one in allowed)}, not {value!r:.22}"
+
+
+WORDS = {
+    "bool": "TRUE or FALSE, without quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+}
+
+
+__all__ = [
+    "Chunk",
+    "Sink",
+    "Source",
+    "open_sink",
+    "open_sinks",
+    "open_source",
+    "require_connectors",
+]

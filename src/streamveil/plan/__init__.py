@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -183,6 +184,11 @@ class SourceSpec:
     def omitted(self) -> tuple[str, ...]:
         """What makes the rows may leave out of every number, in words: public."""
         return ()
+
+    @property
+    def relations(self) -> Sequence[SourceSpec]:
+        """Itself, and all others that its steps read."""
+        return [self]
 
     @property
     def known(self) -> SourceKind:
