@@ -10,7 +10,7 @@ import signal
 import sys
 from types import FrameType
 
-INTERRUPTED = 130
+from streamveil.errors import INTERRUPTED
 
 
 def main() -> None:

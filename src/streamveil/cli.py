@@ -50,6 +50,7 @@ from streamveil.commands.common import (
 )
 from streamveil.commands.stopping import Stopped, stop, stopping
 from streamveil.errors import (
+    INTERRUPTED,
     BudgetError,
     NoiseWarning,
     OperatorWarning,
@@ -76,7 +77,6 @@ CODES: dict[type[StreamveilError], int] = {
     StoreError: 4,
     SourceError: 5,
 }
-INTERRUPTED = 130
 MEMORY_SIGNS = ("cannot allocate memory", "failed to map segment", "can't start new thread",
                 "could not find/load shared object")  # fmt: skip
 NO_MEMORY = (

@@ -14,6 +14,7 @@ from inspect import Parameter, Signature, signature
 from numbers import Real
 from typing import ParamSpec, TypeVar
 
+INTERRUPTED = 130  # exit code after Ctrl-C
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")

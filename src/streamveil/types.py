@@ -33,19 +33,8 @@ else:  # names for readers and type checkers: jaxtyping is slow to load
     Bool = Float32 = Float64 = Int32 = Int64 = UInt8 = UInt16 = UInt32 = UInt64 = _Shaped
 
 __all__ = [
-    "EXACT_DIGITS",
-    "ROUNDED",
-    "Array",
-    "Bool",
-    "Exact",
-    "Float32",
-    "Float64",
-    "Int32",
-    "Int64",
-    "UInt8",
-    "UInt16",
-    "UInt32",
-    "UInt64",
-]
+    "EXACT_DIGITS", "ROUNDED", "Array", "Bool", "Exact", "Float32", "Float64", "Int32", "Int64",
+    "UInt8", "UInt16", "UInt32", "UInt64",
+]  # fmt: skip
 EXACT_DIGITS = 15  # of decimals, that float64 tells apart
 ROUNDED = b"streamveil rounded from"  # of a field of float64: the exact type that a database has

@@ -1,98 +1,48 @@
-"""States of every kept format go on as if nothing had happened, and formats change in one way."""
+"""A kept state goes on as if nothing had happened; a state of another format is refused."""
 
 import json
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamveil import cli, disk
+from streamveil import cli
 from streamveil.errors import StoreError
 from streamveil.runtime import formats, store
-from streamveil.runtime.formats import OperatorUpgrade
-from streamveil.runtime.inspect import inspect
 from streamveil.runtime.rekey import rekey
-from streamveil.runtime.run import Pace, engine_for, run
+from streamveil.runtime.run import Pace, run
 from streamveil.runtime.verify import verify
-from streamveil.sql.sql import parse_script
 from tests.states import kept
 
-ARCHIVES = sorted(kept.HERE.glob("format-*/*.tar.gz"))
+FORMAT = kept.HERE / f"format-{formats.VERSION}"
 NEW = "a7" * 32
-SMALL = kept.QUERIES["group-by"]
 
 
-def name_of(path):
-    return f"{path.parent.name}-{path.name.split('.')[0]}"
-
-
-def unpacked(folder, format_and_name):
-    kept.unpack(kept.HERE / f"{format_and_name}.tar.gz", folder)
+def unpacked(folder, name):
+    kept.unpack(FORMAT / f"{name}.tar.gz", folder)
     return folder, json.loads((folder / "expected.json").read_text())
 
 
-def is_long(path):
-    """Of the present format, which all other tests write, one is enough in the fast tests."""
-    present = path.parent.name == f"format-{formats.current('state')}"
-    return present and not path.name.startswith("group-by")
-
-
+# one is enough in the fast tests, which all write this format
 @pytest.mark.parametrize(
-    "archive",
-    [pytest.param(path, marks=[pytest.mark.slow] * is_long(path)) for path in ARCHIVES],
-    ids=name_of,
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "group-by")) for name in kept.MAKERS],
 )
-def test_a_kept_state_goes_on(archive, tmp_path):
-    kept.unpack(archive, tmp_path)
-    expected = json.loads((tmp_path / "expected.json").read_text())
-    if archive.name.startswith("ledger"):
-        assert kept.ledger_facts(tmp_path) == expected
+def test_a_kept_state_goes_on(name, tmp_path):
+    folder, expected = unpacked(tmp_path, name)
+    if name == "ledger":
+        assert kept.ledger_facts(folder) == expected
         return
-    assert all(one.is_whole for one in verify(tmp_path / "s"))
-    assert kept.finish(tmp_path) == expected
-    assert all(one.is_whole for one in verify(tmp_path / "s"))
-    assert inspect(tmp_path / "s").formats["directory"] == formats.current("state")
-
-
-def test_every_kind_of_every_format_is_kept():
-    newest = formats.current("state")
-    wanted = {f"format-{n}-{name}" for n in range(1, newest + 1) for name in kept.MAKERS}
-    assert {name_of(path) for path in ARCHIVES} == wanted
-
-
-def test_versions_are_those_of_their_upgrades():
-    plans = [parse_script(text, {}).query.plan for text in kept.QUERIES.values()]
-    operators = [engine_for(None, "s")(plan) for plan in plans]
-    assert len({one.kind for one in operators}) == 3
-    for operator in operators:
-        assert operator.version == formats.of_operator(operator.kind)
-
-
-def state_and_delta(arrays):
-    """A made-up change of format: one array is kept with its sign turned."""
-    return {name: ~array if array.dtype == np.int64 else array for name, array in arrays.items()}
+    assert all(one.is_whole for one in verify(folder / "s"))
+    assert kept.finish(folder) == expected
+    assert all(one.is_whole for one in verify(folder / "s"))
 
 
 @pytest.fixture
-def next_version(monkeypatch):
-    """A group-by that keeps integers turned, and knows how to read the version before."""
-    kind = type(engine_for(None, "s")(parse_script(SMALL, {}).query.plan))
-    real = {name: getattr(kind, name) for name in ("save", "load", "fold", "apply")}
-    turned = state_and_delta
-    monkeypatch.setitem(formats.OPERATORS, "group-by", (OperatorUpgrade(turned, turned),))
-    monkeypatch.setattr(kind, "save", lambda self, state: turned(real["save"](self, state)))
-    monkeypatch.setattr(kind, "load", lambda self, kept: real["load"](self, turned(kept)))
-    monkeypatch.setattr(kind, "fold", lambda *a: turned(real["fold"](*a)))
-    monkeypatch.setattr(kind, "apply", lambda s, state, d: real["apply"](s, state, turned(d)))
-    init = kind.__init__
-
-    def made(self, *args, **more):
-        init(self, *args, **more)
-        object.__setattr__(self, "version", 2)
-
-    monkeypatch.setattr(kind, "__init__", made)
+def begun(tmp_path):
+    """A state whose secret is given from outside."""
+    return unpacked(tmp_path, "group-by")
 
 
 def goes_on(folder, releases):
@@ -105,74 +55,17 @@ def goes_on(folder, releases):
             next(job)
 
 
-def test_an_operators_state_is_upgraded_once(tmp_path, next_version):
-    folder, expected = unpacked(tmp_path, "format-1/group-by")
-    before = len(list((folder / "s").glob("log-*")))
-    goes_on(folder, 2)  # changes in the log of both versions
-    assert len(list((folder / "s").glob("log-*"))) == before + 1
-    header = store.read_header(folder / "s")
-    assert header.identity.operator_version == 2
-    assert all(one.is_whole for one in verify(folder / "s"))
-    goes_on(folder, 1)
-    assert len(list((folder / "s").glob("log-*"))) == before + 1, "it is upgraded once"
-    assert kept.finish(folder) == expected
-
-
-def test_a_planted_upgrade_that_loses_something_is_refused(tmp_path, next_version, monkeypatch):
-    folder, _ = unpacked(tmp_path, "format-1/group-by")
-    broken = OperatorUpgrade(state_and_delta, lambda arrays: dict(arrays))
-    monkeypatch.setitem(formats.OPERATORS, "group-by", (broken,))
-    with pytest.raises(Exception):  # noqa: B017, PT011  (whatever meets the turned numbers first)
+def test_a_state_of_another_format_is_refused_and_left_as_it_is(begun, monkeypatch):
+    folder, _ = begun
+    before = {path.name: path.read_bytes() for path in (folder / "s").iterdir() if path.is_file()}
+    monkeypatch.setattr(formats, "VERSION", 2)
+    with pytest.raises(StoreError, match="format version 1; this streamveil reads version 2"):
         goes_on(folder, 1)
-    assert store.read_header(folder / "s").identity.operator_version == 1, "nothing was written"
-
-
-@pytest.mark.parametrize("stop", range(4))
-def test_an_upgrade_that_is_cut_short_goes_on(tmp_path, next_version, monkeypatch, stop):
-    """The process dies before each of the files that an upgrade writes, and before the next one."""
-    folder, expected = unpacked(tmp_path, "format-1/group-by")
-    real, left = disk.create, [stop]
-
-    def create(path, buffers):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        real(path, buffers)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "create", create)
-        try:
-            goes_on(folder, 1)
-        except KeyboardInterrupt:
-            assert stop < 2
-    assert all(one.is_whole for one in verify(folder / "s"))
-    assert kept.finish(folder) == expected
-
-
-def test_an_earlier_streamveil_refuses_what_was_upgraded(tmp_path, monkeypatch):
-    folder, _ = unpacked(tmp_path, "format-1/group-by")
-    goes_on(folder, 1)
-    monkeypatch.setitem(formats.NOTES, "state", ())
-    with pytest.raises(StoreError, match="format version 3; this streamveil reads up to 1"):
-        goes_on(folder, 1)
-
-
-def test_reading_upgrades_nothing(tmp_path):
-    folder, _ = unpacked(tmp_path, "format-1/group-by")
-    before = (folder / "s" / "state.json").read_bytes()
-    assert inspect(folder / "s").formats["directory"] == 1
-    assert all(one.is_whole for one in verify(folder / "s"))
-    assert (folder / "s" / "state.json").read_bytes() == before
+    now = {path.name: path.read_bytes() for path in (folder / "s").iterdir() if path.is_file()}
+    assert now == before
 
 
 # ---- another secret
-
-
-@pytest.fixture
-def begun(tmp_path):
-    """A state of the present format, whose secret is given from outside."""
-    folder, expected = unpacked(tmp_path, f"format-{formats.current('state')}/group-by")
-    return folder, expected
 
 
 def test_another_secret_draws_nothing_anew(begun):

@@ -41,7 +41,7 @@ def test_a_state_is_described_while_the_job_runs_and_after(tmp_path: Path) -> No
     assert seen.position_before == "next is 11"
     assert seen.committed
     assert seen.committed.startswith("20")
-    assert seen.formats == {"directory": 3, "log": 1, "checkpoint": 1, "toy": 1}
+    assert seen.formats == {"directory": 1, "log": 1, "checkpoint": 1}
     assert {"log", "checkpoint", "ledger", "state.json"} <= seen.files.keys()
     assert seen.left
     text = "\n".join(" ".join(row) for row in seen.rows())

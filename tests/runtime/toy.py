@@ -40,7 +40,6 @@ class Toy:
 
     keys: int = 8
     kind: str = "toy"
-    version: int = 1
     weight: int = 1
 
     @property

@@ -32,7 +32,6 @@ COUNT = "COUNT(*) AS n FROM t"
 LEAKY = {  # habit -> ways to ask for it in SQL
     "max-event-time": [
         sql(f"{COUNT} {BY_TIME}", TIMED + ", watermark = 'max_event_time'"),
-        sql(f"{COUNT} {BY_TIME}", TIMED + ", watermark = 'bounded_out_of_orderness'"),
         sql(f"{COUNT} EMIT AFTER WATERMARK"),
         sql(f"{COUNT} EMIT ON WATERMARK"),
     ],
@@ -73,7 +72,6 @@ LEAKY = {  # habit -> ways to ask for it in SQL
     ],
     "reopen": [
         sql(f"{COUNT} {BY_TIME}", TIMED + ", late_data = 'reopen'"),
-        sql(f"{COUNT} {BY_TIME}", TIMED + ", late_data = retract"),
     ],
     "exact-metrics": [sql(f"{COUNT} {BY_TIME}", TIMED + ", metrics = 'exact'")],
 }  # fmt: skip
@@ -124,17 +122,6 @@ def test_python_is_held_to_the_same_rules():
         with pytest.raises(PlanError) as caught:
             query.release(**rest, **{option: value})
         assert HABITS[habit].reason in str(caught.value)
-
-
-def test_the_ways_out_are_accepted():
-    same = TIMED + ", privacy_unit_period = INTERVAL 1 DAY"
-    plain = parse_script(sql(f"{COUNT} {BY_TIME}", same)).query.plan
-    said = same + ", budget_refresh = INTERVAL 1 DAY, watermark = schedule, late_data = 'drop'"
-    assert parse_script(sql(f"{COUNT} {BY_TIME}", said)).query.plan == plain
-    grown = CLAUSE + ", steps = 9, rerun_on_growth = 2, public_size = TRUE"
-    assert parse_script(sql(f"{COUNT} EMIT EVERY 100 ROWS", grown)).query.plan.clock.steps == 9
-    with pytest.raises(PlanError, match="must equal privacy_unit_period"):
-        parse_script(sql(f"{COUNT} {BY_TIME}", same + ", budget_refresh = INTERVAL 2 DAY"))
 
 
 def test_rows_of_a_group_are_counted_or_capped():

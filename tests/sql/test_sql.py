@@ -399,9 +399,8 @@ def test_every_option_of_the_clause_can_be_written():
         "total_tests": "3", "entry_weight": "0.5", "weight_reference": "100", "delta_share": "0.5",
         "max_units": "1000", "expected_rows": "3.5", "expected_most_rows": "20",
         "expected_units": "10000", "expected_groups": "500", "expected_repeats": "0.1",
-        "watermark": "'schedule'", "join_rows": "2", "join_within": "INTERVAL 1 HOUR",
-        "late_data": "'drop'", "metrics": "'off'", "rerun_on_growth": "1.5", "public_size": "TRUE",
-        "budget_refresh": "INTERVAL 1 DAY", "time_zone": "'Europe/Berlin'",
+        "join_rows": "2", "join_within": "INTERVAL 1 HOUR",
+        "time_zone": "'Europe/Berlin'",
     }  # fmt: skip
     assert values.keys() == OPTIONS.keys() - TABLE_ONLY  # those: test_table
     own = {"epsilon", "delta", "privacy_unit_column", "start", "end"}
@@ -414,7 +413,7 @@ def test_every_option_of_the_clause_can_be_written():
         used.setdefault("max_rows_contributed", "2")
         if name == "max_groups_contributed":
             used.pop("max_rows_contributed")
-        if name in ("rerun_on_growth", "budget_refresh", "join_rows", "join_within"):
+        if name in ("join_rows", "join_within"):
             continue  # refused on purpose: test_check, test_live_joins
         if name == "clock":
             used["steps"] = "24"

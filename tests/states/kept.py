@@ -252,10 +252,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             if name == "spark":  # whose files have a format of their own
                 make_spark(name, Path(folder))
-                pack(Path(folder), HERE / f"spark-{shards.current()}" / "group-by.tar.gz")
+                pack(Path(folder), HERE / f"spark-{shards.FORMAT}" / "group-by.tar.gz")
                 continue
             MAKERS[name](name, Path(folder))
-            pack(Path(folder), HERE / f"format-{formats.current(store.KIND)}" / f"{name}.tar.gz")
+            pack(Path(folder), HERE / f"format-{formats.VERSION}" / f"{name}.tar.gz")
 
 
 if __name__ == "__main__":

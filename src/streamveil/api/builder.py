@@ -25,6 +25,7 @@ from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan import Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
 from streamveil.plan import options as options_of
+from streamveil.plan.check import require_known
 from streamveil.plan.options import OPTIONS
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import (
@@ -410,9 +411,7 @@ class Stream(InTheMaking):
 def require_settings(budget: Any, options: Mapping[str, Any]) -> None:
     """PlanError for what is no budget, or no option of a release."""
     for name in options:
-        if name not in RELEASE_OPTIONS:
-            known = [*RELEASE_OPTIONS, "every", "budget"]
-            raise PlanError(f"unknown option '{name}'{nearest(name, known)}")
+        require_known(name, [*RELEASE_OPTIONS, "every", "budget"])
     if not isinstance(budget, Budget):
         raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
 

@@ -96,7 +96,6 @@ class ChangingTable:
     """
 
     kind: ClassVar[str] = "changing-table"
-    version: ClassVar[int] = 1  # of its state
 
     mechanism: DynamicMechanism
     attributes: tuple[Attribute, ...]

@@ -110,27 +110,8 @@ def kind_of(counter: Counter) -> str:
 
 
 __all__ = [
-    "COUNTERS",
-    "AnytimeBltCounter",
-    "AnytimeHaarCounter",
-    "BinaryTreeCounter",
-    "Blt",
-    "BltCounter",
-    "Comparison",
-    "Counter",
-    "CounterChoice",
-    "CounterState",
-    "CounterStream",
-    "HaarCounter",
-    "HonakerCounter",
-    "KaryTreeCounter",
-    "Participation",
-    "SqrtToeplitzCounter",
-    "best_blt",
-    "choose",
-    "compare",
-    "fit",
-    "kind_of",
-    "moved_by",
-    "skip",
-]
+    "COUNTERS", "AnytimeBltCounter", "AnytimeHaarCounter", "BinaryTreeCounter", "Blt", "BltCounter",
+    "Comparison", "Counter", "CounterChoice", "CounterState", "CounterStream", "HaarCounter",
+    "HonakerCounter", "KaryTreeCounter", "Participation", "SqrtToeplitzCounter", "best_blt",
+    "choose", "compare", "fit", "kind_of", "moved_by", "skip",
+]  # fmt: skip

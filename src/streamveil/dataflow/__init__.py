@@ -44,10 +44,6 @@ class Operator(Protocol):
         """Names the saved format, e.g. 'group-by'."""
 
     @property
-    def version(self) -> int:
-        """Of the saved format."""
-
-    @property
     def guarantee(self) -> Guarantee:
         """Charged once, when the job is created."""
 

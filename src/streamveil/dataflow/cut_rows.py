@@ -177,8 +177,7 @@ class CutBands:
     def from_arrays(cls, arrays: dict[str, Array]) -> CutBands:
         """The inverse of `to_arrays`."""
         made = cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
-        if "hidden_cells" in arrays:  # states of earlier versions have none
-            made.hide(HiddenRows(np.array(arrays["hidden_cells"]), np.array(arrays["hidden_rows"])))
+        made.hide(HiddenRows(np.array(arrays["hidden_cells"]), np.array(arrays["hidden_rows"])))
         return made
 
 

@@ -70,7 +70,6 @@ class Grouping:
     """What a group-by is asked and how it keeps groups and units: `group_by.GroupBy` runs it."""
 
     kind: str = "group-by"
-    version: int = 1  # of its state
     job: str
     unit: str
     bind: Bind = field(compare=False, repr=False)

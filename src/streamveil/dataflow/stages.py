@@ -508,13 +508,9 @@ def add_cut(state: State, delta: Mapping[str, Array]) -> None:
     for period, mine in parts(delta["cut_period"]):
         lost = state.cut.setdefault(period, CutUnits())
         lost.add(delta["cut_unit"][mine], delta["cut_rows"][mine])
-    hidden = {}
-    if "cut_waits" in delta:  # logs of earlier versions have none
-        ends = np.cumsum(delta["cut_waits"])[:-1]
-        columns = (
-            np.split(np.array(delta[f"cut_waits_{name}"]), ends) for name in HiddenRows._fields
-        )
-        hidden = dict(zip(windows, map(HiddenRows, *columns), strict=True))
+    ends = np.cumsum(delta["cut_waits"])[:-1]
+    columns = (np.split(np.array(delta[f"cut_waits_{name}"]), ends) for name in HiddenRows._fields)
+    hidden = dict(zip(windows, map(HiddenRows, *columns), strict=True))
     add_bands(state, dict(zip(windows, delta["cut_bands"], strict=True)), hidden)
 
 

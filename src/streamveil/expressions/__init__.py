@@ -297,15 +297,7 @@ def null_where_it_fails(run: Evaluator, table: pa.Table, kind: Any) -> Column:
 
 
 __all__ = [
-    "Compiled",
-    "column_named",
-    "columns_of",
-    "compile_expression",
-    "compile_key",
-    "compile_predicate",
-    "compile_unit",
-    "compile_value",
-    "conjunction",
-    "kind_of",
+    "Compiled", "column_named", "columns_of", "compile_expression", "compile_key",
+    "compile_predicate", "compile_unit", "compile_value", "conjunction", "kind_of",
     "normalize_expression",
-]
+]  # fmt: skip

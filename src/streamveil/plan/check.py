@@ -7,7 +7,7 @@ by default and that leak; the rest are plans that could not run or whose sums co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
@@ -64,7 +64,7 @@ HABITS: dict[str, Habit] = {
     "max-event-time": Habit(
         "a watermark made from the largest event time seen",
         "one person's clock would decide which rows of all others are late, and when windows close",
-        "leave watermark = 'schedule': it follows the public clock; allow slow rows with lateness",
+        "leave it out: windows close by the public clock; allow slow rows with lateness",
     ),
     "emit-on-change": Habit(
         "releasing whenever a result changes",
@@ -82,8 +82,8 @@ HABITS: dict[str, Habit] = {
         "running again each time the data has grown enough",
         "the size of the data would set the time of release, and every run spends the whole budget "
         "again",
-        "declare the size public (public_size = TRUE) and give the number of runs as steps, or use "
-        "EMIT EVERY INTERVAL, which one continual counter pays for once",
+        "EMIT EVERY n ROWS with steps where the number of rows is public, or EMIT EVERY INTERVAL: "
+        "one continual counter pays for all releases once",
     ),
     "dedupe": Habit(
         "removing duplicates before contribution bounding",
@@ -126,33 +126,28 @@ HABITS: dict[str, Habit] = {
         "late rows that re-open a released window",
         "a correction shows the late person's row against the earlier release, outside of the "
         "budget",
-        "late_data = 'drop' (rows are counted for the operator), and a larger lateness: within it "
-        "late rows enter the window's remaining triggers",
+        "a larger lateness: within it late rows enter the window's remaining triggers; what comes "
+        "later is dropped, and counted for the operator",
     ),
     "exact-metrics": Habit(
         "exact counters of rows or groups in logs or metrics",
         "a dashboard of exact counts is a release without noise",
-        "leave metrics = 'off'; `streamveil inspect` shows the operator how far a job is and how "
-        "large",
+        "leave it out; `streamveil inspect` shows the operator how far a job is and how large",
     ),
 }
 
-# option -> (allowed values, refused values -> habit)
-WORDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    options.WATERMARK.name: (
-        ("schedule",),
-        dict.fromkeys(("max_event_time", "event_time", "bounded_out_of_orderness", "ascending"),
-                      "max-event-time"),
-    ),
-    options.LATE_DATA.name: (
-        ("drop",),
-        dict.fromkeys(("reopen", "update", "retract", "correct", "upsert"), "reopen"),
-    ),
-    options.METRICS.name: (
-        ("off",),
-        dict.fromkeys(("exact", "public", "log", "on"), "exact-metrics"),
-    ),
+HABITUAL = {  # what other systems call an option that stands for a habit
+    "watermark": "max-event-time", "late_data": "reopen", "metrics": "exact-metrics",
+    "rerun_on_growth": "rerun-on-growth", "budget_refresh": "budget-refresh",
 }  # fmt: skip
+
+
+def require_known(name: str, known: Collection[str]) -> None:
+    """Refuses an option that there is not; one that stands for a habit, with the reason."""
+    if name in HABITUAL:
+        raise HABITS[HABITUAL[name]].error()
+    if name not in known:
+        raise PlanError(f"unknown option '{shown(name)}'{nearest(name, known)}")
 
 
 def check_plan(plan: Plan) -> None:
@@ -176,29 +171,6 @@ def _raise(plan: Plan, rules: Iterable[Callable[[Plan], Complaints]]) -> None:
 
 
 Complaints = Iterator[str | PlanError]
-
-
-def check_habits(plan: Plan) -> Complaints:
-    """Habits of streaming systems that leak."""
-    for option, (allowed, refused) in WORDS.items():
-        word = plan.options.get(option)
-        if word is None or word in allowed:
-            continue
-        if str(word).lower() in refused:
-            yield HABITS[refused[str(word).lower()]].error()
-        yield f"{option} can only be {allowed[0]!r}, its default"
-    if options.RERUN.given_in(plan.options):
-        if options.PUBLIC_SIZE.of(plan.options) is not True:
-            yield HABITS["rerun-on-growth"].error()
-        if plan.clock.kind != "rows" or plan.clock.steps is None:
-            yield (
-                "a query that runs again as the public size grows is EMIT EVERY n ROWS with steps"
-            )
-    refresh = plan.options.get("budget_refresh_us")
-    if refresh is not None and plan.periods is None:
-        yield HABITS["budget-refresh"].error()
-    if refresh is not None and refresh != plan.period_us:
-        yield "budget_refresh must equal privacy_unit_period, or be left out: it is implied"
 
 
 def check_ends(plan: Plan) -> Complaints:
@@ -578,7 +550,6 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_ends,
     check_own_rows,
     check_delta,
-    check_habits,
     check_names,
     _bounds_or_look,
     _aggregates,

@@ -446,34 +446,6 @@ ACCEPT_ERROR = Option(
     "runs a changing table although the error is a quarter of it or more",
     part_of=(TABLE,),
 )
-WATERMARK = Option(
-    "watermark",
-    "word",
-    "'schedule'",
-    "what closes windows: only the public clock can",
-    value="schedule",
-)
-LATE_DATA = Option(
-    "late_data",
-    "word",
-    "'drop'",
-    "rows after the allowed lateness: counted for the operator and dropped",
-    value="drop",
-)
-METRICS = Option("metrics", "word", "'off'", "exact counters in logs: never", value="off")
-RERUN = Option(
-    "rerun_on_growth",
-    "real",
-    "not used",
-    "always refused unless the size is public (`public_size`)",
-    part_of=BOTH,
-)
-PUBLIC_SIZE = Option(
-    "public_size", "flag", "FALSE", "declares the number of source rows public", part_of=BOTH
-)
-REFRESH = Option(
-    "budget_refresh", "interval", "not used", "refused unless it equals `privacy_unit_period`"
-)
 
 OPTIONS: dict[str, Option] = {
     option.name: option for option in list(globals().values()) if isinstance(option, Option)
@@ -486,7 +458,6 @@ OF_METHODS = (  # in Python, of protect(), bound() and group_by()
 EXPECTATIONS = (
     EXPECTED_UNITS, EXPECTED_ROWS, EXPECTED_MOST_ROWS, EXPECTED_GROUPS, EXPECTED_REPEATS,
 )  # fmt: skip
-HABITUAL = (WATERMARK, LATE_DATA, METRICS)  # habits of streaming systems: one word is allowed
 
 
 def kept(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

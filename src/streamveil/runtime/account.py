@@ -59,7 +59,7 @@ def keys_of(plan: Plan) -> str:
 def mechanisms_of(operator: Operator) -> dict[str, Any]:
     """The mechanisms that run, with their noise."""
     if not isinstance(operator, GroupBy):
-        return {"kind": operator.kind, "version": operator.version}
+        return {"kind": operator.kind}
     aggregation, bounds = operator.aggregation, operator.bounds
     return {
         "kind": operator.kind,

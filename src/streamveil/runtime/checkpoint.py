@@ -225,23 +225,18 @@ class Saved:
 class CheckpointDraft:
     """A checkpoint under way. What is added is copied at once and written behind."""
 
-    def __init__(
-        self, directory: Path, epoch: str, saved: Saved, behind: Behind,
-        version: int = formats.FIRST,
-    ) -> None:  # fmt: skip
-        """`version`: of the operator."""
+    def __init__(self, directory: Path, epoch: str, saved: Saved, behind: Behind) -> None:
         self.bytes = 0
         self._directory, self._behind = directory, behind
         self._batch = saved.record.place.batch
         self._portions = 0
         self._file: disk.Unnamed | None = None
         self._hash = frame.first_hash(epoch)  # of all frames so far
-        behind(partial(self._begin, epoch, saved, version))
+        behind(partial(self._begin, epoch, saved))
 
-    def _begin(self, epoch: str, saved: Saved, version: int) -> None:
+    def _begin(self, epoch: str, saved: Saved) -> None:
         self._file = disk.Unnamed(self._directory / name(self._batch))
-        owner = {"version": VERSION, "epoch": epoch, wal.OPERATOR: version}
-        head = wal.to_head(saved.record, owner)
+        head = wal.to_head(saved.record, {"version": VERSION, "epoch": epoch})
         with room(ROOM_BYTES + 2 * sum(table.nbytes for table in saved.tables)) as own:
             blobs = list[memoryview]()
             for table in saved.tables:
@@ -309,8 +304,7 @@ def read(directory: Path, epoch: str) -> Saved | None:
         raise formats.damaged(path) from None
     needs = checked(path, epoch, [(one.head, one.prefix) for one in frames])
     arrays = {name: array for one in frames[1:-1] for name, array in one.arrays.items()}
-    version = frames[0].head.get(wal.OPERATOR, formats.FIRST)
-    (head,) = wal.from_frame(frames[0], version)
+    (head,) = wal.from_frame(frames[0])
     record = replace(head, delta=arrays)
     return Saved(record, tuple(map(from_bytes, frames[0].blobs)), needs)
 

@@ -114,8 +114,7 @@ class CombinedSource:
             )
         combined = combined.select(select(combined.schema, columns, "the combined rows").names)
         mark = checksum(combined)
-        at = json.loads(position or "0")
-        start, known = at if isinstance(at, list) else (at, mark)  # older positions have no mark
+        start, known = json.loads(position) if position else (0, mark)
         if known != mark:
             raise changed()
         for row in range(start, max(combined.num_rows, bool(rejected)), max_rows):

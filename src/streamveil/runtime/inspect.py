@@ -17,7 +17,7 @@ from streamveil.connectors.manifest import MARK, LocalFiles, Manifest, files_in
 from streamveil.connectors.remote import RemoteFiles
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, formats, frame, wal
-from streamveil.runtime.store import HEADER, LEDGER, SECRET, Header, require_header
+from streamveil.runtime.store import LEDGER, SECRET, Header, require_header
 
 FIRST = {  # what positions count, before the place of a source within them
     "step": "step {:,}", "version": "version {}", "snapshot": "snapshot {}",
@@ -108,8 +108,7 @@ def read(folder: Path) -> tuple[Summary, str | None]:
         identity.job, identity.plan, identity.operator, header.epoch, header.secure,
         (folder / SECRET).exists(), place.batch, place.step, place.closed, words(place.position),
         words(before.position), last_change(folder),
-        {"directory": formats.version_of(folder / HEADER), "log": wal.VERSION,
-         "checkpoint": checkpoint.VERSION, identity.operator: identity.operator_version},
+        {"directory": formats.VERSION, "log": wal.VERSION, "checkpoint": checkpoint.VERSION},
         after if path else None, path.stat().st_size if path else 0,
         len(log), sum(size for _, size in log), sizes(parts), on_disk(folder),
         *spending(folder, header),

@@ -43,7 +43,6 @@ from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import CheckpointDraft, CopyBuffer, IncrementalCheckpoint, Saved
-from streamveil.runtime.formats import upgraded_delta, upgraded_state
 from streamveil.runtime.grouping import Prefetch, PrefetchInBlocks, Together, in_blocks
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.rejects import Owner, Rejects, Routing, kept_in, sweep
@@ -81,10 +80,7 @@ class Work:
     @property
     def identity(self) -> stores.Identity:
         """What a state directory must have been created for."""
-        operator = self.operator
-        return stores.Identity(
-            self.name, self.fingerprint, operator.kind, operator.version, self.calibration
-        )
+        return stores.Identity(self.name, self.fingerprint, self.operator.kind, self.calibration)
 
     @property
     def account(self) -> Account:
@@ -183,9 +179,7 @@ class Job:
         extent = saved.needs.archive if saved and saved.needs else None
         keeper = None if self.work.post else self.work.sink  # a sink has what was made of them
         self._archive = Archive(directory, epoch, keeper, extent, self.work.keep_releases)
-        self._state = operator.init() if saved is None else operator.load(
-            upgraded_state(operator.kind, saved.record.delta, saved.record.version)
-        )  # fmt: skip
+        self._state = operator.init() if saved is None else operator.load(saved.record.delta)
         self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
         self._latest = saved.releases if saved else ()
         self._marks = self._last.releases
@@ -196,15 +190,13 @@ class Job:
             self._latest = self._archive.restore(self._latest, self._marks)
         started = time.thread_time()
         for record in records:
-            delta = upgraded_delta(operator.kind, record.delta, record.version)
-            operator.apply(self._state, delta)
+            operator.apply(self._state, record.delta)
             drawn = self._draw(record.place.step, closed=record.place.closed)
             made = made_of(operator, drawn)
             require_same(record.releases, tuple(known for _, known in made))
             releases = tuple(release for release, _ in made)
             self._take(record, self._archive.restore(releases, record.releases))
         self._archive.settle()
-        self._store.upgrade(operator.version, self.place.batch)
         self._effort = time.thread_time() - started
 
     def _open_rejects(self, epoch: str) -> Rejects | None:

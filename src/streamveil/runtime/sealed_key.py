@@ -3,7 +3,7 @@
 All noise and all fingerprints of a job are functions of one noise key and of the epoch of its state
 (`core.noise`). Where the secret is given from outside, the key is drawn from the operating
 system when the state is made, and `state.json` holds it encrypted under the secret. Where the state
-keeps its own secret, and in states of the first format, the secret itself is the noise key.
+keeps its own secret, that secret is the noise key.
 
 Rotation: another secret opens the same key.
 Proof that nothing is drawn anew: rotation changes `Header.key` alone. Every address of the job,

@@ -71,7 +71,6 @@ class Identity:
     job: str
     plan: str  # fingerprint of the query
     operator: str
-    operator_version: int
     calibration: str = ""  # of its mechanisms
 
 
@@ -95,11 +94,6 @@ class Header:
         """Refuses a job that is not the one this state was created for."""
         mine, theirs = asdict(self.identity), asdict(identity)
         changed = [name for name in mine if mine[name] != theirs[name]]
-        if "operator_version" in changed and self.identity.operator == identity.operator:
-            formats.require_upgrades(
-                identity.operator, self.identity.operator_version, identity.operator_version
-            )
-            changed.remove("operator_version")  # it is upgraded
         if changed == ["calibration"]:
             raise StoreError(CALIBRATED_OTHERWISE)
         if changed:
@@ -107,7 +101,6 @@ class Header:
                 "job": "name",
                 "plan": "query",
                 "operator": "operator",
-                "operator_version": "state format",
                 "calibration": "calibration",
             }
             raise StoreError(
@@ -159,8 +152,6 @@ class Store:
             self._lock.close()
             raise
         self._log = wal.Log(directory, self.header.epoch if self.header else "")
-        if self.header is not None:
-            self._log.version = self.header.identity.operator_version
 
     def settle(self, identity: Identity) -> None:
         """Says what a job is, now that its look has been kept."""
@@ -176,7 +167,6 @@ class Store:
             write_header(self.directory, header)
         self.header = header
         self._log = wal.Log(self.directory, header.epoch)
-        self._log.version = header.identity.operator_version
 
     def finish(self) -> None:
         """Marks creation complete: from here on a missing ledger or log is a loss."""
@@ -199,25 +189,6 @@ class Store:
     def _replay(self, after: int, until: wal.Until | None) -> Iterator[wal.Record]:
         with self._fatal():
             yield from self._log.replay(after, until)
-
-    def upgrade(self, version: int, batch: int) -> None:
-        """Says that from now on all is written in the present formats: see `runtime.formats`.
-
-        `version` of the operator's state; `batch`: the last one, which has been recovered.
-        """
-        assert self.header is not None  # noqa: S101  (it was recovered)
-        identity = self.header.identity
-        was = formats.version_of(self.directory / HEADER)
-        if was == formats.current(KIND) and identity.operator_version == version:
-            return
-        with self._fatal():
-            self.header = replace(self.header, identity=replace(identity, operator_version=version))
-            write_header(self.directory, self.header)
-            if identity.operator_version != version:
-                size = self._log.size
-                self._log.version = version
-                self._log.start(batch)
-                self._log.size = size
 
     def commit(self, *records: wal.Record) -> None:
         """Makes micro-batches durable. On return they survive any crash."""
@@ -248,7 +219,7 @@ class Store:
         """A new checkpoint, to be filled and finished; written in the background."""
         self._drafted_seconds = 0.0
         self._draft = checkpoint.CheckpointDraft(
-            self.directory, self._log.epoch, saved, self._behind, self._log.version
+            self.directory, self._log.epoch, saved, self._behind
         )
         return self._draft
 

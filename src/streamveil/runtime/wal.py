@@ -29,7 +29,7 @@ import numpy as np
 from streamveil import disk
 from streamveil.disk import crash_only, write_all
 from streamveil.errors import StoreError
-from streamveil.runtime import formats, frame
+from streamveil.runtime import frame
 from streamveil.runtime.formats import damaged
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
@@ -88,7 +88,6 @@ VERSION = 1
 SEGMENT = "log-"
 MORE = "more"  # in a record's head, if it is so
 GROUP = "group"  # in the head of a frame of several records
-OPERATOR = "operator version"  # in the first head of a file: of what is in it
 T = TypeVar("T")
 
 
@@ -118,7 +117,6 @@ class Record:
     place: JobPosition  # after it
     delta: dict[str, Array]  # what the operator's fold did
     releases: tuple[Mark, ...] = ()  # what its step made public
-    version: int = formats.FIRST  # of the operator that wrote the delta
     more: bool = False  # whether what follows is published with it: see `grouping`
 
 
@@ -149,12 +147,12 @@ def to_frame(
     return frame.gathered(*frame.laid_out(head, delta), start=start)
 
 
-def from_frame(read: frame.Frame, version: int) -> list[Record]:
-    """The records of a frame that was written in a version of the operator."""
+def from_frame(read: frame.Frame) -> list[Record]:
+    """The records of a frame."""
     heads = each_in(read.head)
     deltas = [read.arrays] if GROUP not in read.head else parted(read.arrays, len(heads))
     return [
-        Record(JobPosition(**head["place"]), delta, tuple(marks), version, head.get(MORE, False))
+        Record(JobPosition(**head["place"]), delta, tuple(marks), head.get(MORE, False))
         for head, delta, marks in zip(heads, deltas, map(marks_of, heads), strict=True)
     ]
 
@@ -176,7 +174,6 @@ class Log:
     def __init__(self, directory: Path, epoch: str) -> None:
         self.directory = directory
         self.epoch = epoch
-        self.version = formats.FIRST  # of the operator that writes
         self.size = 0  # bytes of the records after the last checkpoint
         self.hash = frame.first_hash(epoch)  # of all records so far
         self._end = 0  # of the open segment
@@ -186,8 +183,8 @@ class Log:
         """Begins a segment and makes it durable; the log goes on there."""
         self.close()
         path = self.directory / f"{SEGMENT}{after:012d}"
-        head = {"version": VERSION, "epoch": self.epoch, "after": after, OPERATOR: self.version,
-                frame.BEFORE: self.hash}  # fmt: skip
+        owner = {"version": VERSION, "epoch": self.epoch}
+        head = {**owner, "after": after, frame.BEFORE: self.hash}
         disk.create(path, frame.encode(head, {}))
         with crash_only("open", path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -216,16 +213,14 @@ class Log:
         segments = kept(self.directory)
         if not any(first <= after for first, _ in segments):
             raise lost(self.directory, after)
-        start, end, batch, version = 0, 0, 0, formats.FIRST
+        start, end, batch = 0, 0, 0
         for part in linked(segments, self.epoch, whole_frames):
             start, end = part.offset, part.offset + part.size
             batch, self.hash = part.batch, part.hash
             part.require(until)
-            if not part.is_record:
-                version = part.head.get(OPERATOR, formats.FIRST)
-            elif batch > after:
+            if part.is_record and batch > after:
                 self.size += part.size
-                yield from from_frame(part.read, version)
+                yield from from_frame(part.read)
         if batch < max(after, until.batch if until else 0):
             raise lost(self.directory, batch)
         self._resume(segments[-1][1], start, end)

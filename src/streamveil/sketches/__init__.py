@@ -13,17 +13,7 @@ from streamveil.sketches.levels import LiveSketch
 from streamveil.sketches.published import PublishedSketch, SketchErrorBound
 
 __all__ = [
-    "HeavyHitters",
-    "HeavyKeys",
-    "HeavyTexts",
-    "HeavyTextsFound",
-    "Layout",
-    "LazySketch",
-    "LiveSketch",
-    "PublishedHierarchy",
-    "PublishedSketch",
-    "PublishedTexts",
-    "SketchErrorBound",
-    "text_words",
-    "words_text",
+    "HeavyHitters", "HeavyKeys", "HeavyTexts", "HeavyTextsFound", "Layout", "LazySketch",
+    "LiveSketch", "PublishedHierarchy", "PublishedSketch", "PublishedTexts", "SketchErrorBound",
+    "text_words", "words_text",
 ]  # fmt: skip

@@ -104,7 +104,6 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 1  # of its state
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule

@@ -318,12 +318,6 @@ def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     """What goes into Plan.options; a value equal to its default is left out."""
     kept = dict(options.kept(values))
-    for option in options.HABITUAL:
-        chosen = str(option.of(values) or option.value).lower()
-        if chosen != option.value:
-            kept[option.name] = chosen
-    if options.REFRESH.given_in(values):
-        kept["budget_refresh_us"] = options.REFRESH.of(values)
     if options.STEPS.of(values) == "unbounded":
         kept["horizon"] = "unbounded"
     return kept

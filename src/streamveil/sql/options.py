@@ -10,6 +10,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
+from streamveil.plan.check import require_known
 from streamveil.plan.options import MAX_GROUPS, OPTIONS, Kind
 from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, require_months
 
@@ -199,8 +200,7 @@ def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
         name = OLD_NAMES.get(written.lower(), written.lower())
         if name in REFUSED_OPTIONS:
             raise PlanError(f"option '{name}' is not supported: {REFUSED_OPTIONS[name]}")
-        if name not in OPTIONS:
-            raise PlanError(f"unknown option '{shown(name)}'{nearest(name, OPTIONS)}")
+        require_known(name, OPTIONS)
         if name in found:
             raise PlanError(f"option '{name}' is given twice")
         if name == MAX_GROUPS.name and isinstance(tree, exp.Null):

@@ -23,7 +23,6 @@ from streamveil.plan import (
     Plan,
     TableSource,
     Window,
-    options,
 )
 from streamveil.plan.check import check_plan
 
@@ -36,12 +35,6 @@ SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "sec": "second
          "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week",
          "mo": "month", "q": "quarter", "y": "year"}  # fmt: skip
 _PIECE = re.compile(r"\s*(\d{1,15})\s*([A-Za-z]+)\s*(?:,|and)?\s*")
-
-# options that only the validator reads: once allowed, they change nothing
-SAID = frozenset({
-    *map(str, options.HABITUAL), options.RERUN.name, options.PUBLIC_SIZE.name,
-    "budget_refresh_us", "horizon",
-})  # fmt: skip
 
 Duration = str | timedelta
 Instant = str | datetime
@@ -356,5 +349,5 @@ def finish(plan: Plan) -> Plan:
         check_table(done)
     else:
         check_plan(done)
-    decided = {name: value for name, value in done.options.items() if name not in SAID}
-    return replace(done, options=decided)
+    kept = {name: value for name, value in done.options.items() if name != "horizon"}
+    return replace(done, options=kept)  # which only the checks read

@@ -14,7 +14,6 @@ from streamveil.plan.check import (
     check_clock,
     check_delta,
     check_ends,
-    check_habits,
     check_horizon,
     check_names,
     check_numbers,
@@ -24,7 +23,6 @@ MECHANISMS = (
     "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
     "interval_tree", "two_streams", "triggered_snapshots",
 )  # fmt: skip
-ALSO = {*(option.name for option in options.HABITUAL), "horizon"}
 MOST_CELLS = 1 << 22
 MOST_POINTS = 1 << 20  # of the product of all domains
 LEAST_TO_ASK = 1e-12  # epsilon or rho of all questions
@@ -37,7 +35,7 @@ def check_table(plan: Plan) -> None:
     source = plan.source
     assert isinstance(source, TableSource)  # noqa: S101  (the caller looked)
     rules = (
-        check_ends(plan), check_delta(plan), check_habits(plan),
+        check_ends(plan), check_delta(plan),
         check_domains(source.domains), check_names(plan), _shape(plan),
         _aggregates(plan), _unit(plan, source), _options(plan), check_clock(plan),
         check_horizon(plan), check_numbers(plan),
@@ -144,7 +142,7 @@ def _unit(plan: Plan, source: TableSource) -> Iterator[str]:
 def _options(plan: Plan) -> Iterator[str]:
     given = plan.options
     for name in given:
-        if name not in options.of_query(options.TABLE) | ALSO:
+        if name not in options.of_query(options.TABLE) | {"horizon"}:
             yield f"option '{name}' does not apply to a changing table{nearest(name, TABLE_ONLY)}"
     size, updates = options.EXPECTED_SIZE.of(given), options.EXPECTED_UPDATES.of(given)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -1,24 +1,26 @@
-"""A state of Spark of every format was kept, and goes on with the same releases."""
+"""A kept state of Spark goes on with the same releases; a shard of another format is refused."""
 
 import json
 
+import numpy as np
 import pytest
 
 from streamveil.engines.spark import shards
+from streamveil.engines.spark.shards import BASE, Shards
+from streamveil.errors import StoreError
 from tests.states import kept
 
-ARCHIVES = sorted(kept.HERE.glob("spark-*/*.tar.gz"))
 
-
-def test_a_state_of_every_format_is_kept():
-    assert {path.parent.name for path in ARCHIVES} == {
-        f"spark-{n}" for n in range(1, shards.current() + 1)
-    }
+def test_a_shard_of_another_format_is_refused(tmp_path, monkeypatch):
+    place = Shards(str(tmp_path), "one")
+    place.put("unit", 0, 1, BASE, ({"n": 3}, {"a": np.arange(3)}))
+    monkeypatch.setattr(shards, "FORMAT", 2)
+    with pytest.raises(StoreError, match="format version 1; this streamveil reads version 2"):
+        place.get("unit", 0, 1, BASE)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.parent.name)
-def test_a_kept_state_goes_on(archive, session, tmp_path):
-    kept.unpack(archive, tmp_path)
+def test_a_kept_state_goes_on(session, tmp_path):
+    kept.unpack(kept.HERE / f"spark-{shards.FORMAT}" / "group-by.tar.gz", tmp_path)
     expected = json.loads((tmp_path / "expected.json").read_text())
     assert kept.on_spark(tmp_path, session, "s", kept.STEPS) == expected

@@ -16,7 +16,7 @@ Protects: against the same noise on other rows. A delta is a function of the his
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -32,7 +32,7 @@ from streamveil.errors import StoreError
 from streamveil.types import Array
 
 Content = tuple[dict[str, Any], dict[str, Array]]  # of a file: facts and arrays
-UPGRADES: tuple[Callable[[Content], Content], ...] = ()  # from each format of a file to the next
+FORMAT = 1  # of a file
 STAGES = ("unit", "key", "public")
 BASE, DELTA = "base", "delta"
 OWNER = "owner"  # names the state that the storage belongs to
@@ -104,7 +104,7 @@ class Shards:
             ) from None
         except (OSError, ValueError, StoreError):
             raise StoreError(f"{what} is damaged") from None
-        facts, arrays = upgraded((facts, arrays))
+        require_format(facts.pop("format", None))
         if (facts.pop("origin"), facts.pop("place")) != (self.origin, [stage, shard, version]):
             raise StoreError(
                 f"{what} belongs to another state.\n"
@@ -123,7 +123,7 @@ class Shards:
         system, base = opened(self.root)
         path = f"{base}/{name_of(stage, shard, version, kind)}"
         facts, arrays = content
-        own = {"format": current(), "origin": self.origin, "place": [stage, shard, version]}
+        own = {"format": FORMAT, "origin": self.origin, "place": [stage, shard, version]}
         parts = pack({**own, **facts}, arrays)
         part = ShardPart(facts, arrays, tag_of(parts), sum(map(len, parts)))
         for _ in range(2):  # once more if another was faster
@@ -144,8 +144,6 @@ class Shards:
                 return None
         elif self._agrees(head, part):
             return part.tag
-        elif head.facts.get("format") != current() and again(system, path) == part.tag:
-            return head.tag  # of an earlier format: its content is that of this one
         raise StoreError(
             "this step was already run over other rows; the same noise on both would reveal how"
             " they differ.\n"
@@ -244,29 +242,13 @@ def name_of(stage: str, shard: int, version: int, kind: str) -> str:
     return f"{stage}/{shard:05d}/{version:08d}.{kind}"
 
 
-def current() -> int:
-    """The format in which files are written."""
-    return 1 + len(UPGRADES)
-
-
-def upgraded(content: Content) -> Content:
-    """What a file of an earlier format says, as the present one says it. The file stays."""
-    facts, arrays = content
-    found = facts.pop("format", None)
-    if not isinstance(found, int) or not 1 <= found <= current():
+def require_format(found: object) -> None:
+    """Refuses a file of another format."""
+    if found != FORMAT:
         raise StoreError(
-            f"a shard has format version {found}; this streamveil reads up to {current()}.\n"
-            "  to fix  use the streamveil version that wrote it, or a newer one"
+            f"a shard has format version {found}; this streamveil reads version {FORMAT}.\n"
+            "  to fix  use the streamveil version that wrote it, or start a new state directory"
         )
-    for step in UPGRADES[found - 1 :]:
-        facts, arrays = step((facts, arrays))
-    return facts, arrays
-
-
-def again(system: fs.FileSystem, path: str) -> int:
-    """The tag that a file would have in the present format."""
-    facts, arrays = upgraded(unpack(read_whole(system, path).data))
-    return tag_of(pack({"format": current(), **facts}, arrays))
 
 
 def read_whole(system: fs.FileSystem, path: str) -> Array:

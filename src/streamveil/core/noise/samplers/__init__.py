@@ -208,15 +208,9 @@ def exact(value: Fraction | int) -> Number:
 
 
 __all__ = [
-    "Asked",
-    "gaussian_table",
-    "laplace_table",
-    "rounded_gaussian",
-    "rounded_gaussian_word",
-    "rounded_laplace",
-    "rounded_word",
-    "settle",
-]
+    "Asked", "gaussian_table", "laplace_table", "rounded_gaussian", "rounded_gaussian_word",
+    "rounded_laplace", "rounded_word", "settle",
+]  # fmt: skip
 
 
 LARGEST_CENTRE = 2.0**62
