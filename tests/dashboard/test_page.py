@@ -140,6 +140,33 @@ def test_numbers_of_the_page_are_the_released_ones(state, tmp_path):
                 assert values.get(moment) == known
 
 
+@pytest.mark.parametrize(("zone", "every", "places"), [
+    ("", "1 month", ["2026-01-01", "2026-02-01", "2026-03-01"]),
+    ("America/New_York", "1 month", ["2026-01-01", "2026-02-01", "2026-03-01"]),
+    ("", "15 days", None),  # several releases of a window stand where their rows end
+])  # fmt: skip
+def test_a_window_with_one_release_stands_where_it_begins(zone, every, places, tmp_path):
+    """June stood at the tick of July, where it ends."""
+    at = np.arange("2026-01-02", "2026-04-01", dtype="datetime64[D]").astype("datetime64[us]")
+    table = pa.table({"u": np.arange(len(at)), "c": ["a"] * len(at), "ts": at})
+    state = tmp_path / "s"
+    query = (
+        sv.memory(table, event_time="ts", name="t").protect("u")
+        .window(sv.tumble("1 month", tz=zone))
+        .group_by("c", keys=sv.public(["a"])).agg(n=sv.count()).bound(max_rows=1)
+        .release(every=every, start="2026-01-01", end="2026-04-01",
+                 budget=sv.Budget(epsilon=20, delta=1e-3))
+    )  # fmt: skip
+    list(query.run(str(state), noise=SeededNoise(1), insecure=True))
+    shown = view.page_of(sv.answers(state), view.ledger_records(state, None))[0]["charts"][0]
+    found = np.array(shown["x"]).astype("datetime64[ms]")
+    if places is None:
+        assert found[0] == np.datetime64("2026-01-16")
+    else:
+        assert found.tolist() == np.array(places, "datetime64[ms]").tolist()
+        assert [text[:7] for text in shown["ticks"]] == [text[:7] for text in places]
+
+
 def test_a_page_loads_nothing_and_no_key_leaves_its_text(state, tmp_path):
     """The policy is the browser's to hold; the JSON inside ends no element."""
     text = write(state, tmp_path / "d.html").read_text()

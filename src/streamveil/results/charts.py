@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Moment
-from streamveil.calendars import clock_of
+from streamveil.calendars import clock_of, instant_named
 from streamveil.display import key_label, rows_of
 from streamveil.release_metadata import ReleaseTime, missing
 from streamveil.results.releases import Releases
@@ -93,19 +93,15 @@ def chart(releases: Releases, name: str, moments: list[Moment], most: int = LINE
         Line(label, *(found[end][row] for end in found)) for row, label in enumerate(labels)
     )
     breaks = [i for i in range(1, len(moments)) if moments[i].window != moments[i - 1].window]
-    ticks = [tick(releases, moment) for moment in moments]
+    ticks, times = [tick(releases, moment) for moment in moments], times_of(releases, moments)
     if (
         breaks and len(breaks) == len(moments) - 1
     ):  # one release of each window: a line through them
         breaks, ticks = [], [text.rpartition(BETWEEN)[0] or text for text in ticks]
+        times = times and (begins_of(releases, moments) or times)
     return Chart(
-        name,
-        tuple(ticks),
-        times_of(releases, moments),
-        tuple(breaks),
-        lines,
-        bias_of(releases, name),
-    )
+        name, tuple(ticks), times, tuple(breaks), lines, bias_of(releases, name)
+    )  # fmt: skip
 
 
 def lately(
@@ -139,6 +135,21 @@ def times_of(releases: Releases, moments: list[Moment]) -> tuple[datetime, ...]:
     found = [moment_of(releases.time(moment)) for moment in moments]
     known = tuple(time for time in found if time is not None)
     return known if len(known) == len(found) else ()
+
+
+def begins_of(releases: Releases, moments: list[Moment]) -> tuple[datetime, ...]:
+    """When the windows of some releases begin: June stands at June, and not where July does.
+
+    Nothing where windows share their beginnings, or a release does not say its window.
+    """
+    places = [releases.time(moment) for moment in moments]
+    begins = [None if one is None else instant_named(one.name, one.zone) for one in places]
+    found = [
+        None if us is None or one is None else moment_of(one._replace(until=us))
+        for one, us in zip(places, begins, strict=True)
+    ]
+    known = tuple(time for time in found if time is not None)
+    return known if len({*known}) == len(moments) else ()
 
 
 def moment_of(place: ReleaseTime | None) -> datetime | None:
