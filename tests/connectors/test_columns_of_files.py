@@ -1,5 +1,6 @@
 """Files of one folder whose columns differ: some lack one, some have more."""
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,10 +70,12 @@ def test_a_file_with_none_of_the_columns_and_an_undeclared_one_are_refused(form,
         rows(FilesSource(str(tmp_path), columns=COLUMNS, fill_missing=True))
 
 
-def test_spark_does_not_pass_over_the_option(tmp_path):
+def test_spark_does_not_pass_over_the_options(tmp_path):
     put_all(tmp_path, "parquet")
     with pytest.raises(SourceError, match="Spark does not fill"):
         require_parquet(FilesSource(str(tmp_path), columns=COLUMNS, fill_missing=True))
+    with pytest.raises(SourceError, match="Spark reads no columns from names of folders"):
+        require_parquet(FilesSource(str(tmp_path), folder_columns="page"))
 
 
 def test_filling_takes_declared_columns():
@@ -109,3 +112,118 @@ def test_a_query_in_sql_counts_files_of_both_kinds(tmp_path):
     with query.run(state=tmp_path / "a.veil", noise=SeededNoise(1), insecure=True) as job:
         [release] = job
     assert round(release.table["pages"][0].as_py()) == 2
+
+
+# -- columns that names of folders hold
+
+MONTHS = ("2026-01", "2026-02", "__HIVE_DEFAULT_PARTITION__")
+CITIES = {"S%C3%A3o%20Paulo": "S\u00e3o Paulo", "a%2Fb": "a/b", "a%3Db": "a=b"}
+
+
+def put_in_folders(folder, form):
+    """Users 0 to 17 in nine folders; a file's own column of a folder's name does not count."""
+    user = 0
+    for month in MONTHS:
+        for city in CITIES:
+            inner = folder / "rides" / f"month={month}" / f"city={city}"
+            inner.mkdir(parents=True)
+            put(inner, f"x.{form}", [{"user": user + i, "page": "p", "city": "no"} for i in (0, 1)])
+            user += 2
+    return str(folder / "rides" / "**" / f"*.{form}")
+
+
+def told_in_folders():
+    months = [None if "HIVE" in month else month for month in MONTHS]
+    places = [(month, city) for month in months for city in CITIES.values()]
+    return {2 * at + i: place for at, place in enumerate(places) for i in (0, 1)}
+
+
+def of_folders(path, **more):
+    given = {"columns": {"user": "INT64", "city": "STRING"}, **more}
+    return FilesSource(path, folder_columns=["month", "city"], **given)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "json"])
+def test_names_of_folders_are_columns_from_every_position(form, tmp_path):
+    source = of_folders(put_in_folders(tmp_path, form))
+    wanted = ["city", "user", "month"]
+    chunks = list(source.read(None, 1, wanted))
+    found = [row for chunk in chunks for row in chunk.rows.to_pylist()]
+    assert {row["user"]: (row["month"], row["city"]) for row in found} == told_in_folders()
+    assert [list(row) for row in found] == [wanted] * 18
+    for at, chunk in enumerate(chunks, 1):
+        assert rows(of_folders(source.patterns[0]), chunk.position, wanted) == found[at:]
+    assert [row["month"] for row in rows(source, columns=["month"])] == [
+        row["month"] for row in found
+    ]  # also where nothing is wanted of the files
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_folders_add_columns_to_those_that_files_have(form, tmp_path):
+    source = of_folders(put_in_folders(tmp_path, form), columns=None)
+    assert source.schema().names == ["user", "page", "month", "city"]
+    assert source.schema().field("month").type == pa.string()
+    assert {row["city"] for row in rows(source)} == {*CITIES.values()}
+
+
+def test_rows_set_aside_keep_their_lines_where_folders_hold_a_column(tmp_path):
+    folder = tmp_path / "month=1"
+    folder.mkdir()
+    put(folder, "a.csv", [{"user": "1"}, {"user": "odd"}])
+    source = FilesSource(str(folder), columns={"user": "INT64"}, folder_columns="month")
+    source.traced = True
+    chunks = list(source.read(None, 9, ["month", "user"]))
+    assert [row["user"] for chunk in chunks for row in chunk.rows.to_pylist()] == [1, None]
+    [aside] = [part for chunk in chunks for part in chunk.rejected_rows if part.num_rows]
+    assert aside.num_rows == 1
+
+
+def test_a_file_in_no_such_folder_is_refused_unless_asked(tmp_path):
+    path = put_in_folders(tmp_path, "csv")
+    put(tmp_path / "rides", "a.csv", [{"user": 99, "page": "p"}])
+    with pytest.raises(SourceError, match=r"'rides/a\.csv' lies in no folder whose name"):
+        rows(of_folders(path))
+    found = rows(of_folders(path, fill_missing=True), columns=["user", "month"])
+    assert {"user": 99, "month": None} in found
+    assert len(found) == 19
+
+
+def test_a_declared_column_that_a_folder_holds_says_which_option_reads_it(tmp_path):
+    path = put_in_folders(tmp_path, "parquet")
+    with pytest.raises(SourceError, match=r"say folder_columns = \['month'\]"):
+        rows(FilesSource(path, columns={"user": "INT64", "month": "STRING"}))
+
+
+@pytest.mark.parametrize(("option", "message"), [
+    ({"folder_columns": []}, "list of different names"),
+    ({"folder_columns": ["a", "a"]}, "list of different names"),
+    ({"folder_columns": ["a="]}, "list of different names"),
+    ({"folder_columns": "n", "columns": {"n": "INT64", "u": "INT64"}}, "CAST it in the query"),
+])  # fmt: skip
+def test_what_no_folder_can_hold_is_refused(option, message):
+    with pytest.raises(SourceError, match=message):
+        FilesSource("a", **option)
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_query_groups_by_folders_as_duckdb_does(tmp_path, rejects):
+    path = put_in_folders(tmp_path, "parquet")
+    query = sv.sql(
+        f"""CREATE STREAM rides WITH (source = 'files', path = '{path}',
+              folder_columns = ['month', 'city']);
+            SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1000, delta = 1e-9,
+              privacy_unit_column = user, max_rows_contributed = 1,
+              group_selection_strategy = PUBLIC_GROUPS, public_groups = ['S\u00e3o Paulo', 'a/b'])
+            city, COUNT(month) AS n FROM rides WHERE month > '2026-01' GROUP BY city"""
+    )
+    more = {"rejects": tmp_path / "rejects"} if rejects else {}
+    with query.run(state=tmp_path / "a.veil", noise=SeededNoise(1), insecure=True, **more) as job:
+        [release] = job
+    found = {row["city"]: round(row["n"]) for row in release.table.to_pylist()}
+    told = duckdb.sql(
+        f"SELECT city, count(month) FROM read_parquet('{path}', hive_partitioning = true,"
+        " hive_types_autocast = false) WHERE month > '2026-01' GROUP BY city"
+    ).fetchall()
+    assert (
+        found == {city: n for city, n in told if city in found} == {"S\u00e3o Paulo": 2, "a/b": 2}
+    )

@@ -76,6 +76,16 @@ def test_files_of_a_store_are_read_in_order_and_late_ones_later(store, tmp_path)
     assert not list(tmp_path.glob("streamveil-*"))  # copies went
 
 
+def test_names_of_folders_of_a_store_are_columns(store):
+    for month, name, data in (("1", "a.csv", text(1, 2)), ("2", "b.parquet", parquet(3))):
+        store.put(f"in/month={month}/city=S%C3%A3o/{name}", data)
+    reading = source(store, "in/**/*", folder_columns=["month", "city"])
+    found = [row for chunk in reading.read(None, 9, ["city", "n", "month"])
+             for row in chunk.rows.to_pylist()]  # fmt: skip
+    assert [(row["n"], row["month"]) for row in found] == [(1, "1"), (2, "1"), (3, "2")]
+    assert {row["city"] for row in found} == {"São"}
+
+
 @pytest.mark.parametrize(("path", "expected"), [
     ("in/a.csv", [1]), ("in/*.csv", [1, 2]), ("in/**/*.csv", [1, 2, 3]), ("*/a.csv", [1]),
     ("in/[b]*", [2]), ("none", []),

@@ -117,7 +117,13 @@ def tune(
         from_sample(plan, rows_of(plan, sample), (fraction, metric), target)
 
 
-SAME = ("format", "columns", "max_line_bytes", "delimiter")  # of a sample, as of the source
+SAME = (
+    "format",
+    "columns",
+    "max_line_bytes",
+    "delimiter",
+    "folder_columns",
+)  # of a sample, as of the source
 
 
 def rows_of(plan: Plan, path: str) -> pa.Table:

@@ -456,15 +456,17 @@ def require_options(
     return made
 
 
-def mistaken(declared: str, value: Any) -> str | None:
+def mistaken(declared: Any, value: Any) -> str | None:
     """What an option must be whose value is a truth value, a number or a text and must be another.
 
-    Values of texts are not shown: they may be credentials.
+    `declared`: the type in the signature, which may be written as text.
 
-    >>> mistaken("bool", "no"), mistaken("int | None", 3), mistaken("str", 3)
-    ("TRUE or FALSE, without quotes, not 'no'", None, 'a text in quotes, not 3')
+    >>> mistaken("bool", "no"), mistaken("int | None", 3), mistaken(float, 3), mistaken("str", 3)
+    ("TRUE or FALSE, without quotes, not 'no'", None, None, 'a text in quotes, not 3')
     """
-    allowed = set(declared.split(" | "))
+    text = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
+    allowed = set(text.split(" | "))
+    allowed |= {"int"} if "float" in allowed else set()
     own = type(value).__name__
     if own not in WORDS or not allowed <= {*WORDS, "None"} or own in allowed:
         return None

@@ -92,6 +92,11 @@ class Reader:
         """SourceError unless a file has all wanted columns, once each."""
         lacking = [name for name in wanted.names if name not in own.names]
         if self.declared is not None and {*lacking} & {*self.declared.names}:
+            if any(part.startswith(f"{lacking[0]}=") for part in path.parts):
+                raise SourceError(
+                    f"column '{lacking[0]}' is not in '{shown(path.name)}' but in the name of its"
+                    f" folder.\n  to fix  say folder_columns = ['{lacking[0]}']"
+                )
             raise SourceError(
                 f"column '{lacking[0]}' is not in '{shown(path.name)}'"
                 f"{nearest(lacking[0], own.names)}.\n"

@@ -79,8 +79,9 @@ class FilesSource(TracedSource):
         max_line_bytes: int = MOST_LINE,
         fill_missing: bool = False,
         delimiter: str = ",",
+        folder_columns: str | list[str] | None = None,
     ) -> None:
-        if fill_missing and not columns:
+        if fill_missing and not (columns or folder_columns):
             raise SourceError(
                 "fill_missing is for declared columns, and none are declared.\n"
                 "  to fix  declare those that some files lack, with their types"
@@ -98,7 +99,8 @@ class FilesSource(TracedSource):
         if format is not None:
             require_one_of("format", format, set(FORMATS.values()))
         self.format = format
-        self.declared = declared_schema(columns) if columns else None
+        given = declared_schema(columns) if columns else None
+        self.folders, self.declared = divided(given, folder_columns)
         self.bounded = not follow
         self.max_line_bytes = max_line_bytes
         self.fill_missing = fill_missing  # a declared column that a file lacks is null in its rows
@@ -144,6 +146,17 @@ class FilesSource(TracedSource):
         self.known = None if self.declared is None else made
         return made
 
+    def _schema(self, names: list[str], columns: list[str] | None = None) -> pa.Schema:
+        """All columns: those of files, and those that names of folders hold."""
+        if self.known is not None:
+            return self.known
+        if not self.folders:
+            return self._file_schema(names, columns)
+        held = self.folders.names
+        inside = None if columns is None else [name for name in columns if name not in held]
+        own = [field for field in self._file_schema(names, inside) if field.name not in held]
+        return pa.schema([*own, *self.folders])
+
     def row_groups(self, column: str) -> list[RowGroup] | None:
         """In the order in which they are read; None unless all files are Parquet and on disk."""
         paths = self.files() if self.on_disk and self.bounded else []
@@ -155,10 +168,8 @@ class FilesSource(TracedSource):
         except (OSError, KeyError, pa.ArrowException):
             return None  # whoever reads the rows says what is wrong
 
-    def _schema(self, names: list[str], columns: list[str] | None = None) -> pa.Schema:
-        """All columns; where all `columns` are declared, those: no file need be opened."""
-        if self.known is not None:
-            return self.known
+    def _file_schema(self, names: list[str], columns: list[str] | None) -> pa.Schema:
+        """Columns of files; where all `columns` are declared, those: no file need be opened."""
         declared = self.declared
         if declared is not None and (
             not names or (columns is not None and {*columns} <= {*declared.names})
@@ -205,16 +216,36 @@ class FilesSource(TracedSource):
         present = dict(zip(self._store.below(self.patterns, names), names, strict=True))
         place = self._resumed(position)
         left = self._left(present, place)
-        wanted = select(self._schema(names, columns), columns, "the source")
+        schema = self._schema(names, columns)
+        wanted = select(schema, columns, "the source")
+        inside = self._inside(schema, wanted)
         try:
             for name, later in zip_longest(left, left[1:]):
-                self._expect(None if later is None else present[later], wanted.names)
+                self._expect(None if later is None else present[later], inside.names)
                 start = place if name == place.name else ReadPosition(name, malformed=0)
                 begun = start.row or start.malformed or self.bounded
                 if begun or not self._is_early(present[name]):
-                    yield from self._rows(present[name], start, wanted, max_rows)
+                    known = self._folders_of(present[name])
+                    for chunk in self._rows(present[name], start, inside, max_rows):
+                        yield chunk if wanted is inside else placed(chunk, wanted, known)
         finally:
             self._store.forget()
+
+    def _inside(self, schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+        """The wanted columns that files hold; at least one, so that rows can be counted."""
+        held = self.folders.names
+        inside = [field for field in wanted if field.name not in held]
+        if len(inside) == len(wanted):
+            return wanted
+        return pa.schema(inside or [field for field in schema if field.name not in held][:1])
+
+    def _folders_of(self, name: str) -> dict[str, str | None]:
+        """What the names of the folders of a file say: see `folder_columns`."""
+        if not self.folders:
+            return {}
+        from streamveil.connectors.folder_columns import values_of  # where some are asked for
+
+        return values_of(name, self.folders.names, must=not self.fill_missing)
 
     def _resumed(self, position: str | None) -> ReadPosition:
         """The place within a file; what was read before is known from here on."""
@@ -379,6 +410,26 @@ class FilesSource(TracedSource):
 
 
 PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)
+
+
+def divided(
+    declared: pa.Schema | None, folder_columns: str | list[str] | None
+) -> tuple[pa.Schema, pa.Schema | None]:
+    """The columns that names of folders hold, and those that are declared of files."""
+    if folder_columns is None:
+        return pa.schema([]), declared
+    from streamveil.connectors.folder_columns import schema_of  # where some are asked for
+
+    folders = schema_of(folder_columns, declared)
+    own = [field for field in declared or () if field.name not in folders.names]
+    return folders, pa.schema(own) if own else None
+
+
+def placed(chunk: Chunk, wanted: pa.Schema, values: dict[str, str | None]) -> Chunk:
+    """Rows of a file with the columns of its folders."""
+    from streamveil.connectors.folder_columns import with_values
+
+    return with_values(chunk, wanted, values)
 
 
 def store_of(patterns: Sequence[str]) -> LocalFiles | RemoteFiles:

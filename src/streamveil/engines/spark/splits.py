@@ -78,7 +78,12 @@ def footers(source: FilesSource, arrival: str | None) -> list[Group]:
 
 
 def require_parquet(source: FilesSource) -> None:
-    """Refuses files that cannot be cut into row groups."""
+    """Refuses files that cannot be cut into row groups, or whose columns are not all in them."""
+    if source.folders:
+        raise SourceError(
+            "Spark reads no columns from names of folders (folder_columns).\n"
+            "  to fix  run on the embedded engine, or write the column into all files"
+        )
     if source.fill_missing:
         raise SourceError(
             "Spark does not fill columns that a file lacks (fill_missing).\n"
