@@ -107,6 +107,8 @@ def selects(draw):
         f"SELECT k, m, n - 1 AS less FROM ({first}) AS r WHERE n > 5 OR k IS NULL",
         f"SELECT k, COUNT(*) AS m, SUM(n) AS n FROM ({first}) AS r GROUP BY k",
         f"SELECT k, SUM(n) OVER (PARTITION BY k) AS m, n FROM ({first}) AS r",
+        f"SELECT k, m, n FROM ({first}) AS r QUALIFY SUM(n) OVER (PARTITION BY k) > 20",
+        f"SELECT k, m, n FROM ({first}) AS r QUALIFY RANK() OVER (PARTITION BY k ORDER BY n) = 1",
         f"SELECT a.k, a.n AS n, b.n AS m FROM ({first}) AS a JOIN ({second}) AS b ON a.k = b.k",
         f"SELECT a.k, a.n, a.n - b.n AS m FROM ({first}) AS a LEFT JOIN ({second}) AS b USING (k)",
         f"SELECT k, COUNT(*) AS m, SUM(o) AS n FROM (SELECT a.k, b.n AS o FROM ({first}) AS a LEFT"
@@ -129,6 +131,25 @@ def test_duckdb_makes_the_same_of_released_rows(text, limit):
     found, expected = ours(text), theirs(text)
     if not limit:
         found, expected = sorted(found, key=order), sorted(expected, key=order)
+    assert len(found) == len(expected)
+    assert all(map(same, found, expected)), (found, expected)
+
+
+@pytest.mark.parametrize("exact", [
+    "COUNT(*) OVER (PARTITION BY c)", "RANK() OVER (ORDER BY n DESC)",
+    "DENSE_RANK() OVER (PARTITION BY c ORDER BY n)",
+])  # fmt: skip
+@pytest.mark.parametrize("outer", [
+    "SELECT k, SUM(m) AS s, AVG(m) AS a, COUNT(*) AS b FROM {} GROUP BY k",
+    "SELECT k, m, SUM(m) OVER (PARTITION BY k) AS s FROM {}",
+    "SELECT k, m, m * n / SUM(m) OVER (PARTITION BY k) AS s FROM {}",
+    "SELECT k, m FROM {} QUALIFY SUM(m) OVER (PARTITION BY k) > 3",
+])  # fmt: skip
+def test_numbers_without_an_interval_are_added_up(exact, outer):
+    """A total of ranks, or of numbers of rows, ended with a KeyError."""
+    inner = f"(SELECT c AS k, {exact} AS m, n FROM p WHERE d IS NOT NULL AND c IS NOT NULL) AS q"
+    text = outer.format(inner)
+    found, expected = sorted(ours(text), key=order), sorted(theirs(text), key=order)
     assert len(found) == len(expected)
     assert all(map(same, found, expected)), (found, expected)
 

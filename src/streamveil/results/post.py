@@ -282,6 +282,11 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
         count = np.bincount(group, minlength=1)[group] if len(group) else group
         return rows.with_table(table.append_column(total.name, pa.array(count, pa.int64())),
                                SHOWN_ONLY)  # fmt: skip
+    whole = pa.types.is_integer(table.schema.field(total.column).type)
+    if total.column + "_sd" not in table.column_names:  # a rank, or a number of rows
+        cells = pa.array(summed(answered.column(total.column), group), from_pandas=True)
+        cells = cells.cast(pa.int64()) if whole else cells
+        return rows.with_table(table.append_column(total.name, cells), SHOWN_ONLY)
     facts = answered.answers.get(total.column, {})
     known = facts.get("function") in LINEAR
     together = answered.is_correlated or REPEATED in facts
@@ -301,7 +306,6 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
         parts.least: summed(np.where(chosen, 0.0, centre), group), parts.least_sd: least_sd,
         parts.most: summed(np.where(chosen, value + HALF, centre), group),
     }  # fmt: skip
-    whole = pa.types.is_integer(table.schema.field(total.column).type)
     for name, cells in columns.items():
         column = pa.array(cells, from_pandas=True)
         column = column.cast(pa.int64()) if whole and name == total.name else column
