@@ -158,6 +158,14 @@ def test_what_no_look_left_room_for_is_refused(rows):
         _ = planted(whole, loss=look.loss, after=Loss(gaussian=100, delta=1)).loss
 
 
+@pytest.mark.parametrize("epsilon", [600, 710, 100_000])
+def test_an_epsilon_beyond_floats_is_divided_as_a_smaller_one(rows, epsilon, tmp_path):
+    """Whoever wants to see the true numbers gives one; from 710 on it ended the job."""
+    plan = asked(rows, budget=f"epsilon = {epsilon}, delta = 1e-9")
+    assert explain(plan).facts["epsilon"] <= 600
+    assert error(released(plan, tmp_path / "s"), rows) < 0.01
+
+
 def test_the_look_draws_what_its_sequel_is_certified_for(rows):
     """The planted fault: noise of another budget does not keep what is charged."""
     looking = divided(with_look(asked(rows))).looking
