@@ -198,6 +198,7 @@ def test_a_declared_column_that_a_folder_holds_says_which_option_reads_it(tmp_pa
     ({"folder_columns": []}, "list of different names"),
     ({"folder_columns": ["a", "a"]}, "list of different names"),
     ({"folder_columns": ["a="]}, "list of different names"),
+    ({"folder_columns": "a, b"}, "list of different names"),
     ({"folder_columns": "n", "columns": {"n": "INT64", "u": "INT64"}}, "CAST it in the query"),
 ])  # fmt: skip
 def test_what_no_folder_can_hold_is_refused(option, message):

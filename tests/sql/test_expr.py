@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamveil import sql
 from streamveil.errors import PlanError
 from streamveil.expressions import (
     columns_of,
@@ -538,6 +539,16 @@ def test_an_address_has_a_rewriting():
         compile_key("NET.HOST(url)", table.schema)
     text = "REGEXP_EXTRACT(url, r'://([^/:?#]+)')"
     assert compile_key(text, table.schema)(table).to_pylist() == ["example.org"]
+
+
+def test_a_field_with_a_dot_says_how_json_text_is_read():
+    rows = pa.table({"u": [1], "event": ['{"page": "a"}']})
+    with pytest.raises(PlanError, match=r"to fix .* JSON_VALUE\(column, '\$\.field'\)"):
+        sql(
+            "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,"
+            " privacy_unit_column = u) event.page, COUNT(*) AS n FROM t GROUP BY event.page",
+            {"t": rows},
+        )
 
 
 def test_fields_of_json_text_are_what_duckdb_reads():

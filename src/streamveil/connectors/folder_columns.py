@@ -28,7 +28,7 @@ def schema_of(names: str | list[str], declared: pa.Schema | None) -> pa.Schema:
     ['year', 'month']
     """
     asked = [names] if isinstance(names, str) else list(names)
-    fine = all(isinstance(name, str) and name and not {*name} & {*"=/"} for name in asked)
+    fine = all(isinstance(name, str) and name and not {*name} & {*"=/,"} for name in asked)
     if not asked or not fine or len({*asked}) < len(asked):
         raise SourceError(
             "folder_columns is a list of different names of columns, as they stand before the = in"

@@ -94,7 +94,9 @@ def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
             if column.args.get("db") or table.name not in scope.names:
                 raise PlanError(
                     f"'{shown(canonical(column))}': no such table in FROM, and fields of "
-                    "structures cannot be read"
+                    "structures cannot be read.\n"
+                    "  to fix  `a.b` in backquotes for a column of that name; of JSON text"
+                    " JSON_VALUE(column, '$.field')"
                 )
             column.set("table", None)
             if table.name in scope.sides and (table.name, column.name.lower()) not in scope.same:
