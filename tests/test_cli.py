@@ -387,16 +387,6 @@ def test_help_teaches():
     assert "130" in top
 
 
-def test_made_up_rows_run(tmp_path):
-    text = QUERY.replace("'files', path = '{folder}/visits.parquet'", "'rate', rows = 86400,"
-                         " rows_per_second = 1, start = '2026-01-01'", 1)  # fmt: skip
-    text = text.format(folder=tmp_path).replace("person", "unit").replace("ward", "key")
-    (tmp_path / "q.sql").write_text(text)
-    code, _, errors = call("run", tmp_path / "q.sql", "--state", tmp_path / "s", "--quiet")
-    assert (code, without_cut(errors)) == (0, [])
-    assert len(list((tmp_path / "out").rglob("trigger=*.csv"))) == 4
-
-
 def test_a_shared_ledger_of_another_unit_is_refused_in_words(folder):
     shared = folder / "shared"
     made = call("ledger", "create", shared, "--unit", "device", "--epsilon", 8, "--delta", "1e-6")

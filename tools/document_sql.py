@@ -146,7 +146,7 @@ read. All options but `source` and `event_time` are the connector's own. Sources
 ([files](files.md)); `kafka` ([kafka](kafka.md)); `nats` ([nats](nats.md)); `sse` \
 ([sse](sse.md)); `postgres`, `postgres_changes`, `sqlite`, `duckdb` \
 ([databases](databases.md)); `delta`, `iceberg` \
-([lakes](lakes.md)); `rate`, made-up rows for tests and demonstrations ([spark](spark.md)) |
+([lakes](lakes.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
 changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \

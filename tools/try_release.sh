@@ -6,8 +6,12 @@ constraints=$(cd "$(dirname "$0")/.." && pwd)/constraints.txt
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 cd "$there"
+{
+  echo unit,ts
+  for ((i = 0; i < 1800; i++)); do printf '%d,2026-01-01 00:%02d:%02d\n' $((i % 200)) $((i / 60)) $((i % 60)); done
+} > made.csv
 cat > query.sql <<'SQL'
-CREATE STREAM made WITH (source = 'rate', rows = 2000, rows_per_second = 1, start = '2026-01-01', units = 200, keys = 4, event_time = ts);
+CREATE STREAM made (unit INT64, ts TIMESTAMP) WITH (source = 'files', path = 'made.csv', event_time = ts);
 SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
   epsilon = 4, delta = 1e-6, privacy_unit_column = unit, max_rows_contributed = 10,
   start = '2026-01-01', end = '2026-01-01 00:30:00') COUNT(*) AS n FROM made EMIT EVERY INTERVAL 10 MINUTE;

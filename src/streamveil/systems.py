@@ -31,7 +31,6 @@ SOURCES = {
         "database_sources.PostgresSource", ("url",), is_whole=True, is_sorted=True
     ),
     "postgres_changes": SourceKind("postgres_changes.PostgresChanges", ("url",), follows=True),
-    "rate": SourceKind("rate.RateSource"),
     "sqlite": SourceKind("database_sources.SqliteSource", ("path",), is_whole=True, is_sorted=True),
     "sse": SourceKind("sse.SseSource", ("config", "url"), follows=True),
 }

@@ -34,7 +34,7 @@ from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
 from tests.servers.proxy import Proxy
 from tests.servers.stores import STORES
 
-NOT_HERE = {"memory", "rate"}  # sources of no place
+NOT_HERE = {"memory"}  # a source of no place
 SENDS = ("files", "sqlite", "duckdb", "postgres", "kafka", "delta", "iceberg")
 
 

@@ -151,8 +151,6 @@ def test_rows_of_sources_without_files_know_their_number():
     assert not rejected_rows
     again = found(traced(open_source("memory", {"table": table})), chunks[1].position)[0]
     assert again == rows[4:]
-    made = traced(open_source("rate", {"rows": 3, "start": "2026-01-01"}))
-    assert [row[PLACE] for row in found(made)[0]] == [1, 2, 3]
 
 
 class Plain:

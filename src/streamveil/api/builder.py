@@ -501,12 +501,12 @@ def memory(
     )
 
 
-@fitting('source("rate", name="clicks", event_time="ts")')
+@fitting('source("kafka", name="clicks", servers="broker:9092", topic="clicks")')
 def source(kind: str, name: str, *, event_time: str | None = None, **options: Any) -> Stream:
     """Rows of any connector, by its name.
 
     Args:
-        kind: "files", "kafka", "rate" ...: `source` of CREATE STREAM (docs/sql.md).
+        kind: "files", "kafka", "sqlite" ...: `source` of CREATE STREAM (docs/sql.md).
         name: what messages and the ledger call the source.
         event_time: the column with each row's time; windows and releases by time need it.
         **options: settings of the connector, as in WITH (...) of CREATE STREAM.
@@ -516,7 +516,7 @@ def source(kind: str, name: str, *, event_time: str | None = None, **options: An
         SourceError: when the query runs, there is no such connector, or it cannot be reached.
 
     >>> import streamveil as sv
-    >>> clicks = sv.source("rate", name="clicks", event_time="ts")
+    >>> clicks = sv.source("kafka", name="clicks", servers="broker:9092", topic="clicks")
     """
     return Stream(SourceSpec(name=name, kind=kind, options=options, event_time=event_time))
 

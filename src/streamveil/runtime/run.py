@@ -215,7 +215,7 @@ def warn_of_future(plan: Plan) -> None:
     Proof: decided by the query and the clock on the wall.
     """
     end_us, now_us = plan.clock.end_us or 0, time.time_ns() // 1_000
-    is_open = plan.source.kind not in ("memory", "rate")  # more rows may come to where it lies
+    is_open = plan.source.kind != "memory"  # more rows may come to where it lies
     if is_open and plan.clock.kind == "event" and end_us > now_us:
         warnings.warn(
             "the end of this replay is yet to come: all releases are made now, from the rows that"

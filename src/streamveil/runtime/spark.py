@@ -30,7 +30,6 @@ from streamveil.compiler.group_by import check_public
 from streamveil.connectors import open_sinks, open_source, signed
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Topic
-from streamveil.connectors.rate import RateSource
 from streamveil.dataflow import Operator, total
 from streamveil.dataflow.state import types_to_bytes
 from streamveil.disk import Lock
@@ -39,7 +38,7 @@ from streamveil.engines.spark.kafka import KafkaReading
 from streamveil.engines.spark.session import require_callbacks
 from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.source import NAME, StepSource
-from streamveil.engines.spark.source_offsets import FilesReading, RateReading, Reading, options_for
+from streamveil.engines.spark.source_offsets import FilesReading, Reading, options_for
 from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan import Plan, TableSource, combined_plan
@@ -273,9 +272,6 @@ class SparkJob:
         source = self.plan.source
         if source.kind == "kafka":
             return KafkaReading(Topic.of(source.options), wanted)
-        if source.kind == "rate":
-            made = RateSource(**source.options)
-            return RateReading(made, wanted, self.plan.clock, self._arrival)
         return FilesReading(wanted, self.plan.clock, self._arrival)
 
     def _wait(self, query: Any) -> None:
@@ -362,7 +358,7 @@ def operator_of(plan: Plan) -> Operator:
         )
     if isinstance(plan.source, OwnRows):
         require_alone(plan, plan.source)
-    if kind not in ("files", "kafka", "rate"):
+    if kind not in ("files", "kafka"):
         raise PlanError(
             f"the source '{kind}' cannot be read on Spark: its order must be public and the same in"
             " every replay.\n"

@@ -1,6 +1,6 @@
 """`streamveil run --engine spark` as a user starts it, live, killed with -9 and started again.
 
-Each test runs a minute of steps on a wall clock and compares what was published with the
+It runs a minute of steps on a wall clock and compares what was published with the
 embedded engine's operator under the same secret and epoch.
 """
 
@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +19,6 @@ import pytest
 
 from streamveil.batch import Batch
 from streamveil.compiler import operator_of
-from streamveil.plan import Clock
-from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
 from streamveil.sql.sql import parse_script
 from tests.engines.spark.broker import PARTITIONS, rows_of
@@ -41,8 +38,6 @@ OPTIONS = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6
   steps = {steps})
   key, COUNT(*) AS n, SUM(value, contribution_bounds_per_row => (0, 100)) AS total
 FROM made GROUP BY key EMIT EVERY INTERVAL {every} SECOND;"""
-RATE = """CREATE STREAM made WITH (source = 'rate', rows = 100000, rows_per_second = 90,
-  start = '{start}', units = 400, keys = 6, follow = TRUE, event_time = ts);"""
 TOPIC = """CREATE STREAM made (unit BIGINT, key BIGINT, value DOUBLE)
   WITH (source = 'kafka', servers = '{servers}', topic = 't');"""
 SINK = "CREATE SINK out WITH (sink = 'files', path = '{out}'); INSERT INTO out "
@@ -61,25 +56,6 @@ def script(folder, stream, start, **values):
 def same(found, wanted):
     assert len(found) == len(wanted) == STEPS
     return all(one.equals(other.cast(one.schema)) for one, other in zip(found, wanted, strict=True))
-
-
-def test_made_rows_run_live_and_resume(tmp_path):
-    start = int(time.time()) + LATER
-    plan = script(tmp_path, RATE, start)
-    assert plan.clock.kind == "wall"
-    (tmp_path / "out").mkdir()
-    killed_and_resumed(tmp_path, [2])
-    found = tables_in(tmp_path / "out")
-    stop = (start + STEPS * EVERY) * SECONDS
-    clock = Clock(kind="event", every=EVERY * SECONDS, start_us=start * SECONDS, end_us=stop)
-    source = replace(plan.source, options={**plan.source.options, "follow": False})
-    replay = replace(plan, source=source, clock=clock, sinks=())
-    again = {"state": tmp_path / "replay", "noise": noise_of(tmp_path), "insecure": True}
-    wanted = [release.table for release in run(as_on_spark(replay), **again)]
-    assert same(found, wanted)
-    assert charges(tmp_path) == 1
-    for number, path in enumerate(sorted((tmp_path / "out").rglob("*.parquet")), 1):
-        assert path.stat().st_mtime >= start + number * EVERY  # no release before its time
 
 
 def test_a_topic_runs_live_and_resumes(tmp_path):

@@ -20,9 +20,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka_topic import Topic
-from streamveil.connectors.rate import RateSource
 from streamveil.engines.spark.kafka import KafkaFeed
-from streamveil.engines.spark.source_offsets import Feed, FilesFeed, RateFeed
+from streamveil.engines.spark.source_offsets import Feed, FilesFeed
 from streamveil.plan import Clock
 
 NAME = "streamveil"
@@ -111,7 +110,4 @@ def feed_of(options: dict[str, str]) -> Feed:
     source = json.loads(options["from"])
     if options["kind"] == "kafka":
         return KafkaFeed(Topic.of(source), clock)
-    arrival = options.get("arrival") or None
-    if options["kind"] == "rate":
-        return RateFeed(RateSource(**source), clock, arrival)
-    return FilesFeed(FilesSource(**source), clock, arrival)
+    return FilesFeed(FilesSource(**source), clock, options.get("arrival") or None)

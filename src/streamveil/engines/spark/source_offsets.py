@@ -11,20 +11,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.rate import TIME, RateSource
 from streamveil.engines.spark.splits import (
     Group,
     Split,
-    between,
     changed,
     digest,
     footers,
     last_step,
-    of_step,
     plan_step,
     rows_of,
 )
@@ -114,61 +110,6 @@ class FilesReading:
         part = Split.parse(split)
         table, rejected = rows_of(part, self.schema, self.clock, (self.arrival, step))
         return Read(table, part.base + part.skip, rejected)
-
-
-@dataclass(frozen=True)
-class RateFeed:
-    """Made-up rows. What is seen: how many there are."""
-
-    source: RateSource
-    clock: Clock
-    arrival: str | None
-
-    def nothing(self) -> Seen:
-        """See `Feed`."""
-        return {"rows": 0}
-
-    def seen(self, before: Seen, due: float) -> Seen:
-        """See `Feed`."""
-        return {"rows": self.source.present(due)}
-
-    def has(self, seen: Seen, step: int) -> bool:
-        """See `Feed`."""
-        return step <= last_step(self._groups(seen), self.clock)
-
-    def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
-        """See `Feed`."""
-        groups = self._groups(seen)
-        if self.clock.kind == "wall":
-            return pieces(list(between(groups, before["rows"], seen["rows"])))
-        return pieces(plan_step(groups, self.clock, step))
-
-    def _groups(self, seen: Seen) -> list[Group]:
-        """The rows in pieces, as if they were row groups."""
-        made = []
-        for number, base in enumerate(range(0, seen["rows"], PIECE)):
-            rows = min(PIECE, seen["rows"] - base)
-            low, high = self.source.times(np.array([base, base + rows - 1])).tolist()
-            ends = (low, high, 0) if self.arrival == TIME else ()
-            made.append(Group(self.source.start, number, base, rows, *ends))
-        return made
-
-
-@dataclass(frozen=True)
-class RateReading:
-    """See `Reading`: a task makes its rows."""
-
-    source: RateSource
-    schema: pa.Schema  # of the wanted columns
-    clock: Clock
-    arrival: str | None  # column that decides the step; 'event' clock only
-
-    def rows(self, split: str, step: int) -> Read:
-        """See `Reading`."""
-        part = Split.parse(split)
-        table = self.source.table(part.base + part.skip, part.rows).select(self.schema.names)
-        mine, left_out = of_step(table, self.clock, (self.arrival, step))
-        return Read(mine, part.base + part.skip, left_out if part.counts else {})
 
 
 def pieces(splits: list[Split]) -> Iterator[list[str]]:
