@@ -9,7 +9,7 @@ import streamveil as sv
 from streamveil.connectors.files import FilesSource
 from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
-from streamveil.errors import SourceError
+from streamveil.errors import PlanError, SourceError
 
 COLUMNS = {"user": "INT64", "page": "STRING"}
 
@@ -192,6 +192,26 @@ def test_a_declared_column_that_a_folder_holds_says_which_option_reads_it(tmp_pa
     path = put_in_folders(tmp_path, "parquet")
     with pytest.raises(SourceError, match=r"say folder_columns = \['month'\]"):
         rows(FilesSource(path, columns={"user": "INT64", "month": "STRING"}))
+
+
+@pytest.mark.parametrize(("path", "named"), [
+    ("**/*.parquet", True), ("month=2026-01/*/x.parquet", True),
+    ("month=2026-01/city=a%2Fb/x.parquet", True), (None, False),
+])  # fmt: skip
+def test_a_column_that_no_file_has_names_the_option_where_there_are_folders(path, named, tmp_path):
+    put_in_folders(tmp_path, "parquet")
+    folder = tmp_path / "rides" / "month=2026-01" / "city=a%2Fb"
+    pq.write_table(pq.read_table(folder / "x.parquet"), tmp_path / "x.parquet")
+    where = tmp_path / "x.parquet" if path is None else tmp_path / "rides" / path
+    query = sv.sql(
+        f"""CREATE STREAM rides WITH (source = 'files', path = '{where}');
+            SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,
+              privacy_unit_column = user, max_rows_contributed = 1) month, COUNT(*) AS n
+            FROM rides GROUP BY month"""
+    )
+    with pytest.raises(PlanError, match="unknown column 'month'; known: ") as found:
+        list(query.run(state=tmp_path / "a.veil"))
+    assert ("folder_columns = ['month']" in str(found.value)) is named
 
 
 @pytest.mark.parametrize(("option", "message"), [

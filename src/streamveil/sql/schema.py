@@ -38,6 +38,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
             _check_time(schema, column, what)
     if isinstance(plan.source, TableSource):
         _check_table(plan.source, schema)
+    _check_folders(plan, schema)
     check_searched(plan, schema)
     _check_names(plan, schema)
     _check_public(plan, schema)
@@ -55,6 +56,26 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
             raise PlanError(
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
                 "  to fix  CAST the column, or declare its type in CREATE STREAM"
+            )
+
+
+def _check_folders(plan: Plan, schema: pa.Schema) -> None:
+    """Names the option that reads a column from names of folders, where a path has any."""
+    source, known = plan.source, {name.lower() for name in schema.names}
+    paths = source.options.get("path") or []
+    folders = [part for path in ([paths] if isinstance(paths, str) else paths)
+               for part in str(path).split("/")[:-1]]  # fmt: skip
+    if source.kind != "files" or source.combines or "folder_columns" in source.options:
+        return
+    values = (agg.expression for agg in plan.aggregates)
+    texts = [plan.unit, plan.where, *(key.expression for key in plan.keys), *values]
+    for name in (name for text in texts if text for name in columns_of(text)):
+        held = any("*" in part or part.startswith(f"{name}=") for part in folders)
+        if held and name.lower() not in known:
+            raise PlanError(
+                f"unknown column '{shown(name)}'{nearest(name, schema.names)}.\n"
+                f"  to fix  folder_columns = ['{shown(name)}'], if it stands in names of folders"
+                f" ({shown(name)}=...); else correct the name"
             )
 
 
