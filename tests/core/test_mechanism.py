@@ -182,6 +182,12 @@ REFUSED = {
         "no number of rows",
         lambda: limits(WEIGHTED, per_group=2),
     ),
+    "weights under a count of units": (
+        "has no weights",
+        lambda: (
+            design(limits(GAUSSIAN, max_rows=None, quadratic=8), rule=WEIGHTED.design.rule).loss
+        ),
+    ),
     "weights in rounds": ("weights need", lambda: design(ROUNDS, rule=WEIGHTED.design.rule)),
     "units in rounds": (
         "count no units",

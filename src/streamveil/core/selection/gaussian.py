@@ -134,7 +134,8 @@ class GaussianSelection:
     Algorithm: design of DP-SQLP's key selection (Zhang et al. 2023, arXiv:2303.18086) with one
         Gaussian counter, no restarts, and thresholds that hold at all triggers together.
     Protects: all rows of one unit, which adds at most 1 to each of at most `groups` keys; `groups`
-        and `hidden`, how many of them may not be published yet, follow from the bounds.
+        and `hidden`, how many of them may not be published yet, follow from the bounds, in which
+        every row weighs 1.
     Guarantee: `counter.loss(sqrt(groups))` plus delta = `hidden` * `beta`.
     Proof: Let G run the counter for every key of the universe from the start, and let Post open a
         key at the first trigger with at least one accepted row whose estimate exceeds the
@@ -165,6 +166,10 @@ class GaussianSelection:
     beta: float  # that a key of one unit alone is published at any trigger, at most
     floor: int = 1  # keys need well above this many units
     last: Exact | float = Fraction(1, 2)  # of beta, for the last trigger of a window
+
+    def __post_init__(self) -> None:
+        if self.bounds.scale > 1:  # light rows let a unit into more groups than `groups`
+            raise ValueError("a count of units that shows groups has no weights")
 
     @property
     def groups(self) -> int:
