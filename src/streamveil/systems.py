@@ -21,7 +21,7 @@ SOURCES = {
     "delta": SourceKind("delta_source.DeltaSource", ("path",)),
     "duckdb": SourceKind("database_sources.DuckdbSource", ("path",), is_whole=True, is_sorted=True),
     "files": SourceKind("files.FilesSource", ("path",), is_whole=True),
-    "iceberg": SourceKind("iceberg_source.IcebergSource", ("catalog", "table")),
+    "iceberg": SourceKind("iceberg.IcebergSource", ("catalog", "table")),
     "kafka": SourceKind(
         "kafka.KafkaSource", ("config", "registry", "servers"), follows=True, keeps=True
     ),

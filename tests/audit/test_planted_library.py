@@ -27,7 +27,6 @@ from streamveil.dynamic import (
     TreeCounter,
     TriggeredSnapshots,
     TwoStream,
-    classifier,
     erm,
     pmwg,
     signed_counter,
@@ -312,7 +311,7 @@ FAULTS = {
         "classifier BBScheduler zcdp",
         lambda patch: (
             instead(erm, "bounded", unbounded)(patch),
-            instead(classifier, "unit_rows", long_rows)(patch),
+            instead(erm, "unit_rows", long_rows)(patch),
         ),
     ),
     "fractional questions have noise for whole records": (

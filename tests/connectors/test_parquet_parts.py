@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.connectors import parquet_parts
-from streamveil.connectors.parquet_parts import spans
+from streamveil.connectors import remote
+from streamveil.connectors.remote import spans
 
 ROWS = 900
 DRAWN = np.random.default_rng(5)
@@ -45,8 +45,8 @@ def test_the_columns_are_the_same_whatever_the_rest_is(columns, packed, shared, 
         data_page_version=pages, data_page_size=700,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:  # else one span is all of so small a file
-        patch.setattr(parquet_parts, "GAP", 0)
-        patch.setattr(parquet_parts, "TAIL", tail)
+        patch.setattr(remote, "GAP", 0)
+        patch.setattr(remote, "TAIL", tail)
         data = copied(made.getvalue(), columns)
     found = pq.ParquetFile(pa.BufferReader(data)).read([*columns])
     assert found.equals(TABLE.select(found.column_names)) or not columns

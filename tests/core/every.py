@@ -21,8 +21,8 @@ from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic import Bag, Changes
 from streamveil.dynamic.distinct import DistinctCounter
-from streamveil.dynamic.growing import Founded, PublicSizes
 from streamveil.dynamic.partition import TimeVarying
+from streamveil.dynamic.schedulers import Founded, PublicSizes
 from streamveil.linear.sparse_vector import AboveThreshold
 from tests.core.account import LIBRARY
 from tests.counters.examples import examples

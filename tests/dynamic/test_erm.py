@@ -7,10 +7,10 @@ from streamveil.core.accounting import Budget
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dynamic import erm
-from streamveil.dynamic.classifier import GrowingClassifier
 from streamveil.dynamic.erm import (
     GRID,
     LOSSES,
+    GrowingClassifier,
     NoisyGradientDescent,
     OutputPerturbation,
     minimiser,

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.dynamic.growing import Founded, PublicSizes, best_arity, growing
 from streamveil.dynamic.protocol import Changes
+from streamveil.dynamic.schedulers import Founded, PublicSizes, best_arity, growing
 from streamveil.dynamic.trees import Tree, levels
 from streamveil.errors import HorizonError
 from streamveil.linear import Marginals, Mwem, Place, Share, noisy_queries

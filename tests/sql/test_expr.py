@@ -24,7 +24,7 @@ from streamveil.expressions import (
     nodes,
     normalize_expression,
     null_where_it_fails,
-    texts,
+    text_functions,
 )
 from tests.sql.mutate import mutated
 
@@ -477,7 +477,7 @@ GROWN = ["a" * 900, "ab", "b", None, "\u00e9a"]
     ("REGEXP_REPLACE(x, '(a)', '[\\\\1]')", [None, "[a]b", "b", None, "\u00e9[a]"]),
 ])  # fmt: skip
 def test_a_text_that_grows_too_long_is_null_and_touches_no_other(text, expected, monkeypatch):
-    monkeypatch.setattr(texts, "MOST_MADE", 1_000)
+    monkeypatch.setattr(text_functions, "MOST_MADE", 1_000)
     table = pa.table({"x": GROWN})
     assert compile_expression(text, table.schema)(table).to_pylist() == expected
 
@@ -488,7 +488,7 @@ def test_longer_texts_are_written_with_offsets_that_hold_them(text, monkeypatch)
     kinds = []
     for name in ("replace_substring", "replace_substring_regex"):
         honest = getattr(pc, name)
-        monkeypatch.setattr(texts.pc, name, lambda column, honest=honest, **more: (
+        monkeypatch.setattr(text_functions.pc, name, lambda column, honest=honest, **more: (
             kinds.append(column.type), honest(column, **more))[1])  # fmt: skip
     table = pa.table({"x": ["a"]})
     assert compile_expression(text, table.schema)(table).to_pylist() == ["bb"]

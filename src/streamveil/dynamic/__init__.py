@@ -3,14 +3,13 @@
 from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.choose import MechanismChoice, Workload, choose
-from streamveil.dynamic.classifier import GrowingClassifier
 from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.erm import (
+    GrowingClassifier,
     NoisyGradientDescent,
     OutputPerturbation,
     Trainer,
 )
-from streamveil.dynamic.growing import growing
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.interval_tree import FullyDynamic
 from streamveil.dynamic.live import LiveTable
@@ -23,6 +22,7 @@ from streamveil.dynamic.schedulers import (
     BBScheduler,
     DisjointDoubling,
     Reruns,
+    growing,
 )
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.dynamic.trees import Hybrid, Tree

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from streamveil.engines.spark import state_cache, storage, versioned_state
+from streamveil.engines.spark import shards, state_cache, versioned_state
 from streamveil.engines.spark.shards import BASE, DELTA, Shards
 from streamveil.engines.spark.state_cache import Replica, Stamp
 from streamveil.engines.spark.versioned_state import Chain
@@ -269,9 +269,9 @@ def test_what_a_stopped_writer_left_is_replaced(left, tmp_path, alone):
 
 
 def test_of_two_that_write_at_once_one_is_told(tmp_path):
-    system, path = storage.opened(str(tmp_path))[0], str(tmp_path / "a" / "x.base")
-    assert storage.create(system, path, [memoryview(b"one")])
-    assert not storage.create(system, path, [memoryview(b"two")])
+    system, path = shards.opened(str(tmp_path))[0], str(tmp_path / "a" / "x.base")
+    assert shards.create(system, path, [memoryview(b"one")])
+    assert not shards.create(system, path, [memoryview(b"two")])
     assert (tmp_path / "a" / "x.base").read_bytes() == b"one"
     assert len(list((tmp_path / "a").iterdir())) == 1
 
@@ -286,7 +286,7 @@ def test_without_links_a_file_is_still_whole(tmp_path, monkeypatch):
 
 def test_names_are_synced_with_their_folders(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(storage, "sync_directory", lambda folder: synced.append(folder.name))
+    monkeypatch.setattr(shards, "sync_directory", lambda folder: synced.append(folder.name))
     root = tmp_path / "r"
     advance(chain(root), 1, 1)
     assert synced == [tmp_path.name, "r", "key", "00000"]
