@@ -28,9 +28,10 @@ from streamveil.compiler.error_forecast import (
 )
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import as_settings, forecasts
-from streamveil.compiler.table_design import design_selection
+from streamveil.compiler.table_design import NoTableError, design_selection
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import SeededNoise
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals
 from streamveil.errors import PlanError
@@ -228,6 +229,26 @@ def test_a_query_without_a_bound_gets_one():
     assert flat.aggregation.rule is None
     assert flat.guarantee.epsilon(1e-9) <= 6
     counter = query(selection="gaussian", **EXPECTED)
+    assert isinstance(counter.aggregation.selection, GaussianSelection)
+
+
+def test_a_table_for_fewer_groups_is_tried_where_none_fits_so_many(monkeypatch):
+    """Without it the choice fell to a Gaussian counter, however much worse."""
+    tried = []
+
+    def fits_one(horizon, budget, slots, *others):
+        tried.append(slots)
+        if slots > 1:
+            raise NoTableError("none fits")
+        return design_selection(horizon, budget, slots, *others)
+
+    monkeypatch.setattr("streamveil.compiler.sizing.design_selection", fits_one)
+    operator = query(**EXPECTED)
+    assert tried[0] > 1
+    assert tried[-1] == operator.bounds.slots == 1
+    assert isinstance(operator.aggregation.selection, CoinSelection)
+    assert tried == sorted(tried, reverse=True)
+    counter = query(hidden_groups=3, **EXPECTED)  # as the query wants it: three or no table
     assert isinstance(counter.aggregation.selection, GaussianSelection)
 
 

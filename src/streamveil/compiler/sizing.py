@@ -122,11 +122,18 @@ class Sizing:
             every = ("gaussian",)  # no table fits
         if self.horizon == 1 and self._testable and len(self._value_shares) == 1:
             every = (*every, "totals")  # with more releases they show groups late
-        chosen = self._chosen(every if wanted == "auto" else (wanted,))
+        kinds, most = every if wanted == "auto" else (wanted,), self._most_slots
+        of_table = options.HIDDEN_GROUPS, options.MU_SHARE
+        settled = any(option.given_in(self.plan.options) for option in of_table)
         makers = {"totals": self._by_totals, "table": self._by_table}
-        made = makers[chosen.kind](chosen) if chosen.kind in makers else None
-        if made is not None:
-            return made
+        while True:  # where no table fits so many hidden groups, one may fit half of them
+            chosen = self._chosen(kinds, most)
+            made = makers[chosen.kind](chosen) if chosen.kind in makers else None
+            if made is not None:
+                return made
+            most = min(most, chosen.slots) // 2
+            if chosen.kind != "table" or not most or settled:
+                break
         if wanted == "table":
             raise PlanError(
                 "no table fits: it needs a known number of triggers, a budget in epsilon and delta"
@@ -323,7 +330,12 @@ class Sizing:
 
     # ---- what is expected
 
-    def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
+    @property
+    def _most_slots(self) -> int:
+        """Hidden groups of one unit that a choice may take; they span all windows."""
+        return FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS
+
+    def _chosen(self, kinds: tuple[Kind, ...], most_slots: int = FEW_SLOTS) -> Settings:
         """The settings with the least forecast error on what is expected, or on usual streams."""
         bounds, most = self.bounds, public_groups(self.plan, self.windows)
         given = Given(per_group=bounds.per_group, groups=self.plan.bounding.max_groups)
@@ -341,12 +353,11 @@ class Sizing:
         if "table" in kinds and not noise.half:
             kinds = ("gaussian",)
         weighted = self._weighable and options.WEIGHTS.of(self.plan.options) != "flat"
-        slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         counted = any(lane.kind in ("rows", "units") for lane in self.lanes)
         alone = most == 1 and not self._asks_for_weights
         single = stream is not None and alone  # else the family is one of many groups
         return choose(Problem(
-            family, noise, given, kinds, weighted, slots, counted, single, float(most or inf)
+            family, noise, given, kinds, weighted, most_slots, counted, single, float(most or inf)
         ))  # fmt: skip
 
     @property
