@@ -1,17 +1,23 @@
 """One setting for every test: the same examples and secrets in every run, fresh ones on request.
 
-`HYPOTHESIS_PROFILE=nightly make all` draws new examples, many more of them, and new secrets; a
+Designs of queries that one test searched are found by the others, in a folder of this run's own.
+Where a test replaces a part of the code by another, it searches itself and keeps nothing.
+
+`HYPOTHESIS_PROFILE=nightly make all` searches every design anew, draws new examples, many more of them, and new secrets; a
 failure it finds is pinned beside its test as an @example. So no run fails for a change that is not
 in the code. Secrets that a test's own processes draw (the command line, killed jobs) are new ones.
 """
 
 import hashlib
 import os
+import shutil
+import tempfile
 from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from streamveil import kept
 from streamveil.core.noise import SECRET_BYTES, KeyedNoise
 
 COMPILING = [HealthCheck.too_slow, HealthCheck.data_too_large]  # a kernel compiles on first use
@@ -28,7 +34,25 @@ settings.register_profile(
 )
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
-os.environ["STREAMVEIL_CACHE"] = "off"  # every process of a test searches its designs itself
+os.environ[kept.FOLDER] = "off"  # also while the controller collects tests
+
+
+def pytest_configure(config):
+    """The folder of this run, which the controller makes and its workers are told of."""
+    told = getattr(config, "workerinput", None)
+    config.designs = told["designs"] if told else tempfile.mkdtemp(prefix="streamveil-designs-")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tells a worker of the folder."""
+    node.workerinput["designs"] = node.config.designs
+
+
+def pytest_unconfigure(config):
+    """The controller made the folder and removes it."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(config.designs, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,13 +61,20 @@ def pytest_runtest_protocol(item):
     if PROFILE == "nightly":
         return (yield)
     numbers = count()
+    plain = pytest.MonkeyPatch.setattr
 
     def fresh(cls):
         name = f"{item.nodeid} {next(numbers)}".encode()
         return cls(hashlib.blake2b(name, digest_size=SECRET_BYTES).digest())
 
+    def replaced(self, *args, **kwargs):
+        os.environ[kept.FOLDER] = "off"
+        plain(self, *args, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyedNoise, "fresh", classmethod(fresh))
+        patch.setenv(kept.FOLDER, item.config.designs)
+        patch.setattr(pytest.MonkeyPatch, "setattr", replaced)
         return (yield)
 
 

@@ -1,5 +1,6 @@
 """What is kept is found again, exactly; what is damaged or of other code is searched again."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -139,3 +140,9 @@ def test_a_scale_that_is_too_small_is_charged_for_what_it_loses(folder, monkeypa
     assert small.epsilon(Fraction(1, 10**7)) > fair.epsilon(Fraction(1, 10**7))
     with pytest.raises(BudgetError):
         list(query.run(state=folder.parent / "state"))
+
+
+def test_tests_share_designs_unless_they_replace_code(monkeypatch):
+    assert os.path.isdir(os.environ[kept.FOLDER])
+    monkeypatch.setattr(kept, "ROOMS", ())
+    assert os.environ[kept.FOLDER] == "off"
