@@ -96,7 +96,7 @@ def within(stream: Stream, bound: dict[str, int]) -> np.ndarray:
     pairs = stream.users[order].astype(np.int64) * (stream.size + 1) + stream.keys[order]
     _, first, back = np.unique(pairs, return_index=True, return_inverse=True)
     once = bound.get("max_rows_per_group", np.inf)
-    limits = np.array([np.inf, np.inf, once, bound.get("max_rows", np.inf)])
+    limits = np.array([np.inf, np.inf, once, bound.get("max_rows", np.inf), np.inf])
     every = np.ones(len(order), np.bool_)
     kept, _ = admit(np.append(ends[1:], len(order)), first[back], every, every * 1.0, limits)
     rows = order[kept]

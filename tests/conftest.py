@@ -3,9 +3,10 @@
 Designs of queries that one test searched are found by the others, in a folder of this run's own.
 Where a test replaces a part of the code by another, it searches itself and keeps nothing.
 
-`HYPOTHESIS_PROFILE=nightly make all` searches every design anew, draws new examples, many more of them, and new secrets; a
-failure it finds is pinned beside its test as an @example. So no run fails for a change that is not
-in the code. Secrets that a test's own processes draw (the command line, killed jobs) are new ones.
+`HYPOTHESIS_PROFILE=nightly make all` searches every design anew, draws new examples, many more of
+them, and new secrets; a failure it finds is pinned beside its test as an @example. So no run fails
+for a change that is not in the code. Secrets that a test's own processes draw (the command line,
+killed jobs) are new ones.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from math import exp, inf, log, pi, sqrt
 from typing import Any, Literal, NamedTuple
@@ -305,6 +305,26 @@ class Drawn:
     counts: Float64[Array, " classes"]  # groups
     near: Float64[Array, "classes classes"]  # how much classes of like sizes share what is averaged
 
+    @cached_property
+    def new(self) -> Bool[Array, " rows"]:
+        """Whether a row is its unit's first in its group."""
+        return np.asarray(self.first == np.arange(len(self.first)))
+
+    @cached_property
+    def all_rows(self) -> Bool[Array, " rows"]:
+        """Every row."""
+        return np.ones(len(self.first), np.bool_)
+
+    @cached_property
+    def share_of_first(self) -> Float64[Array, " classes"]:
+        """The share of rows that are `new`, by class."""
+        return averaged(self, self.new)
+
+    @cached_property
+    def of_all(self) -> tuple[Float64[Array, " classes"], np.float64]:
+        """All rows, as `weighed` has them."""
+        return weighed(self, self.all_rows)
+
 
 def mixed_uniform(n: int, salt: int) -> Float64[Array, " n"]:
     """Fixed numbers in (0, 1) without visible pattern (the finalizer of SplitMix64)."""
@@ -439,8 +459,7 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
 
 def first_rows(drawn: Drawn) -> Drawn:
     """Only the first row of each unit in each group; totals are units."""
-    new = drawn.first == np.arange(len(drawn.first))
-    units = drawn.totals * averaged(drawn, new)
+    new, units = drawn.new, drawn.totals * drawn.share_of_first
     return replace(
         drawn, ends=np.cumsum(new)[drawn.ends - 1], place=drawn.place[new],
         first=np.arange(int(new.sum())), time=drawn.time[new], weight=drawn.weight[new],
@@ -511,6 +530,40 @@ def errors_of(
         group still errs by all of its rows, or to hide it would seem cheaper than it is. A count of
         units beside it errs by those whose first row in a group is cut.
     """
+    made = left_out(stream, settings, test, triggers, base)
+    errors = made.norms(base * made.more, bounded=bounded)
+    people = made.people and made.people.norms(test.people * made.more, bounded=bounded)
+    return replace(errors, people=people)
+
+
+class Shown(NamedTuple):
+    """Classes of groups, as far as their errors depend on them."""
+
+    counts: Float64[Array, " classes"]  # groups
+    shown: Float64[Array, " classes"]  # share of them
+    totals: Float64[Array, " classes"]  # of one group
+
+
+class LeftOut(NamedTuple):
+    """What is shown of groups, whatever noise it has, and what is not."""
+
+    groups: Shown
+    lost: Float64[Array, " classes"]  # rows, or units, of a shown group that are cut
+    more: Float64[Array, " classes"]  # noise over that of small groups
+    cut: float  # share of all rows
+    people: LeftOut | None  # of a count of units beside it
+
+    def norms(self, sd: Float64[Array, " classes"], *, bounded: bool) -> Errors:
+        """The errors with noise of such deviations; `bounded`: beside the totals of kept rows."""
+        keys = float(self.groups.counts @ self.groups.shown)
+        return Errors(keys, *norms(self.groups, self.lost * (not bounded), sd), self.cut)
+
+
+@lru_cache(maxsize=1)  # errors beside all totals and beside bounded ones are asked for in turn
+def left_out(
+    stream: ExpectedStream, settings: Settings, test: Threshold, triggers: int, base: float
+) -> LeftOut:
+    """What the last release shows: see `errors_of`."""
     drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
     if settings.kind == "table":
@@ -522,15 +575,14 @@ def errors_of(
          settings.entered]
     )  # fmt: skip
     step = np.ceil(drawn.time * steps)
-    new = drawn.first == np.arange(len(drawn.first))
-    counted = new | (settings.kind == "public")
-    middle = asked / averaged(drawn, counted)  # at first, as if nothing were shown or cut
+    new, public = drawn.new, settings.kind == "public"
+    # at first, as if nothing were shown or cut
+    middle = asked / (averaged(drawn, drawn.all_rows) if public else drawn.share_of_first)
     for _ in range(ROUNDS):
         opens = np.minimum(np.ceil(steps * middle / totals), steps + 1.0)
-        hidden = step <= opens[drawn.place]
-        weight = np.where(hidden, 1.0, 1 / growth[drawn.place])
+        hidden, weight = hide(drawn.place, step, opens, 1 / growth)
         kept, entered = admit(drawn.ends, drawn.first, hidden, weight, limits)
-        if settings.kind == "public":
+        if public:
             break
         counted = entered if settings.kind == "table" else kept
         if settings.kind == "gaussian":
@@ -551,24 +603,12 @@ def errors_of(
         shown = np.ones(len(totals))
     late = np.clip(1 - opens / steps, 0, 1)  # of the releases with falling weights
     more = np.sqrt(1 + (growth**2 - 1) * late)
-    keys, cut = float(counts @ shown), float(drawn.weight[~kept].sum() / drawn.weight.sum())
-
-    missed = lost * (not bounded)
-    made = Errors(keys, *norms(Shown(counts, shown, totals), missed, base * more), cut)
-    if not test.people:
-        return made
-    units, lost = (totals * averaged(drawn, rows) for rows in (new, new & ~kept))
-    missed = lost * (not bounded)
-    beside = norms(Shown(counts, shown, units), missed, test.people * more)
-    return replace(made, people=Errors(keys, *beside, cut))
-
-
-class Shown(NamedTuple):
-    """Classes of groups, as far as their errors depend on them."""
-
-    counts: Float64[Array, " classes"]  # groups
-    shown: Float64[Array, " classes"]  # share of them
-    totals: Float64[Array, " classes"]  # of one group
+    cut = float(drawn.weight[~kept].sum() / drawn.of_all[1])
+    people = None
+    if test.people:
+        units, without = totals * drawn.share_of_first, totals * averaged(drawn, new & ~kept)
+        people = LeftOut(Shown(counts, shown, units), without, more, cut, None)
+    return LeftOut(Shown(counts, shown, totals), lost, more, cut, people)
 
 
 def norms(
@@ -593,14 +633,54 @@ def averaged(
 
     Where a class has few of these, the share over all classes counts as `FEW` more.
     """
-    among = np.ones(len(rows), np.bool_) if among is None else among
-    held, whole = drawn.weight * (rows & among), drawn.weight * among
-    few = FEW * whole.sum() / max(np.count_nonzero(among), 1)
-    share = held.sum() / max(whole.sum(), 1e-9)
-    held, whole = (
-        drawn.near @ np.bincount(drawn.place, part, len(drawn.totals)) for part in (held, whole)
-    )
+    if among is None:
+        number, (whole, total) = len(rows), drawn.of_all
+    else:
+        number, (whole, total) = np.count_nonzero(among), weighed(drawn, among)
+        rows = rows & among
+    held, part = weighed(drawn, rows)
+    few, share = FEW * total / max(number, 1), part / max(total, 1e-9)
     return np.asarray((held + few * share) / np.maximum(whole + few, 1e-9))
+
+
+def weighed(
+    drawn: Drawn, rows: Bool[Array, " rows"]
+) -> tuple[Float64[Array, " classes"], np.float64]:
+    """Such rows by class, each with those of like sizes, and all of them."""
+    each, together = in_classes(drawn.place, drawn.weight, rows, len(drawn.totals))
+    return drawn.near @ together, each.sum()
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def in_classes(
+    place: Int64[Array, " rows"],
+    weight: Float64[Array, " rows"],
+    rows: Bool[Array, " rows"],
+    classes: int,
+) -> tuple[Float64[Array, " rows"], Float64[Array, " classes"]]:
+    """The weights of such rows, 0 for others, and their sums by class."""
+    each, together = np.zeros(len(place)), np.zeros(classes)
+    for i in range(len(place)):
+        if rows[i]:
+            each[i] = weight[i]
+            together[place[i]] += weight[i]
+    return each, together
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def hide(
+    place: Int64[Array, " rows"],
+    step: Float64[Array, " rows"],
+    opens: Float64[Array, " classes"],
+    shown: Float64[Array, " classes"],
+) -> tuple[Bool[Array, " rows"], Float64[Array, " rows"]]:
+    """Rows that come before their group opens, with weight 1, and the weights of all rows."""
+    hidden, weight = np.zeros(len(place), np.bool_), np.ones(len(place))
+    for i in range(len(place)):
+        hidden[i] = step[i] <= opens[place[i]]
+        if not hidden[i]:
+            weight[i] = shown[place[i]]
+    return hidden, weight
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
