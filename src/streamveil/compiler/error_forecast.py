@@ -636,7 +636,7 @@ def averaged(
     if among is None:
         number, (whole, total) = len(rows), drawn.of_all
     else:
-        number, (whole, total) = np.count_nonzero(among), weighed(drawn, among)
+        number, (whole, total) = int(np.count_nonzero(among)), weighed(drawn, among)
         rows = rows & among
     held, part = weighed(drawn, rows)
     few, share = FEW * total / max(number, 1), part / max(total, 1e-9)

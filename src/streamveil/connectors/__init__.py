@@ -416,9 +416,11 @@ def require_connectors(
 ) -> None:
     """SourceError unless connectors take the options that a query gives, by kind and options.
 
-    No file, server or driver is touched; what a server would refuse is found when a job starts.
+    No file, server or driver is touched; what a server would refuse is found when a job starts. A
+    plan over rows in memory may be explained before it has them.
     """
     made_by = {name: one.made_by for name, one in SOURCES.items()}
+    sources = [(kind, options) for kind, options in sources if (kind, options) != ("memory", {})]
     for what, known, asked in (("source", made_by, sources), ("sink", SINKS, sinks)):
         for kind, options in asked:
             require_options(what, known, kind, options)
