@@ -694,10 +694,25 @@ PART = "COUNTIF(x > 0) / COUNT(*)"  # of rows that all have the property
 )  # fmt: skip
 @pytest.mark.parametrize("intervals", ["noise", "true"])
 def test_a_part_of_rows_lies_within_0_and_1(expression, most, intervals):
-    found = parts_of_rows(expression, intervals)
-    assert min(low for low, _ in found) >= 0
-    assert max(high for _, high in found) == most or "DISTINCT" in expression
-    assert all(low <= high for low, high in found)
+    found = parts_of_rows(expression, intervals, groups=("a", "b", "nobody"))
+    assert min(low for low, _, _ in found) == 0
+    assert max(high for _, _, high in found) == most
+    assert all(low <= number <= high for low, number, high in found)
+    numbers = [number for _, number, _ in found]
+    assert len({*numbers} - {0, most}) > 3
+    assert {*numbers} & {0, most}
+
+
+@pytest.mark.parametrize(
+    ("expression", "least", "most"),
+    [(f"1 - {PART}", 0, 1), (f"ROUND(100 * {PART}, 1) - 50", -50, 50), (f"SQRT({PART})", 0, 1),
+     (f"CAST(ROUND(100 * {PART}) AS INT64)", 0, 100), (f"{PART} - COUNT(x) / COUNT(*)", -1, 1)],
+)  # fmt: skip
+def test_what_is_made_of_shares_is_possible(expression, least, most):
+    groups = ("a", *(f"nobody {n}" for n in range(9)))
+    numbers = {number for _, number, _ in parts_of_rows(expression, "noise", groups)}
+    assert least <= min(numbers) <= max(numbers) <= most
+    assert numbers & {least, most}
 
 
 @pytest.mark.parametrize(
@@ -707,17 +722,20 @@ def test_a_part_of_rows_lies_within_0_and_1(expression, most, intervals):
 )  # fmt: skip
 def test_other_ratios_may_lie_anywhere(expression):
     found = parts_of_rows(expression, "noise")
-    assert any(high > 1 for _, high in found) or all(low < 0 for low, _ in found)
+    assert any(high > 1 for *_, high in found) or all(low < 0 for low, *_ in found)
 
 
 def test_a_part_of_the_rows_of_another_group_may_be_more_than_all_of_its_own():
     """Numbers of different rows of a release: of a small group, and of a large one beside it."""
     ask = "COUNTIF(x > 0) / LAG(COUNT(*)) OVER (ORDER BY g)"
-    assert max(high for _, high in parts_of_rows(ask, "noise") if high is not None) > 2
+    assert max(high for *_, high in parts_of_rows(ask, "noise")) > 2
 
 
-def parts_of_rows(expression, intervals):
-    """Intervals of a few releases with other noise, in groups of 400 and 2,000 rows."""
+def parts_of_rows(expression, intervals, groups=("a", "b")):
+    """Low ends, numbers and high ends of a few releases with other noise.
+
+    Groups a and b have 400 and 2,000 rows, others none.
+    """
     table = pa.table({
         "u": [u for u in range(400) for _ in range(6)],
         "x": [1] * 2_400, "g": (["a"] + ["b"] * 5) * 400,
@@ -725,7 +743,8 @@ def parts_of_rows(expression, intervals):
     ask = (
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,"
         f" privacy_unit_column = u, max_rows_contributed = 6, intervals = '{intervals}',"
-        f" public_groups = ['a', 'b']) g, {expression} AS share FROM t GROUP BY g"
+        f" public_groups = {[*groups]}) g, {expression} AS share FROM t GROUP BY g"
     )
     rows = [row for _ in range(4) for row in sv.sql(ask, t=table).table.to_pylist()]
-    return [(row["share_low"], row["share_high"]) for row in rows]
+    shares = [row for row in rows if row["share"] is not None]  # 0 of 0 is nothing
+    return [(row["share_low"], row["share"], row["share_high"]) for row in shares]

@@ -12,7 +12,7 @@ Limits: intervals of means, variances and quantiles are known at the confidence 
     monotone. Where a group was first seen by the very number that is added or divided, near its
     threshold, the interval of that row is wider (`apart`). A sum or ratio is unbounded where an
     answer's interval holds rows that were cut. The interval of a part of a number of rows is cut at
-    0 and 1 (`Answered.part_of`); the number itself stays what its noise made of it.
+    0 and 1 (`Answered.part_of`), and the number itself is moved into what is possible (`possible`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,34 @@ def interval_of(tree: exp.Expr, answered: Answered) -> Span:
         raise NoIntervalError("it is computed from the ends or the deviation of an interval")
     leaves = {canonical(leaf) for leaf in leaves_in(tree, answered)}
     return enclose(tree, Leaves(answered, max(1, len(leaves))))
+
+
+def possible(tree: exp.Expr, answered: Answered) -> Span | None:
+    """What an expression of shares may be, whatever the rows are; None where nothing is known.
+
+    Interval arithmetic on larger intervals gives larger ones: it holds `interval_of` the same.
+    """
+    kinds = [ratio_of(leaf, answered) for leaf in leaves_in(tree, answered)]
+    if not any(parts and answered.part_of(*parts) is not None for parts in kinds):
+        return None
+    try:
+        return enclose(tree, PossibleLeaves(answered))
+    except NoIntervalError:
+        return None
+
+
+@dataclass(frozen=True)
+class PossibleLeaves:
+    """The leaves of an expression, each with what it may be: a share is within 0 and 1."""
+
+    answered: Answered
+
+    def span(self, tree: exp.Expr) -> Span | None:
+        """What a leaf may be; None for any other expression."""
+        if not is_leaf(tree, self.answered):
+            return None
+        parts, end = ratio_of(tree, self.answered), np.full(self.answered.table.num_rows, np.inf)
+        return within(Span(-end, end), self.answered.part_of(*parts) if parts else None)
 
 
 @dataclass(frozen=True)
@@ -142,7 +170,7 @@ def within(span: Span, limit: Array | None) -> Span:
 # ---- interval arithmetic
 
 
-def enclose(tree: exp.Expr, leaves: Leaves) -> Span:
+def enclose(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     """What holds the true value, while every leaf is in its interval."""
     answered, tree = leaves.answered, tree.unnest()
     if not answered.reads(tree):
@@ -167,17 +195,17 @@ def no_interval(tree: exp.Expr) -> NoIntervalError:
     return NoIntervalError(f"intervals are not carried through {what}")
 
 
-def _both(tree: exp.Expr, leaves: Leaves) -> tuple[Span, Span]:
+def _both(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> tuple[Span, Span]:
     left, right = (enclose(part, leaves) for part in operands(tree))
     return left, right
 
 
-def _add(tree: exp.Expr, leaves: Leaves) -> Span:
+def _add(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     left, right = _both(tree, leaves)
     return Span(left.low + right.low, left.high + right.high, moved_sd(left, right))
 
 
-def _subtract(tree: exp.Expr, leaves: Leaves) -> Span:
+def _subtract(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     left, right = _both(tree, leaves)
     return Span(left.low - right.high, left.high - right.low, moved_sd(left, right))
 
@@ -195,12 +223,12 @@ def is_exact(span: Span) -> bool:
     return span.sd is not None and not span.sd.any()
 
 
-def _negate(tree: exp.Expr, leaves: Leaves) -> Span:
+def _negate(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     span = enclose(operands(tree)[0], leaves)
     return Span(-span.high, -span.low, span.sd)
 
 
-def _multiply(tree: exp.Expr, leaves: Leaves) -> Span:
+def _multiply(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     return product(*_both(tree, leaves))
 
 
@@ -216,7 +244,7 @@ def product(left: Span, right: Span) -> Span:
     return Span(np.min(ends, axis=0), np.max(ends, axis=0), sd)
 
 
-def _divide(tree: exp.Expr, leaves: Leaves) -> Span:
+def _divide(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     return quotient(*_both(tree, leaves))
 
 
@@ -230,7 +258,7 @@ def quotient(left: Span, right: Span) -> Span:
     return product(left, Span(low, high, sd))
 
 
-def _branches(tree: exp.Expr, leaves: Leaves) -> Span:
+def _branches(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     """Holds every branch that is a number: the true numbers may take another one."""
     return hull([enclose(part, leaves) for part in operands(tree)])
 
@@ -241,7 +269,7 @@ def hull(spans: list[Span]) -> Span:
                 np.fmax.reduce([one.high for one in spans]))  # fmt: skip
 
 
-def _call(tree: exp.Expr, leaves: Leaves) -> Span:
+def _call(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
     name = called(tree)
     if name in ("COALESCE", "IFNULL"):
         return _branches(tree, leaves)
@@ -266,7 +294,7 @@ def magnitude(span: Span) -> Span:
     return Span(np.where(inside, 0.0, ends.min(axis=0)), ends.max(axis=0), None)
 
 
-def _rising(tree: exp.Expr, leaves: Leaves, name: str = "") -> Span:
+def _rising(tree: exp.Expr, leaves: Leaves | PossibleLeaves, name: str = "") -> Span:
     """A function that never falls, or a CAST to numbers, at both ends."""
     first = tree.expressions[0] if name else tree.this
     others = tree.expressions[1:] if name else []
@@ -281,7 +309,7 @@ def _rising(tree: exp.Expr, leaves: Leaves, name: str = "") -> Span:
     return Span(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
 
 
-def at(tree: exp.Expr, end: Array, leaves: Leaves) -> Array:
+def at(tree: exp.Expr, end: Array, leaves: Leaves | PossibleLeaves) -> Array:
     """A function of one end."""
     table = leaves.answered.table.append_column(END, pa.array(end))
     compiled = compile_expression(canonical(tree), table.schema)
@@ -290,7 +318,7 @@ def at(tree: exp.Expr, end: Array, leaves: Leaves) -> Array:
     return as_numbers(compiled(table))
 
 
-Rule = Callable[[exp.Expr, Leaves], Span]
+Rule = Callable[[exp.Expr, Leaves | PossibleLeaves], Span]
 RULES: dict[type, Rule] = {
     exp.Add: _add,
     exp.Sub: _subtract,

@@ -64,7 +64,7 @@ from streamveil.results.answer_sums import (
     TotalParts,
     names_in,
 )
-from streamveil.results.combine_intervals import NoIntervalError, interval_of
+from streamveil.results.combine_intervals import NoIntervalError, interval_of, possible
 from streamveil.results.intervals import COUNTED, LINEAR
 from streamveil.results.releases import Releases
 from streamveil.types import Array
@@ -511,6 +511,11 @@ def with_interval(column: PostColumn, answered: Answered) -> tuple[dict[str, Any
         parts = [span.sd, span.low, span.high]
     except NoIntervalError as error:
         parts, note = [None, None, None], str(error)
+    if (whole := possible(tree, answered)) is not None:
+        low, high = (pa.array(end, pa.float64()) for end in (whole.low, whole.high))
+        inside = pc.max_element_wise(cells.cast(pa.float64()), low, skip_nulls=False)
+        inside = pc.min_element_wise(inside, high, skip_nulls=False)
+        cells = pc.if_else(pc.equal(inside, cells), cells, inside.cast(kind))
     here = pc.is_valid(cells)
     ends = {
         name + suffix: pa.nulls(len(cells), pa.float64()) if part is None
