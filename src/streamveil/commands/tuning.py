@@ -117,13 +117,8 @@ def tune(
         from_sample(plan, rows_of(plan, sample), (fraction, metric), target)
 
 
-SAME = (
-    "format",
-    "columns",
-    "max_line_bytes",
-    "delimiter",
-    "folder_columns",
-)  # of a sample, as of the source
+# options of the source that its sample has, too
+SAME = ("format", "columns", "max_line_bytes", "delimiter", "folder_columns")
 
 
 def rows_of(plan: Plan, path: str) -> pa.Table:

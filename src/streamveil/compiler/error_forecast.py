@@ -545,7 +545,7 @@ class Shown(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What is shown of groups, whatever noise it has, and what is not."""
+    """What a release shows of groups and what it leaves out, before noise."""
 
     groups: Shown
     lost: Float64[Array, " classes"]  # rows, or units, of a shown group that are cut
@@ -646,7 +646,7 @@ def averaged(
 def weighed(
     drawn: Drawn, rows: Bool[Array, " rows"]
 ) -> tuple[Float64[Array, " classes"], np.float64]:
-    """Such rows by class, each with those of like sizes, and all of them."""
+    """The weight of some rows: by class, together with classes of like sizes, and of all."""
     each, together = in_classes(drawn.place, drawn.weight, rows, len(drawn.totals))
     return drawn.near @ together, each.sum()
 
@@ -674,7 +674,7 @@ def hide(
     opens: Float64[Array, " classes"],
     shown: Float64[Array, " classes"],
 ) -> tuple[Bool[Array, " rows"], Float64[Array, " rows"]]:
-    """Rows that come before their group opens, with weight 1, and the weights of all rows."""
+    """Whether a row comes before its group opens, and its weight: 1, or later its group's."""
     hidden, weight = np.zeros(len(place), np.bool_), np.ones(len(place))
     for i in range(len(place)):
         hidden[i] = step[i] <= opens[place[i]]

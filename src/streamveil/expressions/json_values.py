@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from streamveil.errors import PlanError
 from streamveil.expressions.kernels import Column
-from streamveil.json_text import is_excessive
+from streamveil.json_text import MOST_DEPTH, is_excessive
 
 Step = str | int  # the name of a field, or the place in a list
 _STEP = re.compile(
@@ -91,7 +91,7 @@ def _no_number(_: str) -> None:
     raise ValueError
 
 
-SHORT = 250  # characters, of at most four bytes, that cannot be excessive
+SHORT = MOST_DEPTH // 2  # characters, of at most four bytes each: never excessive
 _READER = json.JSONDecoder(
     object_pairs_hook=lambda pairs: dict(reversed(pairs)),  # the first of one name
     parse_int=str,

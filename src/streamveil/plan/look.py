@@ -149,7 +149,7 @@ def _bounded(aggregate: Aggregate, found: Bounds) -> Aggregate:
 
 
 DEFAULT_SHARE = Fraction(1, 20)
-MOST_EPSILON = Fraction(600)  # of what a look and its choices are divided for: e^709 is no float
+MOST_EPSILON = Fraction(600)  # a larger one is divided as this: e^710 is beyond all floats
 SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
 FOR_THRESHOLDS = Fraction(1, 10)  # of delta: the more, the less is said of several periods
 STEEPEST = Fraction(18, 25)  # of mu: tables whose releases have less must lie lower after a look
@@ -340,7 +340,7 @@ def in_mu(budget: Budget, chance: Fraction) -> Budget:
 def _divided(
     budget: Budget, share: Fraction, chance: Fraction, *, known: bool, alone: bool
 ) -> Division:
-    if budget.epsilon is not None:  # whoever promises less than that promises that
+    if budget.epsilon is not None:  # a smaller epsilon is the stronger promise
         budget = replace(budget, epsilon=min(budget.epsilon, MOST_EPSILON))
     delta, left = budget.delta, 1 - share
     slack = Fraction(0) if known else max((delta or Fraction(0)) - chance, Fraction(0))
