@@ -178,6 +178,24 @@ def test_rows_set_aside_keep_their_lines_where_folders_hold_a_column(tmp_path):
     assert aside.num_rows == 1
 
 
+@pytest.mark.parametrize(("names", "told"), [
+    (["%FF", "%5Cxff", "\udcff"], [None, "\\xff", None]),
+    (["M%FCller", "M%F6ller"], [None, None]),
+    (["a\\b", "a\\c"], ["a\\b", "a\\c"]),
+    (["a\\user=b", "b"], ["a\\user=b", "b"]),
+])  # fmt: skip
+def test_two_names_of_folders_are_never_one_person(names, told, tmp_path):
+    """Else both would share an allowance, and one moved the rows of the other."""
+    for at, name in enumerate(names):
+        folder = tmp_path / f"user={name}"
+        folder.mkdir()
+        (folder / "a.csv").write_text(f"n\n{at}\n")
+    source = FilesSource(str(tmp_path / "**" / "*.csv"), columns={"n": "INT64"},
+                         folder_columns="user")  # fmt: skip
+    found = {row["n"]: row["user"] for row in rows(source)}
+    assert [found[at] for at in range(len(names))] == told
+
+
 def test_a_file_in_no_such_folder_is_refused_unless_asked(tmp_path):
     path = put_in_folders(tmp_path, "csv")
     put(tmp_path / "rides", "a.csv", [{"user": 99, "page": "p"}])

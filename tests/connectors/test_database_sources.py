@@ -225,6 +225,24 @@ def test_no_value_of_sqlite_stops_a_job(kind, tmp_path):
         assert (found[0], found[1], found[2]) == (2.0**63, -(2.0**63), 2.0**53)
 
 
+def test_two_texts_of_sqlite_are_never_one_person(tmp_path):
+    """What is no UTF-8 is null and counted: written in any other way, it could be another text."""
+    texts = [b"M\xfcller", b"M\xf6ller", b"\\xff", b"\xff", "Müller".encode()]
+    place = {"kind": "sqlite", "path": str(tmp_path / "odd.db")}
+    run(place, "CREATE TABLE t (n, u)", "INSERT INTO t VALUES ({})", rows=[*enumerate(texts)])
+    run(place, "UPDATE t SET u = CAST(u AS TEXT)")
+    columns = {"n": "INT64", "u": "STRING"}
+    source = open_source("sqlite", {"path": place["path"], "table": "t", "columns": columns})
+    chunks = list(source.read(None, 9))
+    found = {row["n"]: row["u"] for row in plain_texts(chunks)}
+    assert found == {0: None, 1: None, 2: "\\xff", 3: None, 4: "Müller"}
+    assert sum(sum(chunk.rejected.values()) for chunk in chunks) == 3
+
+
+def plain_texts(chunks):
+    return [row for chunk in chunks for row in chunk.rows.to_pylist()]
+
+
 def plain_rows(chunks):
     """The rows, with times as numbers: some are in no calendar."""
     return [

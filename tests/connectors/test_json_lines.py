@@ -14,6 +14,7 @@ from streamveil.connectors.json_lines import (
     json_block,
     json_messages,
     native_rows,
+    real_or_text,
 )
 from streamveil.connectors.rejected_rows import fit
 from streamveil.json_text import MOST_DEPTH, MOST_VALUES, is_excessive
@@ -26,16 +27,18 @@ WANTED = pa.schema(KINDS.items())
 
 
 def one_by_one(block):
-    """The specification: what `json.loads` makes of each line, as text."""
+    """The specification: what `json.loads` makes of each line, as text; reals as written."""
     rows, malformed = [], []
     lines = block.split(b"\n")
     for place, line in enumerate(lines[:-1] if lines[-1] == b"" else lines):
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_float=real_or_text)
+            written = json.loads(line, parse_float=str)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
-            cells = [row.get(name) for name in KINDS]
+            cells = [(written if isinstance(row.get(name), float | str) else row).get(name)
+                     for name in KINDS]  # fmt: skip
             texts = [c if isinstance(c, str) or c is None else json.dumps(c) for c in cells]
             rows.append([None if t is None else t.encode("utf-8", "surrogatepass") for t in texts])
         elif line.strip():
@@ -163,6 +166,29 @@ def test_lines_as_they_are_mostly_written_are_read_by_arrow_and_odd_ones_by_few_
     found = json_block(b"\n".join(lines), wanted)
     assert found.malformed.tolist() == [7000]
     assert sum(slow) < 200
+
+
+def test_two_numbers_are_never_one_text():
+    """A person may be named by a number, and reals hold 53 bits of it."""
+    written = ["9007199254740993.0", "9007199254740992.0", "0.1", "0.10000000000000000001", "1.50",
+               "1E400", "1e401", "-0.0", "1e22"]  # fmt: skip
+    wanted = pa.schema([("u", pa.string()), ("x", pa.float64())])
+    found = json_block("".join(f'{{"u": {n}, "x": {n}}}\n' for n in written).encode(), wanted)
+    assert found.rows["u"].to_pylist() == written
+    reals = fit(found.rows, wanted)[0]["x"].to_pylist()
+    assert reals == [float(n) for n in written]
+    long = f"1e{'9' * 30}"
+    lines = [
+        b'{"u": {"b": [1.50, "1.5"]}}',
+        f'{{"u": [9007199254740993.0, 1e400, {long}]}}'.encode(),
+    ]
+    nested = json_block(b"\n".join(lines), wanted)
+    assert nested.rows["u"].to_pylist() == [
+        '{"b": [1.5, "1.5"]}', f'["9007199254740993.0", "1e400", "{long}"]',
+    ]  # fmt: skip
+    assert [real_or_text(n) for n in ("0.10", "-0.0", "1e22", "5e-324", "1e-400")] == [
+        0.1, -0.0, 1e22, 5e-324, "1e-400",
+    ]  # fmt: skip
 
 
 def test_messages_that_hold_line_feeds_are_one_row_each():

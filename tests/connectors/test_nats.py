@@ -9,7 +9,7 @@ import pytest
 import streamveil as sv
 from streamveil.connectors import nats as source_of_nats
 from streamveil.connectors import open_source
-from streamveil.connectors.rejected_rows import traced
+from streamveil.connectors.rejected_rows import text_or_none, traced
 from streamveil.errors import MissingExtraError, SourceError
 from streamveil.runtime.run import Pace, run
 from tests.connectors.test_kafka import COLUMNS, counts, message, rows_of
@@ -72,6 +72,9 @@ def test_no_subject_or_header_stops_a_job(server, stream, word, headers, body):
     assert sum(chunk.rejected.get("malformed row", 0) for chunk in chunks) == (not body)
     server.send(stream, [message(2)])
     assert [row["u"] for row in rows_of(source.read(chunks[-1].position, 9))] == [2]
+    if body:  # a subject that is no text names nobody: two of them would look alike
+        text = text_or_none(stream.encode() + b"." + word)
+        assert [row["nats_subject"] for row in rows_of(chunks)][1] == text
 
 
 def test_messages_that_limits_deleted_unread_stop_the_job_in_words(server, stream, monkeypatch):

@@ -74,6 +74,16 @@ def test_events_are_the_same_in_any_pieces(cuts):
     assert found == EVENTS
 
 
+def test_an_id_or_a_type_that_is_no_text_is_null():
+    """With signs in the place of bytes two of them would look alike, and two people be one."""
+    [one, other] = EventParser().events(
+        b"id: a\xff\nevent: b\ndata: {}\n\nevent: \xfe\ndata: {}\n\n"
+    )
+    told = {name: make for name, (_, make) in sse.SseSource.own.items()}
+    assert [told["sse_event"](some) for some in (one, other)] == ["b", None]
+    assert told["sse_id"](one) is None
+
+
 def test_a_long_event_is_counted_and_those_behind_it_are_read(server, monkeypatch):
     monkeypatch.setattr(sse, "MOST_LINE", 1 << 10)
     long = b'{"n": 7, "x": "' + b"y" * (1 << 18) + b'"}'

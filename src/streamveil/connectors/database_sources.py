@@ -39,7 +39,14 @@ from streamveil.connectors import (
 )
 from streamveil.connectors.databases import Database, plain_kind, require_file
 from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
-from streamveil.connectors.rejected_rows import MISFIT, TIME, TracedSource, cast_or_null, fit
+from streamveil.connectors.rejected_rows import (
+    MISFIT,
+    TIME,
+    TracedSource,
+    cast_or_null,
+    fit,
+    text_or_none,
+)
 from streamveil.connectors.sinks import as_text
 from streamveil.errors import SourceError, requires_extra
 
@@ -271,9 +278,10 @@ class SqliteSource(DatabaseSource):
         return f" ({error})" if str(error).startswith("no such ") else ""
 
 
-def as_utf8(raw: bytes) -> str:
-    """A text, which SQLite does not check."""
-    return raw.decode(errors="backslashreplace")
+def as_utf8(raw: bytes) -> str | bytes:
+    """A text, which SQLite does not check; bytes where it is none, which fit no column of text."""
+    text = text_or_none(raw)
+    return raw if text is None else text
 
 
 NATIVE: dict[pa.DataType, tuple[type, ...]] = {

@@ -2,20 +2,22 @@
 
 They are part of every row of a file, as if each held them: so a value is as private as any other,
 and the folders that exist tell no more than the files that exist. Values are text, in any folder:
-no folder decides a type, and none can have a value of a wrong type.
+no folder decides a type, and none can have a value of a wrong type. A name that is no text (not
+UTF-8) is null: written in any other way, it could be that of another person.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 
 from streamveil.connectors import Chunk
-from streamveil.connectors.manifest import shown
-from streamveil.connectors.rejected_rows import PLACE
+from streamveil.connectors.manifest import shown, to_bytes
+from streamveil.connectors.rejected_rows import PLACE, text_or_none
 from streamveil.errors import SourceError
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive and Spark write for a null
@@ -56,7 +58,7 @@ def values_of(name: str, columns: Sequence[str], *, must: bool) -> dict[str, str
     >>> values_of(f"month={NULL}/a.csv", ["month", "day"], must=False)
     {'month': None, 'day': None}
     """
-    folders = name.replace("\\", "/").split("/")[:-1]
+    folders = name.replace(os.sep, "/").split("/")[:-1]
     told = dict(folder.split("=", 1) for folder in folders if "=" in folder)
     lacking = [column for column in columns if column not in told]
     if must and lacking:
@@ -70,8 +72,12 @@ def values_of(name: str, columns: Sequence[str], *, must: bool) -> dict[str, str
 
 
 def value_of(text: str) -> str | None:
-    """A value as Hive and Spark write it: %2F stands for a slash."""
-    return None if text == NULL else shown(unquote(text, errors="surrogateescape"))
+    """A value as Hive and Spark write it: %2F stands for a slash; null where it is no text.
+
+    >>> value_of("a%2Fb"), value_of("a%FF")
+    ('a/b', None)
+    """
+    return None if text == NULL else text_or_none(unquote_to_bytes(to_bytes(text)))
 
 
 def with_values(chunk: Chunk, wanted: pa.Schema, values: Mapping[str, str | None]) -> Chunk:

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -247,8 +248,8 @@ def json_rows(lines: list[bytes], names: list[str]) -> Lines:
     malformed = []
     for place, line in enumerate(lines):
         try:
-            row = None if is_excessive(line) else json.loads(line)
-            found = [json_text(row.get(name)) for name in names] if isinstance(row, dict) else None
+            row = None if is_excessive(line) else json.loads(line, parse_float=str)
+            found = [field(line, row, name) for name in names] if isinstance(row, dict) else None
         except (ValueError, RecursionError):
             found = None
         if found is None:
@@ -264,6 +265,31 @@ def json_rows(lines: list[bytes], names: list[str]) -> Lines:
 def without_ends(lines: list[bytes]) -> list[bytes]:
     """Lines without what ends them; those of white space alone are empty."""
     return [line.rstrip(b"\r\n") if line.strip() else b"" for line in lines]
+
+
+def field(line: bytes, row: dict[str, Any], name: str) -> str | None:
+    """A field of a line as text: a number as it is written, since reals would make two ids one.
+
+    Within a list or an object numbers stay numbers, but for those that reals do not hold.
+
+    >>> line = b'{"id": 9007199254740993.0, "list": [1.50, 0.10000000000000000001]}'
+    >>> row = json.loads(line, parse_float=str)
+    >>> field(line, row, "id"), field(line, row, "list")
+    ('9007199254740993.0', '[1.5, "0.10000000000000000001"]')
+    """
+    value = row.get(name)
+    if isinstance(value, (list, dict)):
+        value = json.loads(line, parse_float=real_or_text)[name]
+    return json_text(value)
+
+
+def real_or_text(number: str) -> float | str:
+    """A number as a real, or as it is written where another number is written as the same real."""
+    found = float(number)
+    try:
+        return found if Decimal(number) == Decimal(repr(found)) else number
+    except ArithmeticError:  # an exponent of many digits
+        return number
 
 
 def json_text(value: Any) -> str | None:

@@ -40,6 +40,17 @@ def told_of(own: Own, found: list[Any], wanted: pa.Schema) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def only_text(text: str | None) -> str | None:
+    r"""A text that was read with signs in place of bytes that are none: null if it has such a sign.
+
+    Two texts would look alike in which these bytes differ, and two people count as one.
+
+    >>> only_text("visits.7"), only_text("visits.\ufffd")
+    ('visits.7', None)
+    """
+    return None if text is None or "\ufffd" in text else text
+
+
 class Messages(TracedSource):
     """A source of JSON messages: each is a row of its declared fields, and of what is known of it.
 

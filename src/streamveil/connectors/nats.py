@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors import Chunk, in_words, select, settings_in
-from streamveil.connectors.messages import Messages
+from streamveil.connectors.messages import Messages, only_text
 from streamveil.connectors.rejected_rows import TIME
 from streamveil.errors import SourceError, requires_extra
 
@@ -39,7 +39,7 @@ class NatsSource(Messages):
     """
 
     own: ClassVar = {
-        "nats_subject": (pa.string(), lambda message: message.subject),
+        "nats_subject": (pa.string(), lambda message: only_text(message.subject)),
         "nats_time": (TIME, lambda message: message.metadata.timestamp),
         "nats_sequence": (pa.int64(), lambda message: number_of(message)),
     }

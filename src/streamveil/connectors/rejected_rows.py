@@ -263,11 +263,19 @@ def hopeless(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 def is_text(data: bytes) -> bool:
     """Whether bytes are UTF-8."""
+    return text_or_none(data) is not None
+
+
+def text_or_none(data: bytes) -> str | None:
+    r"""Bytes as text; None where they are not UTF-8: with signs in their place, two could be alike.
+
+    >>> text_or_none(b"M\xc3\xbcller"), text_or_none(b"M\xfcller")
+    ('Müller', None)
+    """
     try:
-        data.decode()
+        return data.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
 
 
 def whole_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

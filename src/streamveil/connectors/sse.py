@@ -31,7 +31,7 @@ import pyarrow as pa
 from streamveil.connectors import Chunk, in_words, select, settings_in
 from streamveil.connectors.file_reader import MOST_LINE
 from streamveil.connectors.http_files import WAIT, credentials
-from streamveil.connectors.messages import Messages
+from streamveil.connectors.messages import Messages, only_text
 from streamveil.errors import SourceError
 
 QUIET = 1.0  # seconds, in all, that a read waits for events: then it has what is there now
@@ -76,8 +76,8 @@ class SseSource(Messages):
     """
 
     own: ClassVar = {
-        "sse_event": (pa.string(), lambda event: event.kind),
-        "sse_id": (pa.string(), lambda event: event.id),
+        "sse_event": (pa.string(), lambda event: only_text(event.kind)),
+        "sse_id": (pa.string(), lambda event: only_text(event.id)),
     }
 
     def __init__(self, url: str, columns: dict[str, str], config: str | None = None) -> None:
