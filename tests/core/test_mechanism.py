@@ -254,6 +254,10 @@ REFUSED = {
         "one unit from many",
         lambda: design(TABLE, test=replace(TABLE.design.test, place=1)),
     ),
+    "noise that 64 bits do not hold": (
+        "2e\\+15 quanta",
+        lambda: design(PUBLIC, noises=tuple(2e15 for _ in PUBLIC.design.noises)).loss,
+    ),
     "no unit at all": ("max_units", lambda: design(PUBLIC, max_units=0)),
     "a confidence of one": ("confidence", lambda: replace(PUBLIC, confidence=1.0)),
     "a selection of other bounds without slots": (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.counters import Counter
+from streamveil.core.counters import Counter, check_noise
 from streamveil.core.release import WeightRule, blt_of, weighted_loss
 from streamveil.core.selection import Counted, Selection
 from streamveil.core.selection.coins import CoinSelection
@@ -270,6 +270,7 @@ class Mechanism:
 
     def counted(self, noise: Exact) -> Counter:
         """A counter of the design's shape, with such noise, for all triggers."""
+        check_noise(noise)
         shape: Any = self.design.counter
         if all(part.name != "horizon" for part in fields(shape)):
             return cast(Counter, replace(shape, sigma=noise))

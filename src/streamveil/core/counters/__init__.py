@@ -57,8 +57,8 @@ from streamveil.core.noise import (
     require_place,
     saved_once,
 )
-from streamveil.core.noise.samplers import rounded_gaussian
-from streamveil.errors import HorizonError, StoreError
+from streamveil.core.noise.samplers import LARGEST_SCALE, rounded_gaussian
+from streamveil.errors import HorizonError, PlanError, StoreError
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 Ids = UInt64[Array, "keys 2"]
@@ -441,6 +441,16 @@ def gaussian_loss(
     scale = down(sigma)
     mu = (up(moved) * sensitivity + sqrt(touched) * slack) / scale * UP
     return Gdp.squared(Fraction(mu) ** 2)
+
+
+def check_noise(sigma: Exact | float) -> None:
+    """Raises PlanError where 64 bits might not hold a total with such noise."""
+    if sigma > LARGEST_SCALE:
+        raise PlanError(
+            f"the noise of a sum would have {float(sigma):.2g} quanta, and {LARGEST_SCALE:.2g} are"
+            " the most that 64 bits hold safely.\n"
+            "  to fix  a larger budget, or tighter bounds on rows"
+        )
 
 
 def check_moved(moved: Exact | float) -> Fraction:
