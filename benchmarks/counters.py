@@ -20,6 +20,7 @@ import json
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -33,20 +34,24 @@ import mpmath
 import numpy as np
 from scipy.optimize import minimize
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.papers.other_counters import (
+    AnytimeHaar,
+    BinaryTreeCounter,
+    SquareRoot,
+    candidate_times,
+)
 from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.core.counters.restarting_trees import blocks_of, refined_variances
 from streamveil.core.noise import Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
-    AnytimeHaarCounter,
-    BinaryTreeCounter,
     BltCounter,
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    SqrtToeplitzCounter,
 )
-from streamveil.counters.anytime_haar import candidate_times
 from streamveil.counters.haar import column_weights, levels_of, variance_parts
 from streamveil.counters.kary import balanced_digits, levels_for
 
@@ -197,7 +202,7 @@ def gaussian_counters(T: int) -> dict[str, Callable[[], np.ndarray]]:
         plain = BltCounter(horizon=T, sigma=LARGE, d=d, weighting="none")
         rows[f"blt d={d}"] = partial(unit_std, plain)
     if T <= 1000:
-        rows["sqrt + columns"] = lambda: unit_std(SqrtToeplitzCounter(horizon=T, sigma=LARGE))
+        rows["sqrt + columns"] = lambda: unit_std(SquareRoot(horizon=T, sigma=LARGE))
     if T <= 10**5:
         rows["blt + both"] = lambda: unit_std(
             BltCounter(horizon=T, sigma=LARGE, d=d_of(T), weighting="columns-noise")
@@ -365,7 +370,7 @@ def table_anytime() -> list[dict]:
         rows.append(entry("A5 ratio", name, 2**power, ratio, reference, 3))
         curves[name] = counter.std(t) * counter.sensitivity / LARGE
     for power in (20, 30):
-        haar, name = AnytimeHaarCounter(sigma=LARGE, tuned=2**power), f"anytime haar 2^{power}"
+        haar, name = AnytimeHaar(sigma=LARGE, tuned=2**power), f"anytime haar 2^{power}"
         far = candidate_times(2**power)
         ratio = float((haar.std(far) / LARGE / root_squared_norm(far)).max())
         rows.append(entry("A5 ratio", name, 2**power, ratio, REFERENCE_ANYTIME[name][0], 2))

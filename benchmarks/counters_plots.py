@@ -10,18 +10,16 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.papers.other_counters import AnytimeHaar, BinaryTreeCounter, SquareRoot
 from streamveil.core.accounting import Budget
 from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.counters import (
     AnytimeBltCounter,
-    AnytimeHaarCounter,
-    BinaryTreeCounter,
     BltCounter,
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
     Participation,
-    SqrtToeplitzCounter,
     fit,
     moved_by,
 )
@@ -111,8 +109,8 @@ def memory(path: Path) -> None:
         "Honaker": HonakerCounter(horizon=T, sigma=SIGMA),
         "Haar": HaarCounter(horizon=T, sigma=SIGMA),
         "anytime BLT": AnytimeBltCounter(sigma=SIGMA, tuned=T),
-        "anytime Haar": AnytimeHaarCounter(sigma=SIGMA, tuned=T),
-        "square root": SqrtToeplitzCounter(horizon=T, sigma=SIGMA),
+        "anytime Haar": AnytimeHaar(sigma=SIGMA, tuned=T),
+        "square root": SquareRoot(horizon=T, sigma=SIGMA),
     }
     figure, axes = plt.subplots(figsize=(7.5, 4.2))
     t = np.arange(1, T + 1)
@@ -149,7 +147,7 @@ def unknown(path: Path) -> None:
     t = np.unique(np.rint(np.geomspace(1, 10**6, 700)).astype(np.int64))
     best = root_squared_norm(t)
     counters = {
-        "anytime Haar": AnytimeHaarCounter(sigma=SIGMA),
+        "anytime Haar": AnytimeHaar(sigma=SIGMA),
         "anytime BLT": AnytimeBltCounter(sigma=SIGMA),
         "BLT": BltCounter(horizon=2**20, sigma=SIGMA),
     }

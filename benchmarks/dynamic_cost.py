@@ -21,6 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots  # noqa: E402
 from streamveil.core.accounting import Budget  # noqa: E402
 from streamveil.core.noise import SeededNoise  # noqa: E402
 from streamveil.dynamic import (  # noqa: E402
@@ -30,9 +31,7 @@ from streamveil.dynamic import (  # noqa: E402
     LiveTable,
     Rerun,
     SignedCounter,
-    SnapshotDelta,
     TreeCounter,
-    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.linear import (  # noqa: E402

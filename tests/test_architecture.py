@@ -413,7 +413,7 @@ MAKERS = {
         "changing_tables/operator.py", "changing_tables/questions.py", "runtime/survey.py",
         # public parts of a mechanism's course: sizes, comparisons, choices, models
         "linear/mwem.py", "linear/sparse_vector.py", "dynamic/pmwg.py",
-        "dynamic/buckets.py", "dynamic/triggered.py", "dynamic/signed_counter.py", "dynamic/erm.py",
+        "dynamic/buckets.py", "dynamic/signed_counter.py", "dynamic/erm.py",
     },
 }  # fmt: skip
 NOISY = "streamveil.core.noisy"

@@ -24,6 +24,7 @@ from benchmarks.papers.dynamic_streams import Stream, drifting  # noqa: E402
 from benchmarks.papers.halfspaces import Halfspaces  # noqa: E402
 from benchmarks.papers.pmw import PmwRelease  # noqa: E402
 from benchmarks.papers.qiu_yi import published  # noqa: E402
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots  # noqa: E402
 from benchmarks.papers.tables import Table, named, spread  # noqa: E402
 from streamveil.core.accounting import Budget  # noqa: E402
 from streamveil.core.noise import SeededNoise  # noqa: E402
@@ -33,10 +34,8 @@ from streamveil.dynamic import (  # noqa: E402
     FullyDynamic,
     Rerun,
     SignedCounter,
-    SnapshotDelta,
     Tree,
     TreeCounter,
-    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.dynamic.choose import Workload, choose  # noqa: E402
@@ -471,7 +470,7 @@ def e13() -> Table:
     table = Table("dynamic", "E13", {"queries": "672 cells of 9 bits", "beta": 0.05})
     budget = Budget(epsilon=1)
     for steps in (64, 1024, 65536):
-        for name in ("counter", "rerun", "snapshot+delta", "interval tree", "two streams"):
+        for name in ("counter", "rerun", "interval tree", "two streams"):
             smallest = math.inf
             for exponent in np.arange(2, 16, 0.25):
                 size = 10.0**exponent

@@ -7,6 +7,7 @@ import numpy as np
 from benchmarks.papers.halfspaces import Halfspaces
 from benchmarks.papers.pmw import Pmw, PmwRelease
 from benchmarks.papers.qiu_yi import Squaring, published
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots
 from streamveil.audit.laid_open_measures import Realised
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.convert import pure_zcdp
@@ -28,9 +29,7 @@ from streamveil.dynamic import (
     Rerun,
     Reruns,
     SignedCounter,
-    SnapshotDelta,
     TreeCounter,
-    TriggeredSnapshots,
     TwoStream,
     growing,
 )

@@ -15,8 +15,8 @@ STEPS, EACH = 5, 12  # rows of a step
 CITIES = ("Lima", "Oslo", "Rome")
 BUDGETS = ("epsilon = 1", "epsilon = 2", "rho = 0.5, delta = 1e-6", "epsilon = 1, delta = 1e-6",
            "mu = 0.5, delta = 1e-6")  # fmt: skip
-MECHANISMS = ("", "", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
-              "interval_tree", "triggered_snapshots", "two_streams")  # fmt: skip
+MECHANISMS = ("", "", "counter", "tree_of_mwem", "rerun", "continual_mwem",
+              "interval_tree", "two_streams")  # fmt: skip
 SETS = ("", "GROUP BY city", "GROUP BY city, age", "GROUP BY ROLLUP (city, age)",
         "GROUP BY CUBE (city, age)", "GROUP BY GROUPING SETS ((city), (age), ())")  # fmt: skip
 COUNTS = ("COUNT(*) AS n", "COUNT(*) AS n, COUNTIF(age < 2) AS young", "COUNTIF(age > 1) AS old",

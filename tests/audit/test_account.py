@@ -39,7 +39,7 @@ def test_hundreds_of_pairs_lose_no_more_than_is_claimed():
     assert best["groups of one unit"] > 0.9
 
 
-@pytest.mark.parametrize("changes", [{"counter": "binary-tree"}])
+@pytest.mark.parametrize("changes", [{"counter": "honaker"}])
 def test_what_is_not_laid_open_is_refused(changes):
     with pytest.raises(PlanError, match="exact account covers"):
         next(accounts(compile_plan(plan_of(budget=BUDGETS[1], **changes)), 1, 1))

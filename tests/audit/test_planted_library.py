@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.papers import pmw
 from benchmarks.papers.pmw import Pmw
+from benchmarks.papers.snapshots import TriggeredSnapshots
 from streamveil.audit.laid_open import OpenNoise
 from streamveil.audit.laid_open_measures import (
     MeasuresSeen,
@@ -25,7 +26,6 @@ from streamveil.dynamic import (
     Pmwg,
     Rerun,
     TreeCounter,
-    TriggeredSnapshots,
     TwoStream,
     erm,
     pmwg,
@@ -453,12 +453,12 @@ PERSONS = {
 @pytest.mark.parametrize("name", PERSONS)
 def test_a_fault_in_what_a_person_moves_is_caught(monkeypatch, name):
     PERSONS[name](monkeypatch)
-    assert max(several_times("sqrt-toeplitz plain")) > 1
+    assert max(several_times("blt d=1 plain")) > 1
 
 
 @pytest.mark.parametrize("fault", [one_draw, quiet_later])
 def test_a_tree_whose_nodes_share_or_lack_noise_is_caught(monkeypatch, fault):
-    counter = examples(STEPS)["binary-tree"]
+    counter = examples(STEPS)["honaker"]
     monkeypatch.setattr(tree, "gaussian_rows", fault(tree.gaussian_rows))
     assert tightness_of(counter) > 1
 

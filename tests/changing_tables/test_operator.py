@@ -14,10 +14,9 @@ from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow import Operator
 from streamveil.dynamic import FullyDynamic, InsertionOnly
-from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
+from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
-from streamveil.dynamic.triggered import TriggeredSnapshots
 from streamveil.errors import PlanError, StoreError
 from streamveil.linear import Marginals, Mwem, Ranges, Residuals, Share, noisy_queries
 from streamveil.linear.strategies import Direct
@@ -102,9 +101,7 @@ def mechanisms():
     yield FullyDynamic.repaired(NOISY, Share("pure", 60), horizon=None, public_steps=False)
     yield published(mwem, ZCDP)
     yield TwoStream(static=NOISY, share=PURE, horizon=40)
-    yield TriggeredSnapshots(static=NOISY, share=PURE, most=4)
     yield Rerun(static=mwem, share=ZCDP, steps=40)
-    yield SnapshotDelta(static=mwem, share=ZCDP, horizon=40, every=7)
     yield ContinualMwem(queries=CELLS, share=ZCDP, horizon=40)
     yield SignedCounter(strategy=Residuals(CELLS), share=ZCDP, horizon=40)
     yield TreeCounter(strategy=Direct(CELLS), share=PURE, horizon=None)

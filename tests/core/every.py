@@ -15,6 +15,7 @@ import numpy as np
 import streamveil
 from benchmarks.papers.pmw import Pmw, PmwRelease, Sparse
 from benchmarks.papers.qiu_yi import Published, Squaring, published
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots
 from streamveil import dynamic, linear
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import Place
@@ -169,9 +170,9 @@ def changing(static: Any) -> dict[str, Any]:
         "FullyDynamic published": published(static, HALF),
         "TwoStream": dynamic.TwoStream(static=static, share=HALF, horizon=STEPS),
         "Rerun": dynamic.Rerun(static=static, share=HALF, steps=STEPS),
-        "SnapshotDelta": dynamic.SnapshotDelta(static=static, share=HALF, horizon=STEPS, every=2),
+        "SnapshotDelta": SnapshotDelta(static=static, share=HALF, horizon=STEPS, every=2),
         "InsertionOnly": dynamic.InsertionOnly.sparse(static, HALF),
-        "TriggeredSnapshots": dynamic.TriggeredSnapshots(static=static, share=HALF, most=2),
+        "TriggeredSnapshots": TriggeredSnapshots(static=static, share=HALF, most=2),
         "SignedCounter": dynamic.SignedCounter(strategy=direct, share=RHO, horizon=STEPS),
         "TreeCounter": dynamic.TreeCounter(strategy=direct, share=HALF, horizon=STEPS),
         "DistinctCounter": DistinctCounter(cells=CELLS, share=HALF, horizon=STEPS, changes=2),

@@ -6,14 +6,11 @@ from fractions import Fraction
 
 from streamveil.counters import (
     AnytimeBltCounter,
-    AnytimeHaarCounter,
-    BinaryTreeCounter,
     BltCounter,
     Counter,
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    SqrtToeplitzCounter,
 )
 
 SIGMA = Fraction(13, 2)
@@ -26,16 +23,12 @@ def examples(horizon: int) -> dict[str, Counter]:
         "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
         "blt noise": BltCounter(horizon=horizon, sigma=SIGMA, d=3, weighting="columns-noise"),
         "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
-        "anytime-haar": AnytimeHaarCounter(sigma=SIGMA, tuned=64),
-        "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
         "haar": HaarCounter(horizon=horizon, sigma=SIGMA),
         "haar mean": HaarCounter(horizon=horizon, sigma=SIGMA, aim="mean"),
         "haar two-sided": HaarCounter(horizon=horizon, sigma=SIGMA, aim="two-sided"),
         "k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "k-ary-tree 3": KaryTreeCounter(horizon=horizon, sigma=SIGMA, k=3),
-        "sqrt-toeplitz": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA),
-        "sqrt-toeplitz plain": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA, weighting="none"),
     }
 
 

@@ -8,14 +8,11 @@ import numpy as np
 
 from streamveil.counters import (
     AnytimeBltCounter,
-    AnytimeHaarCounter,
-    BinaryTreeCounter,
     BltCounter,
     Counter,
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    SqrtToeplitzCounter,
 )
 
 
@@ -55,18 +52,6 @@ def _(counter: BltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     return feedback_factors(c, counter.weighting, pairs[:, 0], pairs[:, 1])
 
 
-@factors.register
-def _(counter: SqrtToeplitzCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    n = horizon
-    c = np.ones(n)
-    for k in range(1, n):
-        c[k] = c[k - 1] * (2 * k - 1) / (2 * k)
-    scales = np.ones(n)
-    if counter.weighting == "columns":
-        scales = np.sqrt(np.cumsum(c**2)[::-1] / np.sum(c**2))
-    return feedback_factors(c, counter.weighting, scales, np.ones(n))
-
-
 def tree_nodes(horizon: int, levels: int) -> list[tuple[int, int]]:
     """(start, length) of every block of at most `levels` levels that completes in time."""
     return [
@@ -81,19 +66,6 @@ def node_matrix(nodes: list[tuple[int, int]], horizon: int) -> np.ndarray:
     for row, (start, length) in zip(rows, nodes, strict=True):
         row[start : start + length] = 1
     return rows
-
-
-@factors.register
-def _(counter: BinaryTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    nodes = tree_nodes(horizon, counter.levels)
-    decoder = np.zeros((horizon, len(nodes)))
-    for t in range(1, horizon + 1):
-        start = 0
-        for level in reversed(range(counter.levels)):
-            if t >> level & 1:
-                decoder[t - 1, nodes.index((start, 2**level))] = 1
-                start += 2**level
-    return decoder, node_matrix(nodes, horizon)
 
 
 @factors.register
@@ -127,33 +99,6 @@ def _(counter: HaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
             rows.append(row)
     encoder = np.array(rows)
     decoder = np.tril(np.ones((length, length))) @ np.linalg.inv(encoder)
-    return decoder[:horizon], encoder[:, :horizon]
-
-
-@factors.register
-def _(counter: AnytimeHaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same, cut to the blocks that begin in time; longer blocks than 2^h are one line each.
-
-    Within the first 2^h steps a block of level j > h is a constant row, its noise the line t.
-    """
-    inside = max(1, (horizon - 1).bit_length())
-    length, weights = 2**inside, counter.weights
-    rows = [np.full(length, np.sqrt(weights[0] / 2**counter.levels))]
-    rows += [
-        np.full(length, np.sqrt(weights[j] / 2**j)) for j in range(inside + 1, counter.levels + 1)
-    ]
-    outer = len(rows)
-    for level in range(1, inside + 1):
-        for start in range(0, length, 2**level):
-            row = np.zeros(length)
-            row[start : start + 2**level] = np.sqrt(weights[level] / 2**level)
-            row[start + 2 ** (level - 1) : start + 2**level] *= -1
-            rows.append(row)
-    encoder = np.array(rows)
-    # orthogonal rows: a Haar basis on 2^40 steps, so the transposed rows over their squared norms
-    whole = [weights[0], *weights[inside + 1 :]]
-    squares = np.array([*whole, *(encoder[outer:] ** 2).sum(axis=1)])
-    decoder = np.tril(np.ones((length, length))) @ (encoder / squares[:, None]).T
     return decoder[:horizon], encoder[:, :horizon]
 
 

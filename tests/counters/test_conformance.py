@@ -33,16 +33,12 @@ RELEASES = {  # of the first version with all counters
     "blt d=1 plain": "aa775808c0f6620a",
     "blt noise": "9a431a97303fb1a8",
     "anytime-blt": "0f2dd6cbe7b6ac84",
-    "anytime-haar": "25f9a4124ba31cf6",
-    "binary-tree": "6e68146b5e97e5e5",
     "honaker": "9126bbcac2fdb1ee",
     "haar": "eb8492ef8e6f5d42",
     "haar mean": "96f77909e083c891",
     "haar two-sided": "30352dca828e9a37",
     "k-ary-tree": "6455dbf9b32b4205",
     "k-ary-tree 3": "acc368aedfe33e21",
-    "sqrt-toeplitz": "7032c7732387069e",
-    "sqrt-toeplitz plain": "cc435264ce2182cf",
 }
 
 

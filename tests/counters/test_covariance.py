@@ -10,14 +10,10 @@ from streamveil.core.counters import kernels
 from streamveil.core.noise import Place, SilentNoise
 from streamveil.counters import (
     AnytimeBltCounter,
-    AnytimeHaarCounter,
-    BinaryTreeCounter,
     BltCounter,
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    SqrtToeplitzCounter,
-    toeplitz,
     tree,
 )
 from streamveil.counters.haar import haar_path
@@ -33,8 +29,6 @@ FEEDBACK = {
     "blt plain": (BltCounter(horizon=1000, sigma=SIGMA, weighting="none"), 1000),
     "blt noise": (BltCounter(horizon=1000, sigma=SIGMA, weighting="columns-noise"), 1000),
     "anytime": (AnytimeBltCounter(sigma=SIGMA, tuned=1000), 1000),
-    "sqrt": (SqrtToeplitzCounter(horizon=200, sigma=SIGMA), 200),
-    "sqrt plain": (SqrtToeplitzCounter(horizon=200, sigma=SIGMA, weighting="none"), 200),
 }
 
 
@@ -48,7 +42,7 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
         impulse[unit.step] = spread
         return offset + impulse
 
-    for module in (kernels, counters, toeplitz):
+    for module in (kernels, counters):
         monkeypatch.setattr(module, "gaussian_about", unit)
     state, estimates = counter.init(horizon), []
     for t in range(horizon):
@@ -62,7 +56,6 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
 
 
 TREES = {
-    "binary": BinaryTreeCounter(horizon=1000, sigma=SIGMA),
     "honaker": HonakerCounter(horizon=100, sigma=SIGMA),  # its dense oracle is slow
 }
 
@@ -104,7 +97,6 @@ def kary_row(counter, t):
     [
         (HaarCounter(horizon=1000, sigma=SIGMA), haar_row),
         (HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"), haar_row),
-        (AnytimeHaarCounter(sigma=SIGMA, tuned=1000), haar_row),
         (KaryTreeCounter(horizon=1000, sigma=SIGMA), kary_row),
         (KaryTreeCounter(horizon=1000, sigma=SIGMA, k=3), kary_row),
     ],
@@ -131,9 +123,6 @@ def assert_same_covariance(found, decoder):
         HaarCounter(horizon=1000, sigma=SIGMA),
         HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"),
         KaryTreeCounter(horizon=1000, sigma=SIGMA),
-        BinaryTreeCounter(horizon=1000, sigma=SIGMA),
-        SqrtToeplitzCounter(horizon=1000, sigma=SIGMA),
-        AnytimeHaarCounter(sigma=SIGMA, tuned=1000),
     ],
     ids=lambda counter: type(counter).__name__,
 )

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic import Changes, InsertionOnly, LiveTable
-from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
+from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.pack import pack, unpack
 from streamveil.dynamic.signed_counter import (
@@ -20,7 +21,6 @@ from streamveil.dynamic.signed_counter import (
     root_coefficients,
     root_sensitivity,
 )
-from streamveil.dynamic.triggered import TriggeredSnapshots
 from streamveil.errors import HorizonError
 from streamveil.linear import Marginals, Mwem, Place, Residuals, Share, noisy_queries
 from streamveil.linear.strategies import Direct, Points
@@ -37,10 +37,6 @@ def exact_mechanisms():
     yield TwoStream(static=NOISY, share=ZCDP, horizon=None)
     yield Rerun(static=NOISY, share=PURE, steps=100)
     yield Rerun(static=NOISY, share=PURE, retention=5)
-    yield SnapshotDelta(static=NOISY, share=PURE, horizon=100, every=7)
-    yield SnapshotDelta(static=NOISY, share=PURE, horizon=100, every=1)
-    yield TriggeredSnapshots(static=NOISY, share=PURE, most=12)
-    yield TriggeredSnapshots(static=NOISY, share=ZCDP, most=1)
     yield SignedCounter(strategy=Residuals(CELLS), share=ZCDP, horizon=100)
     yield SignedCounter(strategy=Points(CELLS), share=ZCDP, horizon=100)
     yield TreeCounter(strategy=Residuals(CELLS), share=PURE, horizon=100)

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import qiu_yi
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots
 from streamveil.core.noise import Place, SilentDraws, SilentNoise
 from streamveil.core.noisy import restored
 from streamveil.dynamic import (
     FullyDynamic,
     InsertionOnly,
     Rerun,
-    SnapshotDelta,
-    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.dynamic.interval_tree import UPDATE

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.qiu_yi import published
+from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots
 from streamveil.core.noise import SeededNoise
 from streamveil.dynamic import (
     DynamicMechanism,
@@ -13,8 +14,6 @@ from streamveil.dynamic import (
     InsertionOnly,
     LiveTable,
     Rerun,
-    SnapshotDelta,
-    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.linear import Marginals, Mwem, Share, StaticMechanism, noisy_queries

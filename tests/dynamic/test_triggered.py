@@ -5,8 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.papers.snapshots import TriggeredSnapshots
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.dynamic import Changes, TriggeredSnapshots
+from streamveil.dynamic import Changes
 from streamveil.linear import Marginals, Mwem, Place, Share, noisy_queries
 
 CELLS = Marginals((4,), ((0,),))

@@ -25,8 +25,6 @@ DESIGNS = {
     "public weights": {"budget": sv.Budget(mu=1, delta=1e-6), "weight_reference": 12},
     "honaker": {"budget": sv.Budget(mu=0.7, delta=1e-3), "selection": "gaussian",
                 "counter": "honaker"},
-    "binary": {"budget": sv.Budget(mu=0.7, delta=1e-3), "selection": "gaussian",
-               "counter": "binary-tree"},
 }  # fmt: skip
 
 

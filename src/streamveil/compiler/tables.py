@@ -216,5 +216,5 @@ def value_of(text: str) -> Bind:
 
 
 def spelled(name: str) -> str:
-    """The name of a mechanism as an option: 'snapshot+delta' is snapshot_delta."""
-    return name.lower().replace(" ", "_").replace("+", "_")
+    """The name of a mechanism as an option: 'two streams' is two_streams."""
+    return name.lower().replace(" ", "_")

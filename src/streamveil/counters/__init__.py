@@ -16,19 +16,15 @@ if TYPE_CHECKING:
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
     from streamveil.core.counters.rational import Blt, best_blt
-    from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
     from streamveil.counters.haar import HaarCounter
     from streamveil.counters.kary import KaryTreeCounter
     from streamveil.counters.participation import Participation, moved_by
-    from streamveil.counters.toeplitz import SqrtToeplitzCounter
-    from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
+    from streamveil.counters.tree import HonakerCounter
 
 _CORE, _HERE = "streamveil.core.counters", "streamveil.counters"
 _HOMES = {
     "AnytimeBltCounter": f"{_CORE}.anytime",
-    "AnytimeHaarCounter": f"{_HERE}.anytime_haar",
-    "BinaryTreeCounter": f"{_HERE}.tree",
     "Blt": f"{_CORE}.rational",
     "BltCounter": f"{_CORE}.blt",
     "Comparison": f"{_HERE}.choice",
@@ -40,7 +36,6 @@ _HOMES = {
     "HonakerCounter": f"{_HERE}.tree",
     "KaryTreeCounter": f"{_HERE}.kary",
     "Participation": f"{_HERE}.participation",
-    "SqrtToeplitzCounter": f"{_HERE}.toeplitz",
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
     "compare": f"{_HERE}.choice",
@@ -51,12 +46,9 @@ _HOMES = {
 _KINDS = {
     "blt": "BltCounter",
     "anytime-blt": "AnytimeBltCounter",
-    "anytime-haar": "AnytimeHaarCounter",
-    "binary-tree": "BinaryTreeCounter",
     "honaker": "HonakerCounter",
     "haar": "HaarCounter",
     "k-ary-tree": "KaryTreeCounter",
-    "sqrt-toeplitz": "SqrtToeplitzCounter",
 }
 
 
@@ -110,8 +102,8 @@ def kind_of(counter: Counter) -> str:
 
 
 __all__ = [
-    "COUNTERS", "AnytimeBltCounter", "AnytimeHaarCounter", "BinaryTreeCounter", "Blt", "BltCounter",
+    "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter",
     "Comparison", "Counter", "CounterChoice", "CounterState", "CounterStream", "HaarCounter",
-    "HonakerCounter", "KaryTreeCounter", "Participation", "SqrtToeplitzCounter", "best_blt",
+    "HonakerCounter", "KaryTreeCounter", "Participation", "best_blt",
     "choose", "compare", "fit", "kind_of", "moved_by", "skip",
 ]  # fmt: skip

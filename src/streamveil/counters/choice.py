@@ -14,18 +14,15 @@ from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.noise import Place, SeededNoise
-from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.counters.participation import Participation, moved_by
-from streamveil.counters.toeplitz import SqrtToeplitzCounter
-from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
+from streamveil.counters.tree import HonakerCounter
 from streamveil.errors import fitting, require_between
 from streamveil.types import Array, Int64
 
 SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
-HISTORY = 2_000  # longest horizon for which counters that keep it all are compared
 TIMED_KEYS, TIMED_STEPS = 20_000, 5
 ONE_ROW = Participation(rows=1, per_key=1)
 
@@ -158,17 +155,12 @@ def candidates(horizon: int, *, pure: bool) -> dict[str, Counter]:
     """Counters that can run in a setting, before their noise is sized."""
     if pure:
         return {"k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=1)}
-    found: dict[str, Counter] = {
+    return {
         "blt": BltCounter(horizon=horizon, sigma=1),
         "anytime-blt": AnytimeBltCounter(sigma=1, tuned=max(2, horizon)),
-        "anytime-haar": AnytimeHaarCounter(sigma=1, tuned=max(2, horizon)),
         "haar": HaarCounter(horizon=horizon, sigma=1),
         "honaker": HonakerCounter(horizon=horizon, sigma=1),
-        "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=1),
     }
-    if horizon <= HISTORY:
-        found["sqrt-toeplitz"] = SqrtToeplitzCounter(horizon=horizon, sigma=1)
-    return found
 
 
 @fitting("compare(horizon=1000, budget=Budget(epsilon=1, delta=1e-9))")

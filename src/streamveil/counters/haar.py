@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -28,55 +28,8 @@ AIMS = ("max", "mean", "two-sided")
 SIGN_SHIFT = np.uint64(63)
 
 
-class HaarBasis(Protocol):
-    """What `KeyedHaar` needs of the counter it is part of."""
-
-    @property
-    def horizon(self) -> int:
-        """Steps the guarantee covers."""
-
-    @property
-    def sigma(self) -> Exact | float:
-        """The noise scale for sensitivity 1."""
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """w_0 (the whole), w_1 .. w_h."""
-
-    @property
-    def sensitivity(self) -> float:
-        """See `Counter`."""
-
-
-class KeyedHaar(Keyed):
-    """What follows from the weights of a Haar basis, whichever they are."""
-
-    @property
-    def sensitivity(self: HaarBasis) -> float:
-        """See `Counter`."""
-        return column_norm(self.weights)
-
-    def loss(self: HaarBasis, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """See `Counter.loss`."""
-        return counters.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
-
-    def std(self: HaarBasis, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
-        """See `Counter.std`."""
-        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
-
-    def _read(
-        self: HaarBasis,
-        totals: Int64[Array, " keys"],
-        t: int,
-        draws: Draws,
-        ids: Ids | None = None,
-    ) -> Int64[Array, " keys"]:
-        """The release of step t from the exact totals alone: no state, no earlier step needed."""
-        return haar_read((self.weights, counters.up(self.sigma)), totals, t, draws, ids)
-
-
 @dataclass(frozen=True, kw_only=True)
-class HaarCounter(KeyedHaar):
+class HaarCounter(Keyed):
     """Running totals with noise from a weighted Haar basis (a dyadic bridge), drawn by address.
 
     Algorithm: N_t = sigma sum_j q_j tri_j(t) g(block of level j that holds t), tri_j the tent of
@@ -132,6 +85,25 @@ class HaarCounter(KeyedHaar):
     def needs_horizon(self) -> bool:
         """A cap is needed; a generous one costs little."""
         return True
+
+    @property
+    def sensitivity(self) -> float:
+        """See `Counter`."""
+        return column_norm(self.weights)
+
+    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
+        """See `Counter.loss`."""
+        return counters.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
+
+    def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
+        """See `Counter.std`."""
+        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
+
+    def _read(
+        self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
+    ) -> Int64[Array, " keys"]:
+        """The release of step t from the exact totals alone: no state, no earlier step needed."""
+        return haar_read((self.weights, counters.up(self.sigma)), totals, t, draws, ids)
 
 
 @dataclass(frozen=True)
@@ -308,36 +280,21 @@ def best_weights(horizon: int, aim: str) -> Float64[Array, " levels+1"]:
     start = weights_of_mean(parts, norms)
     if aim == "mean":
         return start
-    return weights_of_worst(parts, norms, start, lambda total: {int(np.argmax(total))}, 1e-7)
+    weights, times = start, set[int]()
+    for _ in range(ROUNDS):
+        total = sum(part / w for part, w in zip(parts, weights, strict=True))
+        if times and total.max() <= (1 + 1e-7) * max(total[i] for i in times):
+            break
+        times.add(int(np.argmax(total)))
+        chosen = np.array([[part[i] for part in parts] for i in sorted(times)])
+        weights = least_maximum(chosen, norms, weights)
+    return weights
 
 
 def weights_of_mean(parts: Sequence[Array], norms: Array) -> Float64[Array, " levels+1"]:
     """Weights of norm 1 with the least mean over times; `parts`: of each level, at all times."""
     weights = np.sqrt(np.array([part.mean() for part in parts]) / norms)
     return np.asarray(weights / (weights @ norms))
-
-
-def weights_of_worst(
-    parts: Sequence[Array],
-    norms: Array,
-    start: Array,
-    worst: Callable[[Array], set[int]],
-    near: float,
-) -> Float64[Array, " levels+1"]:
-    """Weights of norm 1 with the least maximum over times.
-
-    `worst` says which times join those that are looked at, until none is more than a share `near`
-    above these.
-    """
-    weights, times = start, set[int]()
-    for _ in range(ROUNDS):
-        total = sum(part / w for part, w in zip(parts, weights, strict=True))
-        if times and total.max() <= (1 + near) * max(total[i] for i in times):
-            break
-        times |= worst(total)
-        chosen = np.array([[part[i] for part in parts] for i in sorted(times)])
-        weights = least_maximum(chosen, norms, weights)
-    return weights
 
 
 def least_maximum(parts: Array, norms: Array, start: Array) -> Float64[Array, " levels+1"]:

@@ -16,11 +16,8 @@ import numpy as np
 from streamveil.core.counters import UP, Counter
 from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.rational import root_coefficients
-from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.haar import HaarCounter, column_weights
-from streamveil.counters.toeplitz import SqrtToeplitzCounter
-from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
+from streamveil.counters.tree import HonakerCounter
 from streamveil.types import Array, Float64
 
 LARGEST_TABLE = 10**7  # entries of the allocation table; beyond, its linear bound is used
@@ -122,12 +119,6 @@ def _(counter: AnytimeBltCounter, counts: Array, gap: int) -> Array:
     return np.asarray((near + counts * np.sqrt(max(square - seen, 0.0))) ** 2 / square)
 
 
-@spread_norms.register
-def _(counter: SqrtToeplitzCounter, counts: Array, gap: int) -> Array:
-    scheduled = counter.weighting == "columns"
-    return toeplitz_norms(root_coefficients(counter.horizon), counts, gap, scheduled=scheduled)
-
-
 def toeplitz_norms(
     c: Float64[Array, " n"], counts: Array, gap: int, *, scheduled: bool
 ) -> Float64[Array, " counts"]:
@@ -167,15 +158,13 @@ def _scheduled_norms(c: Float64[Array, " n"], counts: Array, gap: int) -> Array:
     return np.asarray(counts + 2 * pairs)
 
 
-@spread_norms.register(BinaryTreeCounter)
-@spread_norms.register(HonakerCounter)
-def _(counter: BinaryTreeCounter | HonakerCounter, counts: Array, gap: int) -> Array:
+@spread_norms.register
+def _(counter: HonakerCounter, counts: Array, gap: int) -> Array:
     return block_norms([1.0] * counter.levels, [2**i for i in range(counter.levels)], counts, gap)
 
 
-@spread_norms.register(AnytimeHaarCounter)
-@spread_norms.register(HaarCounter)
-def _(counter: HaarCounter | AnytimeHaarCounter, counts: Array, gap: int) -> Array:
+@spread_norms.register
+def _(counter: HaarCounter, counts: Array, gap: int) -> Array:
     entries = [w * c for w, c in zip(counter.weights, column_weights(counter.levels), strict=True)]
     lengths = [2**counter.levels] + [2**level for level in range(1, counter.levels + 1)]
     return block_norms(entries, lengths, counts, gap)

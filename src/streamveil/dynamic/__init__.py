@@ -1,6 +1,6 @@
 """Linear queries over tables that grow and tables that change."""
 
-from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
+from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.choose import MechanismChoice, Workload, choose
 from streamveil.dynamic.continual_mwem import ContinualMwem
@@ -26,12 +26,11 @@ from streamveil.dynamic.schedulers import (
 )
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.dynamic.trees import Hybrid, Tree
-from streamveil.dynamic.triggered import TriggeredSnapshots
 
 __all__ = [
     "BBImprover", "BBScheduler", "Bag", "Changes", "ContinualMwem", "DisjointDoubling",
     "DynamicMechanism", "FullyDynamic", "GrowingClassifier", "Hybrid", "InsertionOnly", "LivePmw",
     "LiveTable", "MechanismChoice", "NoisyGradientDescent", "OutputPerturbation", "Pmwg", "Records",
-    "Repaired", "Rerun", "Reruns", "SignedCounter", "SnapshotDelta", "Trainer", "Tree",
-    "TreeCounter", "TriggeredSnapshots", "TwoStream", "Workload", "choose", "growing",
+    "Repaired", "Rerun", "Reruns", "SignedCounter", "Trainer", "Tree",
+    "TreeCounter", "TwoStream", "Workload", "choose", "growing",
 ]  # fmt: skip

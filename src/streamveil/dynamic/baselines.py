@@ -10,7 +10,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, OfStatic
-from streamveil.dynamic.trees import Difference, Tree, accumulator, error_of, released
+from streamveil.dynamic.trees import Difference, accumulator, error_of, released
 from streamveil.errors import HorizonError, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
@@ -87,8 +87,6 @@ class BaselineState:
     t: int
     live: Bag
     latest: QueryAnswers
-    born: Any = None  # SnapshotDelta: since the snapshot
-    gone: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,88 +161,3 @@ class Rerun(OfStatic):
     def bound(self, state: BaselineState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
         return float("inf") if self.static.adaptive else self.static.error.alpha(self.part, 0, beta)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotDelta(OfStatic):
-    """A static release every `every` steps, and trees of insertions and deletions in between.
-
-    Protects: one record with its insertion and its deletion.
-    Guarantee: the share: half for all snapshots, of which there are horizon / every; a quarter for
-        insertions and a quarter for deletions, each of which a record enters once.
-    Error: that of one snapshot with its small part, plus that of a tree over at most `every` steps:
-        it follows the records that are there, and the turnover only polynomially.
-
-    Raises:
-        ValueError: a setting is out of its range.
-        HorizonError: a step after the last of `horizon`.
-
-    >>> import numpy as np
-    >>> from streamveil.core.noise import SilentNoise
-    >>> from streamveil.linear import Marginals, noisy_queries
-    >>> table = SnapshotDelta(
-    ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8,
-    ...     every=4)
-    >>> place = Place(SilentNoise(), "doc")
-    >>> state = table.init(place)
-    >>> table.step(state, Changes(born=np.array([0, 3])), place)
-    >>> table.answers(state).values
-    array([1., 1.])
-    """
-
-    static: StaticMechanism  # what answers about one fixed table
-    share: Share
-    horizon: int  # steps that the guarantee covers, >= 1
-    every: int  # steps between two snapshots, >= 1
-    arity: int = 4  # children of a node of its tree, >= 2
-
-    def __post_init__(self) -> None:
-        require_positive(horizon=self.horizon, every=self.every)
-
-    @property
-    def most(self) -> int:
-        """How many snapshots there are: one with the first step, then one every `every` steps."""
-        return -(-self.horizon // self.every)
-
-    @property
-    def snapshot(self) -> Share:
-        """What one snapshot spends."""
-        return self.share.scale(Fraction(1, 2 * self.most))
-
-    @property
-    def _since(self) -> Difference:
-        quarter = self.share.scale(Fraction(1, 4))
-        return Difference(Tree(self.static, quarter, max(self.every - 1, 1), self.arity))
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """See `DynamicMechanism`."""
-        loss = self.snapshot.loss.times(self.most) + self._since.loss
-        return Guarantee(RECORD, loss, self.horizon)
-
-    def init(self, place: Place) -> BaselineState:
-        """See `DynamicMechanism`."""
-        nothing, side = combine([], self.queries.size), self._since.side
-        return BaselineState(0, Bag(), nothing, side.init(), side.init())
-
-    def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
-        """See `DynamicMechanism`."""
-        if state.t >= self.horizon:
-            raise HorizonError(self.horizon)
-        born, gone = Bag.of(changes.born), Bag.of(changes.gone)
-        state.live = Bag.sum([state.live, born, -gone])
-        here = place.inside(state.t + 1)
-        if state.t % self.every == 0:
-            state.latest = released(self.static, state.live, self.snapshot, here.inside(b"whole"))
-            state.born, state.gone = self._since.side.init(), self._since.side.init()
-        else:
-            self._since.step(state, born, gone, here)
-        state.t += 1
-
-    def answers(self, state: BaselineState) -> QueryAnswers:
-        """See `DynamicMechanism`."""
-        return self._since.answers(state, state.latest)
-
-    def bound(self, state: BaselineState, beta: float) -> float:
-        """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
-        return error_of(self.static, [self.snapshot, *self._since.parts(state)], beta)

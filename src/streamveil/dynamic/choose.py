@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-import numpy as np
-
 from streamveil.core.accounting import Budget
-from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
+from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.insertion_only import InsertionOnly
@@ -21,7 +19,6 @@ from streamveil.dynamic.interval_tree import FullyDynamic
 from streamveil.dynamic.protocol import DynamicMechanism
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter, counter_of
 from streamveil.dynamic.trees import levels
-from streamveil.dynamic.triggered import TriggeredSnapshots
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.mwem import Mwem
@@ -248,14 +245,12 @@ def _changing(w: Workload, share: Share, preset: Preset) -> list[Candidate]:
             static_error(q, n, share, whole / releases), f"{releases:,} releases share the budget",
         ))  # fmt: skip
     if w.steps is not None:
-        out.append(_snapshots(w, share, static))
         rounds = 2
         continual = ContinualMwem(queries=q, share=share, horizon=w.steps, rounds=rounds)
         seen = static_error(q, n, share, whole * min(1.0, 5 / w.steps))
         out.append(Candidate(
             "continual MWEM", continual, math.inf, seen, "keeps its model; nothing is proved",
         ))  # fmt: skip
-    out.append(_triggered(w, share, static))
     tree = FullyDynamic.repaired(static, share, horizon=w.steps)
     depth = w.horizon.bit_length()
     seen = static_error(q, n, share, whole / (0.8 * max(depth, 1) ** 2.8))
@@ -272,40 +267,6 @@ def _changing(w: Workload, share: Share, preset: Preset) -> list[Candidate]:
         "error of all updates so far",
     ))  # fmt: skip
     return out
-
-
-def _snapshots(w: Workload, share: Share, static: Mwem) -> Candidate:
-    """Snapshot and delta at the best distance of snapshots."""
-    steps, q, best = w.steps or 1, w.queries, None
-    per_step = w.updates / steps / 2
-    for every in np.unique(np.rint(np.geomspace(2, max(steps, 2), 12))).astype(int):
-        one = SnapshotDelta(static=static, share=share, horizon=steps, every=int(every))
-        depth = levels(max(int(every) - 1, 1), one.arity)
-        whole = static_error(q, w.size, share, float(one.snapshot.amount))
-        side = static_error(q, per_step * every, share, float(share.amount) / 4 / depth)
-        seen = math.sqrt(whole**2 + 2 * side**2)
-        if best is None or seen < best[0]:
-            side_share = share.scale(Fraction(1, 4 * depth))
-            parts = [one.snapshot] + [side_share] * (6 * depth)
-            total = w.size + 2 * per_step * every
-            best = seen, one, static.error.spread(parts, total, BETA)
-    assert best is not None  # noqa: S101  (there is at least one distance)
-    why = f"a snapshot every {best[1].every} steps"
-    return Candidate("snapshot+delta", best[1], best[2], best[0], why)
-
-
-def _triggered(w: Workload, share: Share, static: Mwem) -> Candidate:
-    """Snapshots when half of the table has changed; half more of them than by forecast."""
-    most = math.ceil(1.5 * (1 + 2 * w.updates / w.size))
-    one = TriggeredSnapshots(static=static, share=share, most=most)
-    whole = static_error(w.queries, w.size, share, float(one.parts[0].amount))
-    depth = levels(max(w.horizon // most, 1), one.arity)
-    side = static_error(w.queries, w.size / 4, share, float(one.parts[2].amount) / depth)
-    shares = [one.parts[0]] + [one.parts[2].scale(Fraction(1, depth))] * (6 * depth)
-    return Candidate(
-        "triggered snapshots", one, static.error.spread(shares, 1.5 * w.size, BETA),
-        math.sqrt(whole**2 + 2 * side**2), f"at most {most:,} snapshots, when half has changed",
-    )  # fmt: skip
 
 
 def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:

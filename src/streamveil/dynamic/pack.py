@@ -25,7 +25,6 @@ from streamveil.dynamic.pmwg import PmwgState
 from streamveil.dynamic.protocol import Bag, Changes
 from streamveil.dynamic.signed_counter import RootState, TreeCounterState
 from streamveil.dynamic.trees import HybridState, TreeNode, TreeState
-from streamveil.dynamic.triggered import TriggeredState
 from streamveil.errors import StoreError
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.protocol import QueryAnswers
@@ -40,8 +39,7 @@ NAMES: dict[type, str] = {
     for cls in (
         AboveState, BaselineState, Bag, BucketState, Changes, ContinualState, DistinctState,
         HybridState, InsertionState, Live, Meter, PartitionState, PmwgState, QueryAnswers,
-        RootState, Share, TreeCounterState, TreeNode, TreeState, TreeTableState, TriggeredState,
-        TwoState,
+        RootState, Share, TreeCounterState, TreeNode, TreeState, TreeTableState, TwoState,
     )
 }  # fmt: skip
 CLASSES: dict[str, Any] = {name: cls for cls, name in NAMES.items()}

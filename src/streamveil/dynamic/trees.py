@@ -259,11 +259,10 @@ class Difference:
         self.side.step(state.born, born, place.inside(b"born"))
         self.side.step(state.gone, gone, place.inside(b"gone"))
 
-    def answers(self, state: Any, before: QueryAnswers | None = None) -> QueryAnswers:
-        """About all that came less all that went, added to what there was before."""
-        first = [] if before is None else [(1.0, before)]
+    def answers(self, state: Any) -> QueryAnswers:
+        """About all that came less all that went."""
         born, gone = self.side.answers(state.born), self.side.answers(state.gone)
-        return combine([*first, (1.0, born), (-1.0, gone)], len(born.values))
+        return combine([(1.0, born), (-1.0, gone)], len(born.values))
 
     def parts(self, state: Any) -> list[Share]:
         """The shares of the releases of both sides."""

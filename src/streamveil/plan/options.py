@@ -434,8 +434,7 @@ MECHANISM = Option(
     "mechanism",
     "word",
     "'auto': least expected error",
-    "of a changing table: counter, tree_of_mwem, rerun, snapshot_delta, continual_mwem, "
-    "interval_tree, triggered_snapshots, two_streams",
+    "of a changing table: counter, tree_of_mwem, rerun, continual_mwem, interval_tree, two_streams",
     value="auto",
     part_of=(TABLE,),
 )

@@ -21,17 +21,13 @@ from streamveil.core.counters import Counter
 from streamveil.core.counters.restarting_trees import refined_variances
 from streamveil.counters import (
     AnytimeBltCounter,
-    AnytimeHaarCounter,
-    BinaryTreeCounter,
     BltCounter,
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    SqrtToeplitzCounter,
 )
 from streamveil.counters.haar import haar_path
 from streamveil.counters.kary import blocks_of
-from streamveil.counters.toeplitz import inverse_coefficients
 from streamveil.types import Array, Float64, Int64
 
 ROUNDING = 1 / 12  # variance of rounding to an integer
@@ -195,26 +191,6 @@ def _(counter: AnytimeBltCounter, t: int) -> Mix:
 
 
 @mix.register
-def _(counter: SqrtToeplitzCounter, t: int) -> Mix:
-    """As for a BLT, with the inverse of the square root in place of its drains."""
-    from scipy.signal import fftconvolve  # slow to load, and rarely needed
-
-    scales = counter.scales()[:t]
-    inverse = -inverse_coefficients(counter.horizon)[:t]
-    inverse[0] = 1.0
-    parts = fftconvolve(scales[::-1], inverse)[:t][::-1]
-    return correlated_mix(np.asarray(parts), scales, float(counter.sigma))
-
-
-@mix.register
-def _(counter: BinaryTreeCounter, t: int) -> Mix:
-    """The blocks of the binary digits of t, each drawn when it was complete."""
-    square = float(counter.sigma) ** 2
-    ends = [(level, (t >> level) << level) for level in range(counter.levels) if t >> level & 1]
-    return Mix.of([(level, end, end, 1.0, square) for level, end in ends])
-
-
-@mix.register
 def _(counter: HonakerCounter, t: int) -> Mix:
     """Each block's refined sum is made of the draws of all blocks inside it."""
     square, top = float(counter.sigma) ** 2, counter.levels - 1
@@ -240,9 +216,8 @@ def _(counter: KaryTreeCounter, t: int) -> Mix:
     return Mix.of([(level, place, ALWAYS, sign, square) for level, place, sign in blocks])
 
 
-@mix.register(HaarCounter)
-@mix.register(AnytimeHaarCounter)
-def _(counter: HaarCounter | AnytimeHaarCounter, t: int) -> Mix:
+@mix.register
+def _(counter: HaarCounter, t: int) -> Mix:
     """The nodes on the path of t, drawn by address; the sum is rounded once."""
     square, weights = float(counter.sigma) ** 2, counter.weights
     nodes = [

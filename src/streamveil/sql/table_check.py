@@ -20,8 +20,8 @@ from streamveil.plan.check import (
 )
 
 MECHANISMS = (
-    "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
-    "interval_tree", "two_streams", "triggered_snapshots",
+    "auto", "counter", "tree_of_mwem", "rerun", "continual_mwem",
+    "interval_tree", "two_streams",
 )  # fmt: skip
 MOST_CELLS = 1 << 22
 MOST_POINTS = 1 << 20  # of the product of all domains
