@@ -79,7 +79,6 @@ REFERENCE_MAX = {
     "blt d=6": [NOT, 2.531, 3.265, 3.998, 4.732, 5.485],
     "sqrt + columns": [1.783, 2.351, 3.073, NOT, NOT, NOT],
     "blt + columns": [1.783, 2.351, 3.073, 3.804, 4.551, 5.280],
-    "blt + both": [1.724, 2.295, 3.035, 3.777, 4.533, NOT],
     "lower bound": [1.7045, 2.2459, 2.9541, 3.634, 4.367, 5.115],
 }
 COLUMNS_D = [2, 3, 4, 4, 4, 6]
@@ -203,10 +202,6 @@ def gaussian_counters(T: int) -> dict[str, Callable[[], np.ndarray]]:
         rows[f"blt d={d}"] = partial(unit_std, plain)
     if T <= 1000:
         rows["sqrt + columns"] = lambda: unit_std(SquareRoot(horizon=T, sigma=LARGE))
-    if T <= 10**5:
-        rows["blt + both"] = lambda: unit_std(
-            BltCounter(horizon=T, sigma=LARGE, d=d_of(T), weighting="columns-noise")
-        )
     return rows
 
 

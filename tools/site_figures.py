@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[1]
 FIGURE = re.compile(r"([\d.,]+(?:e-?\d+)?)<!-- = ([\w ]+) -->")
 HORIZONS = (100, 1_000, 10_000, 100_000, 1_048_576)
 COUNTERS = {"binary tree": "binary tree", "honaker": "Honaker", "haar": "Haar",
-            "blt + columns": "BLT, the default", "blt + both": "BLT, noise schedule too",
-            "lower bound": "lower bound"}  # fmt: skip
+            "blt + columns": "BLT, the default", "lower bound": "lower bound"}  # fmt: skip
 
 BOUNDED = {"duckdb": "duckdb once, own reader, bounded", "polars": "polars once, bounded"}
 TIMED = {
@@ -60,9 +59,6 @@ def of_counters() -> Iterator[tuple[str, str]]:
     yield "worst", str(ceil(100 * max(excess.values())))
     yield "above bound", f"{100 * excess[1_000]:.0f}"
     yield "honaker variance", short((sd["honaker", 1_000] / sd["blt + columns", 1_000]) ** 2)
-    gains = [1 - sd["blt + both", T] / sd["blt + columns", T] for T in HORIZONS[:4]]
-    yield "least gain", f"{max(1, floor(100 * min(gains)))}"
-    yield "most gain", f"{ceil(100 * max(gains))}"
     ratios = {row["row"]: row["found"] for row in all_of["anytime"] if row["table"] == "A5 ratio"}
     yield "anytime blt", f"{ceil(100 * ratios['anytime blt 2^20']) / 100}"
     yield "anytime haar", f"{ceil(100 * ratios['anytime haar 2^20']) / 100}"

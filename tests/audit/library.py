@@ -39,7 +39,6 @@ from streamveil.dynamic.erm import LOSSES
 from streamveil.dynamic.pack import pack, unpack
 from streamveil.dynamic.pmwg import PmwgState, first_share
 from streamveil.linear import (
-    Dense,
     Direct,
     Marginals,
     Matrix,
@@ -50,7 +49,6 @@ from streamveil.linear import (
     Share,
     Sums,
     Through,
-    hierarchy,
     noisy_histogram,
     noisy_queries,
 )
@@ -174,7 +172,6 @@ def tables(steps):
     for kind, share in (("pure", PURE), ("zcdp", ZCDP)):
         statics = {
             "queries": noisy_queries(CELLS), "ways": noisy_queries(WAYS),
-            "tree": Additive(Dense(Matrix.of(np.eye(N)), hierarchy(N))),
             "mwem": Mwem(queries=CELLS, rounds=2),
         }  # fmt: skip
         for name, static in statics.items():
@@ -258,7 +255,6 @@ def statics():
     strategies = {
         "direct": Direct(FRACTIONS), "points": Points(Ranges.prefixes(N)), "boxes": Direct(boxes),
         "interactions": Residuals(WAYS), "through": Through(SUMS),
-        "dense": Dense(FRACTIONS, hierarchy(N)),
     }  # fmt: skip
     for share in (PURE, ZCDP, GDP):
         for replaced in (False, True):

@@ -34,7 +34,6 @@ from streamveil.dynamic import (
 from streamveil.dynamic import pack as packing
 from streamveil.dynamic.trees import Difference, Tree
 from streamveil.linear import (
-    Dense,
     Direct,
     Matrix,
     Points,
@@ -339,7 +338,6 @@ FAULTS = {
         "once through zcdp",
         instead(Through, "scales", times(0.5)),
     ),
-    "half the noise of a dense strategy": ("once dense pure", instead(Dense, "scales", times(0.5))),
     "a choice once at ten times its epsilon": (
         "once MWEM again sums pure",
         instead(Share, "choice_epsilon", times(10)),

@@ -21,7 +21,6 @@ def examples(horizon: int) -> dict[str, Counter]:
     return {
         "blt": BltCounter(horizon=horizon, sigma=SIGMA),
         "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
-        "blt noise": BltCounter(horizon=horizon, sigma=SIGMA, d=3, weighting="columns-noise"),
         "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
         "haar": HaarCounter(horizon=horizon, sigma=SIGMA),

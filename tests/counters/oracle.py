@@ -36,20 +36,17 @@ def inverse_series(coefficients: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def feedback_factors(
-    c: np.ndarray, weighting: str, scales: np.ndarray, noise: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def feedback_factors(c: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     n = len(c)
     decoder = np.tril(np.ones((n, n))) @ np.diag(scales) @ lower_toeplitz(inverse_series(c))
     encoder = lower_toeplitz(c) @ np.diag(1 / scales)
-    return decoder @ np.diag(noise), np.diag(1 / noise) @ encoder
+    return decoder, encoder
 
 
 @factors.register
 def _(counter: BltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     c = counter.blt.encoder(horizon)
-    pairs = np.array([counter.schedule.scales(t) for t in range(1, horizon + 1)])
-    return feedback_factors(c, counter.weighting, pairs[:, 0], pairs[:, 1])
+    return feedback_factors(c, counter.schedule.scales(1, horizon))
 
 
 def tree_nodes(horizon: int, levels: int) -> list[tuple[int, int]]:
@@ -82,8 +79,7 @@ def _(counter: HonakerCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
 
 @factors.register
 def _(counter: AnytimeBltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    ones = np.ones(horizon)
-    return feedback_factors(counter.inner.blt.encoder(horizon), "none", ones, ones)
+    return feedback_factors(counter.inner.blt.encoder(horizon), np.ones(horizon))
 
 
 @factors.register

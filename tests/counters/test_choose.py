@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from streamveil.core.accounting import Budget
 from streamveil.counters import (
-    COUNTERS,
     AnytimeBltCounter,
     BltCounter,
     HaarCounter,
     KaryTreeCounter,
     Participation,
     choose,
-    compare,
 )
 
 BUDGET = Budget(epsilon=2, delta=1e-9)
@@ -53,20 +50,3 @@ def test_impossible_settings_are_named():
         choose(None, Budget(epsilon=1))
     with pytest.raises(ValueError, match="touched"):
         choose(10, BUDGET, touched=2)
-
-
-def test_comparison_is_sorted_and_complete():
-    ticks = iter(np.arange(0, 1000, 0.001).tolist())
-    table = compare(60, BUDGET, clock=lambda: next(ticks))
-    errors = [row.max_std for row in table.rows]
-    assert errors == sorted(errors)
-    assert table.rows[0].name == "blt"
-    assert {row.name for row in table.rows} == set(COUNTERS) - {"k-ary-tree"}
-    by_name = {row.name: row for row in table.rows}
-    assert by_name["honaker"].max_std > 1.9 * by_name["blt"].max_std
-    assert by_name["blt"].ns_per_step == pytest.approx(1e6 / 20_000 * 1e0, rel=1e-6)
-    assert str(table).count("\n") == len(table.rows)
-    only = compare(60, Budget(epsilon=1), counters=["k-ary-tree"])
-    assert [row.name for row in only.rows] == ["k-ary-tree"]
-    with pytest.raises(ValueError, match="none of the named"):
-        compare(60, Budget(epsilon=1), counters=["blt"])

@@ -31,7 +31,6 @@ HORIZON = 21
 RELEASES = {  # of the first version with all counters
     "blt": "f8962e1dda23e5af",
     "blt d=1 plain": "aa775808c0f6620a",
-    "blt noise": "9a431a97303fb1a8",
     "anytime-blt": "0f2dd6cbe7b6ac84",
     "honaker": "9126bbcac2fdb1ee",
     "haar": "eb8492ef8e6f5d42",

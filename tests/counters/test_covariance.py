@@ -27,7 +27,6 @@ UNIT = 2**40  # quanta of one unit of a tree's integer noise
 FEEDBACK = {
     "blt": (BltCounter(horizon=1000, sigma=SIGMA), 1000),
     "blt plain": (BltCounter(horizon=1000, sigma=SIGMA, weighting="none"), 1000),
-    "blt noise": (BltCounter(horizon=1000, sigma=SIGMA, weighting="columns-noise"), 1000),
     "anytime": (AnytimeBltCounter(sigma=SIGMA, tuned=1000), 1000),
 }
 

@@ -136,10 +136,9 @@ class OneWordEach:
     "counter",
     [
         BltCounter(horizon=60, sigma=900),
-        BltCounter(horizon=60, sigma=900, d=2, weighting="columns-noise"),
         AnytimeBltCounter(sigma=40, tuned=60, d=3),
     ],
-    ids=["columns", "noise", "anytime"],
+    ids=["columns", "anytime"],
 )
 def test_a_run_has_the_bits_of_its_steps(counter, named, monkeypatch):
     monkeypatch.setattr(blt_kernels, "WORDS", 1000)  # several parts

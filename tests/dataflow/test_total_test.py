@@ -140,7 +140,6 @@ def test_totals_that_fall_or_that_one_unit_fills_are_not_tested():
     assert can_test(counter, ROWS, few, None)
     assert not can_test(counter, falling, few, None)
     assert not can_test(counter, ROWS, many, None)
-    assert not can_test(replace(counter, weighting="columns-noise"), ROWS, few, None)
     with pytest.raises(ValueError, match="one unit"):
         made(few, lane=falling)
 
@@ -202,7 +201,7 @@ def whole_law(operator, counted, totals):
 def drawn_noise(counter):
     """The joint law of the two draws, the noise of the first total, and that of the second."""
     plan, noise = counter.schedule, np.arange(-REACH, REACH + 1)
-    (d1, _), (d2, _) = plan.scales(1), plan.scales(2)
+    d1, d2 = plan.scale(1), plan.scale(2)
     step = Coefficients(plan.keep, plan.drain, d2, counter.noise_scale * d2)
     both = np.repeat(rounded(noise, 0.0, counter.noise_scale * d1)[:, None], len(noise), axis=1)
     for k1, row in zip(noise, both, strict=True):

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 from streamveil.core.noise import SeededNoise
 from streamveil.linear import (
     Additive,
-    Dense,
     Direct,
     Marginals,
-    Matrix,
     Mwem,
     Place,
     Points,
     Ranges,
     Residuals,
     Share,
-    hierarchy,
 )
 from streamveil.linear.budget_shares import GRID
 
@@ -57,8 +54,6 @@ def strategies_of(queries):
     yield Points(queries)
     if isinstance(queries, Marginals):
         yield Residuals(queries)
-    elif len(queries.shape) == 1:
-        yield Dense(Matrix.of(matrix_of(queries)), hierarchy(queries.domain))
 
 
 @settings(max_examples=25)

@@ -15,7 +15,6 @@ from streamveil.core.noisy import public
 from streamveil.errors import BudgetError
 from streamveil.linear import (
     Additive,
-    Dense,
     Direct,
     Marginals,
     Matrix,
@@ -28,7 +27,6 @@ from streamveil.linear import (
     Share,
     best_strategy,
     combine,
-    hierarchy,
     noisy_histogram,
     noisy_queries,
 )
@@ -60,7 +58,6 @@ def table(queries, n=500):
 
 
 def strategies():
-    wide = Matrix.of(np.tril(np.ones((16, 16))))
     return [
         Direct(CUBE),
         Points(CUBE),
@@ -68,8 +65,6 @@ def strategies():
         Residuals(MIXED),
         Residuals(Marginals((3, 1, 2), ((0, 1), (1, 2), (1,)))),
         Direct(Matrix.of(RNG.random((4, 6)))),
-        Dense(wide, hierarchy(16)),
-        Dense(wide, np.tril(np.ones((16, 16)))),
         Points(RANGES),
     ]
 

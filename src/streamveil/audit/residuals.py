@@ -254,8 +254,6 @@ def buffer_covariance(counter: BltCounter, steps: int) -> Float64[Array, "n n"]:
     plan = counter.schedule
     keep = np.asarray(plan.keep)
     through, ones, found = np.diag(keep), np.ones(len(keep)), np.zeros((len(keep), len(keep)))
-    for t in range(1, steps + 1):
-        _, noise = plan.scales(t)
-        fresh = counter.noise_scale * noise
-        found = through @ found @ through.T + fresh**2 * np.outer(ones, ones)
+    for _ in range(steps):
+        found = through @ found @ through.T + counter.noise_scale**2 * np.outer(ones, ones)
     return found

@@ -127,9 +127,8 @@ def count_weighted(
     t, plan = next_step(counter.horizon, state), counter.schedule
     if not increments.shape[1]:
         return drawn(state.whole), CounterState(t, state.whole, state.real)
-    scale, noise = plan.scales(t)
-    spread = counter.noise_scale * (noise * scale)
-    step = Coefficients(plan.keep, plan.drain, scale, spread, share)
+    scale = plan.scale(t)
+    step = Coefficients(plan.keep, plan.drain, scale, counter.noise_scale * scale, share)
     place, ids = at
     draws = draws_at(counter, place, t)
     totals, real = blt_step(state.whole, state.real, increments, step, draws, ids)

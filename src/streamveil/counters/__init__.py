@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
     from streamveil.core.counters.rational import Blt, best_blt
-    from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
+    from streamveil.counters.choice import CounterChoice, choose
     from streamveil.counters.haar import HaarCounter
     from streamveil.counters.kary import KaryTreeCounter
     from streamveil.counters.participation import Participation, moved_by
@@ -27,7 +27,6 @@ _HOMES = {
     "AnytimeBltCounter": f"{_CORE}.anytime",
     "Blt": f"{_CORE}.rational",
     "BltCounter": f"{_CORE}.blt",
-    "Comparison": f"{_HERE}.choice",
     "Counter": _CORE,
     "CounterChoice": f"{_HERE}.choice",
     "CounterState": _CORE,
@@ -38,7 +37,6 @@ _HOMES = {
     "Participation": f"{_HERE}.participation",
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
-    "compare": f"{_HERE}.choice",
     "fit": "streamveil.calibrate",
     "moved_by": f"{_HERE}.participation",
     "skip": _CORE,
@@ -103,7 +101,7 @@ def kind_of(counter: Counter) -> str:
 
 __all__ = [
     "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter",
-    "Comparison", "Counter", "CounterChoice", "CounterState", "CounterStream", "HaarCounter",
+    "Counter", "CounterChoice", "CounterState", "CounterStream", "HaarCounter",
     "HonakerCounter", "KaryTreeCounter", "Participation", "best_blt",
-    "choose", "compare", "fit", "kind_of", "moved_by", "skip",
+    "choose", "fit", "kind_of", "moved_by", "skip",
 ]  # fmt: skip

@@ -1,10 +1,8 @@
-"""Which counter to use, and what the others would cost."""
+"""Which counter to use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 
@@ -13,17 +11,14 @@ from streamveil.core.accounting import Budget
 from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.noise import Place, SeededNoise
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.counters.participation import Participation, moved_by
-from streamveil.counters.tree import HonakerCounter
 from streamveil.errors import fitting, require_between
 from streamveil.types import Array, Int64
 
 SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
-TIMED_KEYS, TIMED_STEPS = 20_000, 5
 ONE_ROW = Participation(rows=1, per_key=1)
 
 
@@ -118,102 +113,3 @@ def times_of(counter: Counter, horizon: int | None) -> Int64[Array, " times"]:
 def largest_std(counter: Counter, horizon: int | None) -> float:
     """The largest standard deviation over the horizon (2^20 steps when there is none)."""
     return float(counter.std(times_of(counter, horizon)).max())
-
-
-@dataclass(frozen=True)
-class Row:
-    """One counter in a comparison."""
-
-    name: str
-    max_std: float
-    mean_std: float
-    bytes_per_key: int
-    ns_per_step: float  # per key, noise included, on this machine
-    needs_horizon: bool
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Rows by increasing largest error. Prints as a table.
-
-    >>> table = compare(100, Budget(rho=0.1), counters=["blt", "haar"], clock=lambda: 0.0)
-    >>> print(str(table).splitlines()[1])
-    blt                  5.275     5.076         32       0.0
-    """
-
-    rows: tuple[Row, ...]  # one for each counter, the best first
-
-    def __str__(self) -> str:
-        lines = [f"{'counter':<16}{'max sd':>10}{'mean sd':>10}{'bytes/key':>11}{'ns/step':>10}"]
-        for row in self.rows:
-            errors = f"{row.max_std:>10.4g}{row.mean_std:>10.4g}"
-            lines.append(f"{row.name:<16}{errors}{row.bytes_per_key:>11}{row.ns_per_step:>10.1f}")
-        return "\n".join(lines)
-
-
-def candidates(horizon: int, *, pure: bool) -> dict[str, Counter]:
-    """Counters that can run in a setting, before their noise is sized."""
-    if pure:
-        return {"k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=1)}
-    return {
-        "blt": BltCounter(horizon=horizon, sigma=1),
-        "anytime-blt": AnytimeBltCounter(sigma=1, tuned=max(2, horizon)),
-        "haar": HaarCounter(horizon=horizon, sigma=1),
-        "honaker": HonakerCounter(horizon=horizon, sigma=1),
-    }
-
-
-@fitting("compare(horizon=1000, budget=Budget(epsilon=1, delta=1e-9))")
-def compare(
-    horizon: int,
-    budget: Budget,
-    *,
-    person: Participation = ONE_ROW,
-    counters: Sequence[str] | None = None,
-    clock: Callable[[], float] = perf_counter,
-) -> Comparison:
-    """Error, memory and time of every counter that fits a setting, noise sized to its budget.
-
-    Args:
-        horizon: the last step.
-        budget: of what one person adds, over all steps.
-        person: how many rows that is, and how they lie; one row unless given.
-        counters: kinds to compare, by their names in `COUNTERS`; all unless given.
-        clock: seconds, for the times.
-
-    Raises:
-        PlanError: an argument is missing or unknown; the message shows a call that works.
-        ValueError: none of the named counters fits, the budget is no Budget, or the horizon is
-            below 1 or above 2**40.
-        BudgetError: no noise scale makes a counter fit the budget.
-
-    >>> [row.name for row in compare(100, Budget(rho=0.1), counters=["honaker", "blt"]).rows]
-    ['blt', 'honaker']
-    """
-    require_between(1, FOREVER, horizon=horizon)
-    require_budget(budget)
-    rows = []
-    for name, counter in candidates(horizon, pure=budget.is_pure).items():
-        if counters is not None and name not in counters:
-            continue
-        fitted = sized(counter, budget, person)
-        errors = fitted.std(times_of(fitted, horizon))
-        cost = time_of(fitted, horizon, clock)
-        error = float(errors.max()), float(errors.mean())
-        rows.append(Row(name, *error, fitted.state_bytes, cost, fitted.needs_horizon))
-    if not rows:
-        raise ValueError("none of the named counters fits; see COUNTERS")
-    return Comparison(tuple(sorted(rows, key=lambda row: row.max_std)))
-
-
-def time_of(counter: Counter, horizon: int, clock: Callable[[], float]) -> float:
-    """Nanoseconds per key and step: the best of a few steps in the middle of the horizon."""
-    state = counter.init(TIMED_KEYS, max(0, horizon // 2 - 1))
-    place = Place(SeededNoise(0), "compare")
-    increments, ids = np.ones(TIMED_KEYS, np.int64), np.arange(2 * TIMED_KEYS, dtype=np.uint64)
-    spent = []
-    for _ in range(min(TIMED_STEPS, horizon - state.t)):
-        start = clock()
-        _, state = counter.step(state, increments, place, ids.reshape(-1, 2))
-        spent.append(clock() - start)
-    return min(spent) / TIMED_KEYS * 1e9

@@ -105,7 +105,7 @@ def spread_norms(counter: Counter, counts: Array, gap: int) -> Float64[Array, " 
 @spread_norms.register
 def _(counter: BltCounter, counts: Array, gap: int) -> Array:
     scheduled = counter.weighting == "columns"
-    if counter.weighting == "columns-noise" or counter.horizon > LONGEST:
+    if counter.horizon > LONGEST:
         return counts.astype(float) ** 2
     return toeplitz_norms(counter.blt.encoder(counter.horizon), counts, gap, scheduled=scheduled)
 

@@ -69,10 +69,10 @@ class Spread:
         blt = blt_of(counter)
         if blt is None or not self.rows.shape[1]:
             return
-        scale, noise = blt.schedule.scales(trigger)
+        scale = blt.schedule.scale(trigger)
         share = np.ones(self.rows.shape[1]) if share is None else share
         rounded = np.full(self.rounding.shape[1], 1 / (12 * scale**2))
-        for rows, fresh in ((self.rows, (noise / share) ** 2), (self.rounding, rounded)):
+        for rows, fresh in ((self.rows, (1 / share) ** 2), (self.rounding, rounded)):
             advance_spread(rows, blt.schedule.keep, blt.schedule.drain, scale, fresh)
 
     def variances(

@@ -7,19 +7,17 @@ from streamveil.linear.mwem import Mwem
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
 from streamveil.linear.queries import Matrix, Queries, functions
 from streamveil.linear.strategies import (
-    Dense,
     Direct,
     Points,
     Residuals,
     Strategy,
-    hierarchy,
 )
 from streamveil.linear.structured import Marginals, Ranges
 from streamveil.linear.sums import Sums, Through, best_strategy
 
 __all__ = [
-    "Additive", "Dense", "Direct", "ErrorBound", "Marginals", "Matrix", "Meter", "Mwem", "Place",
+    "Additive", "Direct", "ErrorBound", "Marginals", "Matrix", "Meter", "Mwem", "Place",
     "Points", "Queries", "QueryAnswers", "Ranges", "Residuals", "Share", "StaticMechanism",
-    "Strategy", "Sums", "Through", "best_strategy", "combine", "functions", "hierarchy",
+    "Strategy", "Sums", "Through", "best_strategy", "combine", "functions",
     "noisy_histogram", "noisy_queries",
 ]  # fmt: skip

@@ -17,14 +17,12 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from streamveil.errors import require_between
 from streamveil.linear.budget_shares import Kind
-from streamveil.linear.queries import Matrix, Queries, widths
+from streamveil.linear.queries import Queries, widths
 from streamveil.linear.structured import Marginals
 from streamveil.types import Array, Float64, Int64
 
 SLACK = 1 + 1e-9  # covers the rounding of scales that are computed in floating point
-SMALL = 1 << 11  # points a dense strategy may have: it is inverted
 
 
 @runtime_checkable
@@ -142,97 +140,6 @@ class Points:
     @cached_property
     def _widest(self) -> float:
         return float(widths(self.queries).max())
-
-
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """Measure the rows of any small matrix of whole numbers: the matrix mechanism.
-
-    Algorithm: Li, Miklau, Hay, McGregor & Rastogi (2015), doi:10.1007/s00778-015-0398-x. Answers
-        are the least-squares solution, Q A^+ y. For ranges use `hierarchy` rows.
-
-    Raises:
-        ValueError: the domain is too large, the rows are not whole numbers, or they do not
-            determine the queries.
-
-    >>> sums = Matrix.of([[1, 1, 0, 0], [0, 1, 1, 1]])
-    >>> Dense(sums, hierarchy(4)).rows
-    7
-    """
-
-    queries: Matrix  # the class that is answered
-    matrix: Float64[Array, "rows N"]
-    single: bool = False  # whether the noise of one answer is a single draw
-
-    def __post_init__(self) -> None:
-        columns, points = np.shape(self.matrix)[1:], self.queries.domain
-        if columns != (points,) or points > SMALL:
-            raise ValueError(f"matrix needs a column for each of {points} points, at most {SMALL}")
-        if np.any(self.matrix != np.rint(self.matrix)):
-            raise ValueError("a strategy measures whole-number combinations of records")
-        missed = self.queries.quanta - self.queries.quanta @ self._inverse @ self.matrix
-        if np.abs(missed).max() > 1e-6 * 2.0**self.queries.shift:
-            raise ValueError("the strategy does not determine all queries")
-
-    @cached_property
-    def _inverse(self) -> Array:
-        return np.linalg.pinv(self.matrix)
-
-    @cached_property
-    def _recovery(self) -> Array:
-        return np.asarray(np.ldexp(self.queries.quanta @ self._inverse, -self.queries.shift))
-
-    @property
-    def rows(self) -> int:
-        """See `Strategy`."""
-        return int(self.matrix.shape[0])
-
-    def measure(self, histogram: Int64[Array, " N"]) -> Int64[Array, " rows"]:
-        """See `Strategy`."""
-        return np.asarray(self.matrix.astype(np.int64) @ histogram)
-
-    def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
-        """See `Strategy`."""
-        return np.asarray(self._recovery @ measured)
-
-    def scales(self, kind: Kind) -> Float64[Array, " rows"]:
-        """See `Strategy`."""
-        size = np.abs(self.matrix)
-        norm = size.sum(axis=0) if kind == "pure" else np.sqrt((size**2).sum(axis=0))
-        return np.full(self.rows, float(norm.max()) * SLACK)
-
-    def unit(self, kind: Kind) -> float:
-        """See `Strategy`."""
-        return float(self.units(kind).max())
-
-    def units(self, kind: Kind) -> Float64[Array, " k"]:
-        """See `Strategy`."""
-        return np.asarray(np.sqrt((self._recovery**2).sum(axis=1)) * self.scales(kind)[0])
-
-
-def hierarchy(points: int, branch: int = 2) -> Float64[Array, "rows N"]:
-    """Rows of a tree of ranges over `points` points: all ranges become sums of few rows.
-
-    Args:
-        points: of the domain, in order.
-        branch: children of a node.
-
-    Raises:
-        ValueError: no points, more than 2**11, or fewer than two children.
-
-    >>> hierarchy(4).shape, hierarchy(4, branch=4).shape
-    ((7, 4), (5, 4))
-    """
-    require_between(1, SMALL, points=points)
-    require_between(2, SMALL, branch=branch)
-    rows = []
-    width = 1
-    while width < points:
-        starts = range(0, points, width)
-        rows += [np.arange(points)[None, :] // width == start // width for start in starts]
-        width *= branch
-    rows.append(np.ones((1, points), bool))
-    return np.concatenate(rows).astype(np.float64)
 
 
 def contrasts(size: int) -> Int64[Array, "size size"]:

@@ -6,7 +6,7 @@ has no draw that was made before o. So
 
     cov(N_t, N_s) = sum over draws j made at steps o .. min(t, s) of B_tj B_sj var(z_j),
 
-with var(z_j) = sigma^2 v_j^2 / w_j^2 + (rounding); w_j is the weight of the key at that step.
+with var(z_j) = sigma^2 / w_j^2 + (rounding); w_j is the weight of the key at that step.
 """
 
 from __future__ import annotations
@@ -123,19 +123,17 @@ def correlated_mix(
     parts: Float64[Array, " t"],
     scales: Float64[Array, " t"],
     sigma: float,
-    noise: Float64[Array, " t"] | float = 1.0,
 ) -> Mix:
-    """One draw a step, of scale sigma v_j, plus a rounding that its column scale D_j enlarges."""
+    """One draw a step, of scale sigma, plus a rounding that its column scale D_j enlarges."""
     steps = np.arange(1, len(parts) + 1)
-    scaled = np.broadcast_to(np.asarray(noise, float) ** 2 * sigma**2, parts.shape)
+    scaled = np.full(parts.shape, sigma**2)
     return Mix((np.zeros_like(steps), steps), steps, parts, scaled, ROUNDING / scales**2)
 
 
 @mix.register
 def _(counter: BltCounter, t: int) -> Mix:
-    pairs = scales_up_to(counter, min(1 << (t - 1).bit_length(), counter.horizon))  # type: ignore[arg-type]  # a frozen dataclass
-    scales, noise = pairs[:t, 0], pairs[:t, 1]
-    return correlated_mix(decoded(counter, scales), scales, float(counter.sigma), noise)
+    scales = scales_up_to(counter, min(1 << (t - 1).bit_length(), counter.horizon))[:t]  # type: ignore[arg-type]  # a frozen dataclass
+    return correlated_mix(decoded(counter, scales), scales, float(counter.sigma))
 
 
 def decoded(counter: BltCounter, scales: Float64[Array, " steps"]) -> Float64[Array, " steps"]:
@@ -164,25 +162,25 @@ def tested_covariance(
     `weights` as for `weighted_covariance`, with a key's weight in tests where it had not started.
     """
     found = np.zeros(len(opened))
-    pairs = scales_up_to(counter, max(moments))  # type: ignore[arg-type]  # a frozen dataclass
+    of_steps = scales_up_to(counter, max(moments))  # type: ignore[arg-type]  # a frozen dataclass
     for start in np.unique(opened).tolist():
         mine = opened == start
         steps = [
             np.append(tests[tests < start], np.arange(start, t + 1)) - 1 for t in sorted(moments)
         ]
-        first, last = (decoded(counter, pairs[some, 0]) for some in steps)
-        scales, noise = pairs[steps[0]].T
+        first, last = (decoded(counter, of_steps[some]) for some in steps)
+        scales = of_steps[steps[0]]
         share = np.ones((len(steps[0]), 1)) if weights is None else weights[steps[0]][:, mine]
-        drawn = (float(counter.sigma) * noise[:, None] / share) ** 2
+        drawn = (float(counter.sigma) / share) ** 2
         both = (first * last[: len(first)])[:, None]
         found[mine] = (both * (drawn + (ROUNDING / scales**2)[:, None])).sum(axis=0)
     return found
 
 
 @lru_cache(maxsize=64)
-def scales_up_to(counter: BltCounter, steps: int) -> Float64[Array, "steps 2"]:
-    """D_t and v_t of the first steps."""
-    return np.array([counter.schedule.scales(u) for u in range(1, steps + 1)])
+def scales_up_to(counter: BltCounter, steps: int) -> Float64[Array, " steps"]:
+    """D_t of the first steps."""
+    return counter.schedule.scales(1, steps)
 
 
 @mix.register

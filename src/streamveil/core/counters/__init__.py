@@ -398,12 +398,11 @@ class Recursion:
     rest: Float64[Array, " d"]  # q_i = 1 - keep_i; empty when there are no buffers
     drain: Float64[Array, " d"]
     smallest_column: float  # min D_t
-    largest_noise: float  # max v_t
 
     def deviation(self, sigma: Exact | float, moved: Exact | float) -> float:
         """The eta of the module's proof; raises when float64 is not accurate enough."""
-        spread, half = up(sigma) * self.largest_noise, 0.5 / self.smallest_column
-        shift = up(moved) * self.norm * self.largest_noise
+        spread, half = up(sigma), 0.5 / self.smallest_column
+        shift = up(moved) * self.norm
         z = REACH * spread + half + shift
         wander = (REACH * (spread + half) + shift) / np.sqrt(self.rest * (2 - self.rest))
         wander += rounding_bias(down(sigma) * self.smallest_column) * 2 * half / self.rest

@@ -27,7 +27,6 @@ from streamveil.core.counters import (
     Increments,
     Recursion,
     Stepping,
-    U,
     checked_times,
     next_step,
     zeros,
@@ -38,13 +37,10 @@ from streamveil.core.noise import Draws
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
-Weighting = Literal["none", "columns", "columns-noise"]
-Pair = tuple[Array, Array]
-WEIGHTINGS: tuple[Weighting, ...] = ("none", "columns", "columns-noise")
+Weighting = Literal["none", "columns"]
+WEIGHTINGS: tuple[Weighting, ...] = ("none", "columns")
 DIGITS = 60
-MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scales`
-NOISE_POWERS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)  # tried by `_noise_schedule`
-LARGEST_NOISE_HORIZON = 2**17  # beyond, a noise schedule gains less than 0.2 %
+MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scale`
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +55,6 @@ class BltSchedule:
     omega: tuple[float, ...]
     norm: float  # of every column with a schedule, of the largest without; rounded up
     amplification: float  # sum of the first `horizon` coefficients of C, rounded up
-    columns: Float64[Array, " horizon"] | None  # D_t where no closed form exists
-    noise: Float64[Array, " horizon"] | None  # v_t
 
     @property
     def recursion(self) -> Recursion:
@@ -71,14 +65,11 @@ class BltSchedule:
             terms=len(self.keep),
             rest=1 - self.keep,
             drain=self.drain,
-            smallest_column=(
-                self.scales(self.horizon)[0] if self.columns is None else float(self.columns.min())
-            ),
-            largest_noise=1.0 if self.noise is None else float(self.noise.max()),
+            smallest_column=self.scale(self.horizon),
         )
 
-    def scales(self, t: int) -> tuple[float, float]:
-        """(D_t, v_t).
+    def scale(self, t: int) -> float:
+        """D_t, by which the noise of step t is scaled before it is correlated.
 
         Proof: the squared norm of column t of C is S_(T-t+1); a scale not below sqrt(S_(T-t+1)/S_T)
         makes every column of C D^-1 at most sqrt(S_T). S_n is a sum of positive terms, each made of
@@ -86,16 +77,11 @@ class BltSchedule:
         its relative error stays below 10^-13 and MARGIN covers it. Only +, -, *, / and sqrt are
         used: the scales have the same bits on every machine.
         """
-        if self.weighting == "none":
-            return 1.0, 1.0
-        if self.columns is not None and self.noise is not None:
-            return float(self.columns[t - 1]), float(self.noise[t - 1])
-        return _column_scale(self, t), 1.0
+        return 1.0 if self.weighting == "none" else _column_scale(self, t)
 
-    def steps(self, first: int, last: int) -> Pair:
-        """D_t and v_t of the steps first..last."""
-        both = np.array([self.scales(t) for t in range(first, last + 1)]).reshape(-1, 2)
-        return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+    def scales(self, first: int, last: int) -> Float64[Array, " steps"]:
+        """Those of the steps first..last."""
+        return np.array([self.scale(t) for t in range(first, last + 1)], np.float64)
 
 
 @lru_cache(maxsize=4096)
@@ -113,19 +99,14 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> BltSchedule:
         raise ValueError("the inverse of the encoder must have positive scales and decays")
     exact = _exact_encoder(keep, drain)
     p, omega = tuple(float(x) for x in exact[0]), tuple(float(x) for x in exact[1])
-    columns = noise = None
     norm = float(_exact_norm(*exact, horizon)) * UP
-    if weighting == "columns-noise":
-        encoder = np.array(p), np.array(omega)
-        columns, noise = _noise_schedule(keep, drain, encoder, horizon)
-        norm = float(np.sqrt(_weighted_tails(*encoder, noise).max())) * (1 + 8 * horizon * U)
     total = float(_exact_sum(*exact, horizon)) * UP
-    return BltSchedule(horizon, weighting, keep, drain, p, omega, norm, total, columns, noise)
+    return BltSchedule(horizon, weighting, keep, drain, p, omega, norm, total)
 
 
 @lru_cache(maxsize=1 << 14)
 def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:
-    """S_n in a fixed order of basic operations; see `BltSchedule.scales`."""
+    """S_n in a fixed order of basic operations; see `BltSchedule.scale`."""
     total = 1.0
     for i, rate in enumerate(p):
         for j, other in enumerate(p):
@@ -136,13 +117,9 @@ def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> floa
 
 def unit_variances(schedule: BltSchedule) -> Float64[Array, "2 horizon"]:
     """Per step: variance for sigma = 1 without rounding, and of rounding errors of variance 1."""
-    steps = np.arange(1, schedule.horizon + 1)
-    if schedule.columns is not None and schedule.noise is not None:
-        columns, noise = schedule.columns, schedule.noise
-    else:
-        left = _squared_norms(np.array(schedule.p), np.array(schedule.omega), steps[::-1])
-        columns, noise = np.sqrt(left / left[0]), np.ones(schedule.horizon)
-    variances: Array = _variances(schedule.keep, schedule.drain, columns, noise**2)
+    steps = np.arange(schedule.horizon, 0, -1)
+    left = _squared_norms(np.array(schedule.p), np.array(schedule.omega), steps)
+    variances: Array = _variances(schedule.keep, schedule.drain, np.sqrt(left / left[0]))
     return variances
 
 
@@ -221,54 +198,16 @@ def _exact_sum(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: int) -> mpmath.m
     return 1 + sum(w * (1 - (1 - a) ** (n - 1)) / a for a, w in zip(p, omega, strict=True))
 
 
-def _noise_schedule(keep: Array, drain: Array, encoder: tuple[Array, Array], n: int) -> Pair:
-    """D_t and v_t = (S_T / S_t * S_T / S_(T-t+1))^power, the power of least maximal error.
-
-    Noise is larger at both ends of the horizon: early, where little has been counted, and late,
-    where it is not reused. Columns are made equal for the noise so weighted. Tails are sums of
-    positive terms through at most n steps of three roundings: 8 n u covers their relative error.
-    """
-    if n > LARGEST_NOISE_HORIZON:
-        raise ValueError(f"a noise schedule needs a horizon of at most {LARGEST_NOISE_HORIZON}")
-    squares = _squared_norms(*encoder, np.arange(1, n + 1))
-    shape = squares[-1] ** 2 / (squares * squares[::-1])
-    best, least = (shape, shape), np.inf
-    for power in NOISE_POWERS:
-        noise = np.maximum(shape**power, 1.0)
-        tails = _weighted_tails(*encoder, noise)
-        columns = np.sqrt(tails / tails.max()) * MARGIN * (1 + 8 * n * U)
-        error = tails.max() * _variances(keep, drain, columns, noise**2)[0].max()
-        if error < least:
-            best, least = (columns, noise), error
-    return best
-
-
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped
-def _weighted_tails(p: Array, omega: Array, noise: Array) -> Array:
-    """sum_(i >= j) c_(i-j)^2 / v_i^2 for every j, by a backward recursion of positive numbers."""
-    d, n = len(p), len(noise)
-    sums, tails = np.zeros((d, d)), np.empty(n)
-    for j in range(n - 1, -1, -1):
-        inverse = 1 / noise[j] ** 2
-        total = inverse
-        for a in range(d):
-            for b in range(d):
-                total += omega[a] * omega[b] * sums[a, b]
-                sums[a, b] = (1 - p[a]) * (1 - p[b]) * sums[a, b] + inverse
-        tails[j] = total
-    return tails
-
-
-@njit(cache=True)  # type: ignore[misc]  # numba is untyped
-def _variances(keep: Array, drain: Array, columns: Array, squares: Array) -> Array:
-    """Variance of the total's noise N_t when z has variances `squares` (row 0), 1/D^2 (row 1)."""
+def _variances(keep: Array, drain: Array, columns: Array) -> Array:
+    """Variance of the total's noise N_t when z has variance 1 (row 0), 1/D^2 (row 1)."""
     d, n = len(keep), len(columns)
     out = np.empty((2, n))
     for row in range(2):
         cov, cross, spent, total = np.zeros((d, d)), np.zeros(d), np.zeros(d), 0.0
         for t in range(n):
             scale, drained, shared = columns[t], 0.0, 0.0
-            fresh = squares[t] if row == 0 else 1 / scale**2
+            fresh = 1.0 if row == 0 else 1 / scale**2
             for i in range(d):  # loops, not products of matrices: those differ between processors
                 spent[i] = 0.0
                 for j in range(d):
@@ -305,11 +244,11 @@ class BltCounter(Stepping):
     Algorithm: buffered linear Toeplitz factorization (Dvijotham, McMahan, Pillutla, Steinke &
         Thakurta 2024, arXiv:2404.16706; McMahan, Xu & Zhang 2024, arXiv:2408.08868), run in
         feedback form about real centres, with columns scaled to equal norm (the idea of arXiv:
-        2509.14334) and, if asked, noise scaled over time. Parameters are optimised here.
+        2509.14334). Parameters are optimised here.
     Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
     Guarantee: mu-GDP, mu = (moved * sensitivity + slack) / sigma; also for increments that depend
         on earlier releases.
-    Proof: see `feedback`; the columns have equal norms by `BltSchedule.scales`. A key that starts
+    Proof: see `feedback`; the columns have equal norms by `BltSchedule.scale`. A key that starts
         late uses the lower right part of the encoder, whose columns are no longer.
     Error: unbiased; within 5 % (maximum over time) of what any factorization must have.
     Memory: 8 (d + 1) bytes per key.
@@ -330,7 +269,7 @@ class BltCounter(Stepping):
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # scale of one noise draw, quanta, > 0
     d: int | None = None  # buffers, 1 to 8; None: chosen by horizon
-    weighting: Weighting = "columns"  # which columns carry more noise
+    weighting: Weighting = "columns"  # whether columns are scaled to equal norm
     factors: Blt | None = None  # None: the best for this horizon and d
 
     def __post_init__(self) -> None:
@@ -404,8 +343,8 @@ class BltCounter(Stepping):
         if draws.silent or not state.keys:
             return CounterState(state.t + steps, state.whole, state.real)
         plan, t = self.schedule, state.t + steps
-        scales, noise = plan.steps(state.t + 1, t)
-        run = StepRun(plan.keep, plan.drain, scales, counters.up(self.sigma) * (noise * scales))
+        scales = plan.scales(state.t + 1, t)
+        run = StepRun(plan.keep, plan.drain, scales, self.noise_scale * scales)
         total, real = blt_run((state.whole[0], state.real), run, draws, ids)
         return CounterState(t, total[None, :], real)
 
@@ -414,9 +353,8 @@ class BltCounter(Stepping):
     ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t, plan = next_step(self.horizon, state), self.schedule
-        scale, noise = plan.scales(t)
-        spread = self.noise_scale * (noise * scale)
-        step = Coefficients(plan.keep, plan.drain, scale, spread)
+        scale = plan.scale(t)
+        step = Coefficients(plan.keep, plan.drain, scale, self.noise_scale * scale)
         came = increments[None]
         totals, real = blt_step(state.whole, state.real, came, step, draws, ids)
         return totals[0], CounterState(t, totals, real)

@@ -16,7 +16,7 @@ from streamveil.core.counters import CounterState
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import advance_spread
 from streamveil.core.noise import Address, Place
-from streamveil.core.release import WeightRule, blt_of, count_weighted, lanes_start
+from streamveil.core.release import WeightRule, count_weighted, lanes_start
 from streamveil.core.selection import Held, Names, PerKey, Stepped
 from streamveil.core.selection.gaussian import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
@@ -141,8 +141,8 @@ class TotalTest:
         plan, d = self.counter.schedule, self.counter.buffers
         noise, rounding = np.zeros((2, d * (d + 1) // 2 + d + 1, 1))
         for step in (*self.before(trigger), trigger):
-            scale, wide = plan.scales(step)
-            drawn = np.array([(wide / (self.share or 1.0)) ** 2])
+            scale = plan.scale(step)
+            drawn = np.array([(1 / (self.share or 1.0)) ** 2])
             for moments, fresh in ((noise, drawn), (rounding, np.array([1 / (12 * scale**2)]))):
                 advance_spread(moments, plan.keep, plan.drain, scale, fresh)
         return float(np.sqrt(noise[-1] * float(self.counter.sigma) ** 2 + rounding[-1])[0])
@@ -233,10 +233,9 @@ class TotalsAlone:
 
 def can_test(counter: object, lane: Lane, bounds: Bounds, rule: WeightRule | None) -> bool:
     """Whether totals of a lane can show keys: they never fall, and one unit adds little."""
-    blt = blt_of(counter) if isinstance(counter, BltCounter) else None
     rising = lane.kind in ("rows", "valid", "units") or (lane.kind == "sum" and min(lane.ends) >= 0)
     few = bounds.most_in_group(None if rule is None else rule.entry) <= MOST_ROWS
-    return blt is not None and blt.weighting != "columns-noise" and rising and few
+    return isinstance(counter, BltCounter) and rising and few
 
 
 def grid_of_tests(horizon: int, tests: int) -> tuple[int, ...]:
