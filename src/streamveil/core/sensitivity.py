@@ -257,6 +257,28 @@ def root_up(square: Fraction) -> Fraction:
     return Fraction(root + (root * root < whole), 2**shift)
 
 
+def histograms_move(full: int, lighter: Sequence[int] = (), periods: int | None = None) -> Fraction:
+    """How far one unit moves noisy histograms, in L2 and in units of their noise; rounded up.
+
+    A unit adds at most 1 to one bin of each. `full` of them have noise of one scale, the others so
+    many times as much as `lighter` says. `periods`: of how many unit-periods rows are counted,
+    where each is to lose what one without periods does.
+
+    Proof: a histogram with w times the noise is moved by 1 / w of it, and moves of different
+        histograms add up in squares. A unit in n periods moves all of them by n times as much, by
+        the triangle inequality, and loses n^2 mu^2: one mechanism reads all periods. Where windows
+        keep periods apart, what follows loses n times what one period does, and so must this. Rows
+        of P public unit-periods alone are counted, and noise is sqrt(P) times as large. As n <= P,
+        whatever the unit does, n^2 mu^2 / P is at most n mu^2. One period alone loses mu^2 / P, of
+        which nothing is made.
+
+    >>> histograms_move(3, (2, 2, 2, 2)), histograms_move(1, periods=4)
+    (Fraction(2, 1), Fraction(2, 1))
+    """
+    squared = full + sum((Fraction(1, times**2) for times in lighter), Fraction(0))
+    return root_up(squared * (periods or 1))
+
+
 def is_units(lane: Lane, bounds: Bounds) -> bool:
     """Whether a lane holds what a count of distinct units holds: a unit has one row in a group."""
     once = bounds.scale == 1 and (bounds.per_group == 1 or bounds.l2_squared == 1)

@@ -4,12 +4,6 @@ Settings that fit the data halve the error, and nobody knows the shape of their 
 Noisy histograms over units tell it (`survey`): over all rows, where they are there when a job
 begins, and over those of the first release, where the others come later. Where all rows are there,
 they also choose the bounds of values that nobody gave.
-
-It may also choose the bounds of values that a query leaves out, for a part of the
-budget, where all rows are there when the job begins.
-
-Without bounds, a look at the rows chooses them for a part of the budget (`plan.look`,
-`runtime.survey`), where all rows are there when the job begins.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.measure import about
 from streamveil.core.noise import Noise
 from streamveil.core.noisy import post_process, values
-from streamveil.core.sensitivity import root_up
+from streamveil.core.sensitivity import histograms_move
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
 from streamveil.plan import Aggregate, Plan
@@ -92,19 +92,14 @@ class Survey:
     Proof: a unit more adds at most 1 to one bin of each histogram and touches nothing else, as bins
         depend on that unit's rows alone; and 1 to one of the numbers of groups and to one bucket of
         rows, whichever rows were chosen and whichever buckets groups fall into, whose noise is
-        WEIGHT and BUCKET_WEIGHT times as large: together, in units of sigma, the square root of
-        (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) in L2. Rows and buckets are chosen by
-        words that no other noise uses. A unit more adds at most 1 to the units of the smallest
+        WEIGHT and BUCKET_WEIGHT times as large. Rows and buckets are chosen by words that no other
+        noise uses. A unit more adds at most 1 to the units of the smallest
         sample, whose noise is SAMPLE_WEIGHT times as large. Fix what that number said: a unit
         outside the sample that it chose then changes nothing, one inside what it changes among all.
         A second part that the first one's answer chose adds up in squares like any other, and rows
         are read again where a smaller sample than the chosen one was kept.
-        *Periods.* A unit in n of its periods moves all of it by n times as much, by the triangle
-        inequality, and loses n^2 mu^2: one mechanism reads all of them. Where windows keep periods
-        apart, what follows loses n times what one period does, and so must this. Then rows of
-        `periods` public unit-periods P alone are taken, each by its own time, and all noise is
-        sqrt(P) times as large. As n <= P of them are taken, whatever the unit does, n^2 mu^2 / P is
-        at most n mu^2. One period alone loses mu^2 / P, of which nothing is made.
+        Where windows keep periods apart, rows of `periods` public unit-periods alone are taken,
+        each by its own time: `histograms_move` says what noise that takes.
         Means, quantiles and what a forecast makes of them are post-processing, and so is what is
         not said when the noise is too large.
     Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
@@ -124,9 +119,8 @@ class Survey:
 
     @property
     def _moved(self) -> Fraction:
-        moved = self.histograms + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2)
-        moved += self.sampled * Fraction(1, SAMPLE_WEIGHT**2)
-        return root_up(moved * (self.periods or 1))
+        lighter = [WEIGHT, BUCKET_WEIGHT] + [SAMPLE_WEIGHT] * self.sampled
+        return histograms_move(self.histograms, lighter, self.periods)
 
     @property
     def guarantee(self) -> Guarantee:
