@@ -19,9 +19,7 @@ from streamveil.counters import (
     HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
-    Participation,
     fit,
-    moved_by,
 )
 
 SIGMA = 2.0**24
@@ -52,7 +50,6 @@ def draw(folder: Path) -> None:
     memory(folder / "counters-memory.png")
     unknown(folder / "counters-unknown-end.png")
     pure(folder / "counters-pure.png")
-    participation(folder / "counters-participation.png")
 
 
 def over_time(path: Path) -> None:
@@ -195,28 +192,6 @@ def pure(path: Path) -> None:
     axes.set_title(
         "Largest standard deviation at epsilon = 1, one row per person", loc="left", fontsize=10
     )
-    save(figure, path)
-
-
-def participation(path: Path) -> None:
-    """How far ten rows of one person in one key move a counter."""
-    gaps = np.unique(np.rint(np.geomspace(1, 100, 14)).astype(int))
-    counters = {
-        "Haar": HaarCounter(horizon=1000, sigma=SIGMA),
-        "Honaker": HonakerCounter(horizon=1000, sigma=SIGMA),
-        "BLT": BltCounter(horizon=1000, sigma=SIGMA),
-    }
-    figure, axes = plt.subplots(figsize=(7.5, 4.2))
-    for name, counter in counters.items():
-        moved = [
-            moved_by(counter, Participation(rows=10, per_key=10, gap=int(gap))) for gap in gaps
-        ]
-        axes.plot(gaps, moved, color=COLOURS[name], marker="o", ms=3)
-        axes.text(104, moved[-1], name, color=COLOURS[name], va="center")
-    axes.axhline(np.sqrt(10), color="black", lw=0.8, ls="--")
-    axes.text(1.05, np.sqrt(10) - 0.15, "orthogonal columns", fontsize=8, va="top")
-    axes.set(xscale="log", xlabel="steps between two rows, at least", ylim=(0, 10.5), xlim=(1, 100))
-    axes.set_title("Noise needed for ten rows, relative to one", loc="left", fontsize=10)
     save(figure, path)
 
 

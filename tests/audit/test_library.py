@@ -18,7 +18,7 @@ from streamveil.audit.laid_open_measures import (
     random_policy,
 )
 from streamveil.core.noise import Place, SilentNoise
-from streamveil.counters import kary, participation
+from streamveil.counters import kary
 from streamveil.dynamic.partition import TimeVarying
 from streamveil.linear.sparse_vector import AboveThreshold
 from tests.audit import library
@@ -65,47 +65,6 @@ def test_no_change_of_a_counter_loses_more_than_is_claimed(name):
     assert most <= 1 + 1e-9
     if name in ("blt", "honaker"):
         assert most > 0.93  # short of 1 by what the measured covariance leaves open
-
-
-# ---- people who come several times: every pattern
-
-
-OFTEN = ((2, 0), (2, 3), (3, 2))  # rows of a person in one key, and steps between two of them
-
-
-def patterns(steps, rows, gap):
-    """All moves of a key by rows of 1 or -1, up to their sign."""
-    found = {
-        tuple(np.bincount(at, (1, *signs), steps))
-        for at in itertools.combinations_with_replacement(range(steps), rows)
-        if all(b - a >= gap for a, b in itertools.pairwise(at))
-        for signs in itertools.product((1, -1), repeat=rows - 1)
-    }
-    return np.array([one for one in sorted(found) if any(one)])
-
-
-def several_times(name, steps=STEPS, seed=3):
-    """The part of the claim for a person that a counter was seen to lose, for each pattern."""
-    counter, found = examples(steps)[name], []
-    for rows, gap in OFTEN:
-        changes = patterns(steps, rows, gap)
-        person = participation.Participation(rows=rows, per_key=rows, gap=gap)
-        claim = counter.loss(participation.moved_by(counter, person))
-        if claim.pure:
-            part = laplace_losses(counter, kary, changes) / float(claim.pure_total)
-        else:
-            lost = gaussian_losses(counter, changes, keys=KEYS, alpha=ALPHA, seed=seed)
-            part = lost / float(claim.gaussian)
-        found += part.tolist()
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_nobody_who_comes_several_times_loses_more_than_is_claimed(name):
-    most = max(several_times(name))
-    assert most <= 1 + 1e-9
-    if name.endswith("plain"):
-        assert most > 0.9
 
 
 # ---- comparisons: every small stream of questions, every transcript, every neighbour
@@ -213,8 +172,6 @@ def grids(seed):
     for name in NAMES:
         for part in parts_of(examples(STEPS + 1)[name], changes, seed=seed).tolist():
             yield f"counter {name}", part
-        for part in several_times(name, STEPS + 1, seed):
-            yield f"counter several times {name}", part
     for name, (above, moves) in SETTINGS.items():
         for limits in (np.full(ASKED, 2), np.array([40, 40, 40, 2])):
             for loss in comparisons(above, moves, limits)[0].tolist():

@@ -20,7 +20,7 @@ from streamveil.audit.laid_open_measures import (
 )
 from streamveil.core.noise import SeededNoise, SilentDraws
 from streamveil.core.noisy import restored
-from streamveil.counters import participation, tree
+from streamveil.counters import tree
 from streamveil.dynamic import (
     DisjointDoubling,
     Pmwg,
@@ -49,7 +49,6 @@ from tests.audit.test_library import (
     STEPS,
     asked_pairs,
     rerun_pairs,
-    several_times,
     static_pairs,
     table_input,
     tightness_of,
@@ -438,22 +437,6 @@ def test_a_quarter_less_noise_of_a_counter_is_caught(name):
     assert tightness_of(less, claimed=honest) > 1
 
 
-PERSONS = {
-    "rows of a person count once each": instead(
-        participation, "moved_by", lambda _: lambda _counter, person: person.rows**0.5
-    ),
-    "columns that are apart do not overlap": instead(
-        participation, "toeplitz_norms", lambda _: lambda _c, counts, *_gap, **_how: counts * 1.0
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PERSONS)
-def test_a_fault_in_what_a_person_moves_is_caught(monkeypatch, name):
-    PERSONS[name](monkeypatch)
-    assert max(several_times("blt d=1 plain")) > 1
-
-
 @pytest.mark.parametrize("fault", [one_draw, quiet_later])
 def test_a_tree_whose_nodes_share_or_lack_noise_is_caught(monkeypatch, fault):
     counter = examples(STEPS)["honaker"]
@@ -505,7 +488,5 @@ def test_a_kept_state_that_forgets_what_was_charged_is_caught(monkeypatch, share
 def test_the_page_for_reviewers_lists_every_fault():
     page = (Path(__file__).parents[2] / "docs" / "review-mechanisms.md").read_text()
     assert [
-        name
-        for name in (*FAULTS, *COMPARED, *CHARGES, *PERSONS, FORGOTTEN)
-        if f"| {name} |" not in page
+        name for name in (*FAULTS, *COMPARED, *CHARGES, FORGOTTEN) if f"| {name} |" not in page
     ] == []

@@ -10,7 +10,6 @@ from streamveil.counters import (
     BltCounter,
     HaarCounter,
     KaryTreeCounter,
-    Participation,
     choose,
 )
 
@@ -39,8 +38,7 @@ def test_the_choice_and_its_reason(horizon, budget, touched, kind):
 
 
 def test_the_person_is_protected_with_all_rows():
-    person = Participation(rows=8, per_key=2)
-    choice = choose(1000, BUDGET, person=person)
+    choice = choose(1000, BUDGET, rows=8, per_key=2)
     assert choice.counter.loss(4, 8).fits(BUDGET)
     assert not choice.counter.loss(4.01, 8).fits(BUDGET)
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from streamveil.counters.choice import CounterChoice, choose
     from streamveil.counters.haar import HaarCounter
     from streamveil.counters.kary import KaryTreeCounter
-    from streamveil.counters.participation import Participation, moved_by
     from streamveil.counters.tree import HonakerCounter
 
 _CORE, _HERE = "streamveil.core.counters", "streamveil.counters"
@@ -34,11 +33,9 @@ _HOMES = {
     "HaarCounter": f"{_HERE}.haar",
     "HonakerCounter": f"{_HERE}.tree",
     "KaryTreeCounter": f"{_HERE}.kary",
-    "Participation": f"{_HERE}.participation",
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
     "fit": "streamveil.calibrate",
-    "moved_by": f"{_HERE}.participation",
     "skip": _CORE,
 }
 _KINDS = {
@@ -102,6 +99,6 @@ def kind_of(counter: Counter) -> str:
 __all__ = [
     "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter",
     "Counter", "CounterChoice", "CounterState", "CounterStream", "HaarCounter",
-    "HonakerCounter", "KaryTreeCounter", "Participation", "best_blt",
-    "choose", "fit", "kind_of", "moved_by", "skip",
+    "HonakerCounter", "KaryTreeCounter", "best_blt",
+    "choose", "fit", "kind_of", "skip",
 ]  # fmt: skip

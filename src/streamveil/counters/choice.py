@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -11,15 +12,14 @@ from streamveil.core.accounting import Budget
 from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
+from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.kary import KaryTreeCounter
-from streamveil.counters.participation import Participation, moved_by
 from streamveil.errors import fitting, require_between
 from streamveil.types import Array, Int64
 
 SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
-ONE_ROW = Participation(rows=1, per_key=1)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def choose(
     horizon: int | None,
     budget: Budget,
     *,
-    person: Participation = ONE_ROW,
+    rows: int = 1,
+    per_key: int | None = None,
     touched: float = 1.0,
 ) -> CounterChoice:
     """The counter of least error for a setting, sized to its budget.
@@ -51,7 +52,8 @@ def choose(
     Args:
         horizon: the last step; None when nobody knows it.
         budget: of what one person adds, over all steps.
-        person: how many rows that is, and how they lie; one row unless given.
+        rows: of one person over all keys, at most.
+        per_key: of these, in one key; as many unless given.
         touched: share of steps at which a typical key gets an increment or is read.
 
     Raises:
@@ -69,11 +71,11 @@ def choose(
     if horizon is not None:
         require_between(1, FOREVER, horizon=horizon)
     counter, reason = _pick(horizon, budget, touched)
+    person = Bounds(max_rows=rows, per_group=per_key)
     fitted = sized(counter, budget, person)
     if budget.epsilon is not None and budget.delta is not None and horizon is not None:
-        pure = sized(
-            KaryTreeCounter(horizon=horizon, sigma=1), Budget(epsilon=budget.epsilon), person
-        )
+        tree = KaryTreeCounter(horizon=horizon, sigma=1)
+        pure = sized(tree, Budget(epsilon=budget.epsilon), person)
         if largest_std(pure, horizon) < largest_std(fitted, horizon):
             fitted, reason = pure, "delta is so small that Laplace noise is less than Gaussian"
     worst = largest_std(fitted, horizon)
@@ -97,9 +99,14 @@ def _pick(horizon: int | None, budget: Budget, touched: float) -> tuple[Counter,
     return BltCounter(horizon=horizon, sigma=1), reason
 
 
-def sized(counter: Counter, budget: Budget, person: Participation = ONE_ROW) -> Counter:
-    """The counter with the least noise for a budget and a person."""
-    return fit(counter, budget, moved_by(counter, person), person.rows)
+def sized(counter: Counter, budget: Budget, person: Bounds) -> Counter:
+    """The counter with the least noise for a budget and what one person may bring.
+
+    Laplace noise is sized for the sum of a person's rows, Gaussian noise for `Bounds.l2_squared`.
+    """
+    rows = person.max_rows
+    moved = rows if counter.loss().pure else root_up(Fraction(person.l2_squared))
+    return fit(counter, budget, moved or 1, rows)
 
 
 def times_of(counter: Counter, horizon: int | None) -> Int64[Array, " times"]:
