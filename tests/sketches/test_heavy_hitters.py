@@ -8,9 +8,8 @@ import pytest
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.sketches import HeavyHitters, Layout, PublishedHierarchy, PublishedSketch
+from streamveil.sketches import HeavyHitters, PublishedHierarchy, PublishedSketch
 from streamveil.sketches import heavy_hitters as module
-from streamveil.sketches.heavy_hitters import cut_off, inverse_search
 
 pytestmark = pytest.mark.filterwarnings("ignore:delta")
 LENGTH = 2**17
@@ -39,7 +38,7 @@ def true_top(keys, k):
 
 
 def test_candidate_code_takes_published_objects_only():
-    searches = [PublishedHierarchy.top, inverse_search, cut_off, module.largest]
+    searches = [PublishedHierarchy.top, module.largest]
     for search in searches:
         first = next(iter(inspect.signature(search).parameters))
         kind = typing.get_type_hints(search).get(first, PublishedHierarchy)
@@ -52,7 +51,7 @@ def test_candidate_code_takes_published_objects_only():
 @pytest.mark.parametrize(
     "options",
     [dict(), dict(bits=32), dict(bits=30, digit=7), dict(bits=64, digit=8, width=4096),
-     dict(search="inverse", bits=32, width=2**14, depth=4), dict(counter="tree-prf")],
+     dict(counter="tree-prf")],
     ids=str,
 )  # fmt: skip
 def test_the_largest_keys_are_found(options):
@@ -82,26 +81,8 @@ def test_everything_well_above_the_threshold_is_found_in_almost_all_runs():
     assert missed <= 3
 
 
-def test_an_inverse_search_equals_a_scan_of_the_universe():
-    layout = Layout(kind="count-min", depth=3, width=2**12, family="invertible", seed=2)
-    rng = np.random.default_rng(0)
-    table = rng.normal(0, 30, (3, 2**12)).round().astype(np.int64)
-    keys = rng.integers(0, 2**16, 20).astype(np.uint32)
-    for row in range(3):
-        np.add.at(table[row], layout.columns(keys)[row], 900)
-    snapshot = PublishedSketch(layout, table, 1000, np.full(2**12, 1000), np.full(2**12, 30.0))
-    for threshold in (130.0, 850.0, 1000.0):
-        everything = np.arange(2**16, dtype=np.uint32)
-        cells = table[np.arange(3)[:, None], layout.columns(everything)]
-        expected = everything[(cells >= threshold).all(axis=0)]
-        found = inverse_search(snapshot, 2**16, threshold=threshold, beam=2**16, bits=16)
-        assert set(found.keys.tolist()) == set(expected.tolist())
-
-
-@pytest.mark.parametrize("search", ["descent", "inverse"])
-def test_an_empty_stream_shows_no_key_beyond_chance(search):
-    width = 2**14 if search == "inverse" else 2048
-    live = finder(search=search, width=width, bits=24, depth=4).open(SeededNoise(7))
+def test_an_empty_stream_shows_no_key_beyond_chance():
+    live = finder(width=2048, bits=24, depth=4).open(SeededNoise(7))
     live.update(np.zeros(LENGTH, np.uint32), np.zeros(LENGTH, np.int32))
     assert len(live.published().top(20).keys) <= 2
 
@@ -111,7 +92,6 @@ def test_one_budget_covers_all_levels():
     assert [layout.family for layout in config.layouts] == ["identity"] * 2 + ["multiply"] * 2
     assert config.noise.change == 2 + 2 + 6 + 6  # 4 + 4 d, replaced item
     assert config.guarantee.epsilon(1e-6) <= 1
-    assert finder(search="inverse").noise.change == 6
 
 
 def test_levels_do_not_share_noise():
@@ -145,8 +125,7 @@ def test_flushes_reach_every_level():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(dict(bits=65), "bits"), (dict(digit=0), "digit"), (dict(search="descend"), "did you mean"),
-     (dict(search="inverse", bits=40), "32 bits"), (dict(search="inverse", width=100), "power")],
+    [(dict(bits=65), "bits"), (dict(digit=0), "digit")],
 )  # fmt: skip
 def test_bad_settings_are_refused(options, words):
     with pytest.raises(ValueError, match=words):

@@ -19,9 +19,9 @@ from streamveil.sketches.keys import Words
 from streamveil.types import Array, UInt32, UInt64
 
 Kind = Literal["count-min", "count-sketch"]
-Family = Literal["multiply", "invertible", "identity"]
+Family = Literal["multiply", "identity"]
 KINDS: tuple[Kind, ...] = ("count-min", "count-sketch")
-FAMILIES: tuple[Family, ...] = ("multiply", "invertible", "identity")
+FAMILIES: tuple[Family, ...] = ("multiply", "identity")
 WORD = 32
 LARGEST_WIDTH = 2**30
 
@@ -32,9 +32,8 @@ class Layout:
 
     Algorithm: `multiply`: h(x) = floor(r w / 2^32) with r the upper half of (a x + b) mod 2^64
         (Dietzfelbinger et al. 1997, multiply-shift), pairwise independent up to rounding on 32-bit
-        keys; for Count Sketch one further bit is the sign. `invertible`: the top bits of
-        (a x + b) mod 2^32, a odd, width a power of two; the map can be undone, and two keys meet
-        with probability at most 2/w. `identity`: the key itself, an exact table.
+        keys; for Count Sketch one further bit is the sign. `identity`: the key itself, an exact
+        table.
 
     Raises:
         ValueError: a setting is out of its range, or does not go with the others.
@@ -58,8 +57,6 @@ class Layout:
                 raise ValueError(f"{name} must be an integer from 1 to {top}, not {value}")
         if self.family != "multiply" and self.kind == "count-sketch":
             raise ValueError(f"hash family '{self.family}' has no signs; use kind 'count-min'")
-        if self.family == "invertible" and self.width & (self.width - 1):
-            raise ValueError(f"an invertible hash needs a power of two as width, not {self.width}")
         if self.family == "identity" and self.depth != 1:
             raise ValueError("an exact table has depth 1")
 
@@ -125,32 +122,6 @@ def find_places(
                 line[q] = np.uint32(
                     (column << np.uint64(1)) | ((v >> np.uint64(32)) & np.uint64(1))
                 )
-        elif code == 1:
-            shift, columns = np.uint32(WORD), np.int64(width)
-            while columns > 1:
-                columns >>= np.int64(1)
-                shift -= np.uint32(1)
-            a32, b32 = np.uint32(a), np.uint32(b)
-            for q in range(len(words)):
-                y = np.uint32(a32 * np.uint32(words[q]) + b32)
-                line[q] = np.uint32(np.uint64(y) >> np.uint64(shift))
         else:
             for q in range(len(words)):
                 line[q] = np.uint32(words[q])
-
-
-def preimages(layout: Layout, column: int) -> UInt32[Array, " keys"]:
-    """Every 32-bit key that row 0 of an invertible layout sends to a column.
-
-    >>> layout = Layout(kind="count-min", depth=2, width=2**20, family="invertible")
-    >>> keys = preimages(layout, 12)
-    >>> len(keys), set(layout.columns(keys)[0].tolist())
-    (4096, {12})
-    """
-    if layout.family != "invertible":
-        raise ValueError("only an invertible layout can be searched backwards")
-    each = 2**WORD // layout.width
-    a, b = int(layout.factors[0, 0]) % 2**WORD, int(layout.factors[1, 0]) % 2**WORD
-    values = np.arange(column * each, (column + 1) * each, dtype=np.uint64)
-    inverse = np.uint64(pow(a, -1, 2**WORD))
-    return ((values - np.uint64(b)) * inverse).astype(np.uint32)

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamveil.core.accounting import Budget, Neighbours
-from streamveil.errors import require_one_of, require_positive
-from streamveil.sketches.hashing import WORD, Layout, preimages
+from streamveil.errors import require_positive
+from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
 from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
@@ -24,9 +24,7 @@ from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
 from streamveil.types import Array, Float64, UInt64
 
-Search = Literal["descent", "inverse"]
 GUARD = 4.0  # standard deviations of noise a reported key must show
-ALPHA = 0.1  # false keys expected of an inverse search
 
 
 class HeavyKeys(NamedTuple):
@@ -46,11 +44,9 @@ class HeavyKeys(NamedTuple):
 class HeavyHitters(Levels):
     """The most frequent integer keys at any time, without a list of candidates.
 
-    Algorithm: descent (default): a key of `bits` bits is cut into digits of `digit` bits; level l
-        counts its first l digits, exactly where that table is at most `exact_cells` wide, else in a
-        sketch. From the top, keep the `beam` largest prefixes, look at all their children, and so
-        on. inverse: one sketch with invertible hashing; every preimage of a large cell of row 0 is
-        looked up in the other rows, which gives what a scan of the whole universe would.
+    Algorithm: a key of `bits` bits is cut into digits of `digit` bits; level l counts its first l
+        digits, exactly where that table is at most `exact_cells` wide, else in a sketch. From the
+        top, keep the `beam` largest prefixes, look at all their children, and so on.
     Protects: as `LazySketch`.
     Guarantee: one budget for all levels together: their changes m add up under one sigma.
     Proof: `NoisePlan` on the concatenation of all tables; the search reads published tables only.
@@ -81,7 +77,6 @@ class HeavyHitters(Levels):
     bits: int = 32  # of a key, 1 to 64
     digit: int = 8  # bits that one level adds, 1 to 16
     depth: int = 3  # rows of each table, >= 1
-    search: Search = "descent"
     exact_cells: int = 2**16  # most cells of a level that is counted exactly, >= 1
     clock: ClockName = "arrivals"  # what a step is
     round: int | None = None  # arrivals or ticks between two pushes of a column, >= 1
@@ -95,26 +90,19 @@ class HeavyHitters(Levels):
 
     def __post_init__(self) -> None:
         require_positive(width=self.width, horizon=self.horizon)
-        require_one_of("search", self.search, ("descent", "inverse"))
         if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
             raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")
-        if self.search == "inverse" and self.bits > WORD:
-            raise ValueError("an inverse search covers 32 bits; use search='descent'")
         warn_about_delta(self.budget, self.schedule_of(self.width))
         _ = self.noise.loss, self.tables  # every setting is checked now
 
     @property
     def level_bits(self) -> tuple[int, ...]:
         """How many leading bits each level counts."""
-        if self.search == "inverse":
-            return (self.bits,)
         return tuple(range((self.bits - 1) % self.digit + 1, self.bits + 1, self.digit))
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         """One layout per level."""
-        if self.search == "inverse":
-            return (self.layout_of("invertible", self.depth, self.width, 0),)
         return tuple(
             self.layout_of("identity", 1, 2**bits, level)
             if 2**bits <= self.exact_cells
@@ -198,10 +186,6 @@ class PublishedHierarchy:
         twice k; a wider one finds more and looks longer.
         """
         require_beam(k, beam)
-        if self.levels[0].layout.family == "invertible":
-            return inverse_search(
-                self.levels[0], k, threshold=threshold, beam=beam, bits=self.level_bits[0]
-            )
         found = np.arange(2 ** self.level_bits[0], dtype=np.uint64)
         for level, sketch in enumerate(self.levels):
             if level:
@@ -225,50 +209,3 @@ def largest(
     kept = np.flatnonzero(estimates >= least)
     order = kept[np.lexsort((keys[kept], -estimates[kept]))][:count]
     return keys[order], estimates[order]
-
-
-def inverse_search(
-    published: PublishedSketch,
-    k: int,
-    *,
-    threshold: float | None = None,
-    beam: int = BEAM,
-    bits: int = WORD,
-) -> HeavyKeys:
-    """The largest keys of one sketch with invertible hashing, by undoing the hash of row 0.
-
-    Algorithm: with a threshold tau, candidates are all keys whose every cell is at least tau.
-        Without one, tau is the smallest value of at least 3 standard deviations at which 2^bits
-        times the product over rows of the share of cells above tau is at most `ALPHA`, and at most
-        `beam` cells of row 0 are above it.
-    Proof: row 0 is a bijection cut into columns, so the preimages of its columns above tau contain
-        every key whose cell there is above tau: nothing is missed that a scan would find.
-    """  # fmt: skip
-    layout, table = published.layout, published.table
-    tau = cut_off(published, beam, bits) if threshold is None else threshold
-    pieces = [np.zeros(0, np.uint32)]
-    for column in np.flatnonzero(table[0] >= tau):
-        keys = preimages(layout, int(column))
-        if bits < WORD:
-            keys = keys[keys < np.uint32(2**bits)]
-        for row in range(1, layout.depth):
-            cells = table[row, layout.columns(keys)[row]]
-            keys = keys[cells >= tau]
-        pieces.append(keys)
-    keys = np.concatenate(pieces)
-    estimates = published.estimate_words(keys)
-    found, estimates = largest(keys, estimates, k, -np.inf)
-    return HeavyKeys(found.astype(np.uint64), estimates, published.sd)
-
-
-def cut_off(published: PublishedSketch, beam: int, bits: int) -> float:
-    """The threshold of an inverse search, from published cells."""
-    table = np.sort(published.table, axis=1)[:, ::-1]
-    width = published.layout.width
-    values = np.unique(table[0, : min(beam, width)])
-    floor = 3 * published.sd
-    for tau in values[values >= floor]:
-        above = [int(np.searchsorted(-row, -tau, side="right")) for row in table]
-        if above[0] <= beam and 2.0**bits * float(np.prod(np.array(above) / width)) <= ALPHA:
-            return float(tau)
-    return float(max(values.max() + 1 if len(values) else 0.0, floor))

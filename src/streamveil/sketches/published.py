@@ -144,7 +144,7 @@ class PublishedSketch:
     ) -> SketchErrorBound:
         """A bound on the error of `min` (or `median`) for one key fixed in advance.
 
-        Error: Count-Min: a row's collisions have mean at most N/w (2N/w for an invertible hash), so
+        Error: Count-Min: a row's collisions have mean at most N/w, so
             all d rows exceed x with probability at most (N/(w x))^d (Markov); the noise of d cells
             stays within sd sqrt(2 ln(4 d/beta)); each event gets beta/2. Count Sketch: a row errs
             with variance at most F2/w + sd^2, so beyond x with probability p = variance/x^2
@@ -172,8 +172,8 @@ class PublishedSketch:
         noise = self.sd * float(np.sqrt(2 * np.log(4 * depth / beta)))
         if self.layout.family == "identity":
             return SketchErrorBound(noise + lag, noise)
-        load = (2 if self.layout.family == "invertible" else 1) * total / width
-        return SketchErrorBound(noise + lag, load * (2 / beta) ** (1 / depth) + noise)
+        load = total / width * (2 / beta) ** (1 / depth)
+        return SketchErrorBound(noise + lag, load + noise)
 
     def _weights(self, arrivals: float | None, late: float | None) -> tuple[float, float]:
         """The most weight so far, and since the oldest push."""
