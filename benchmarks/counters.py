@@ -36,6 +36,12 @@ from scipy.optimize import minimize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.papers.haar import (
+    HaarCounter,
+    column_weights,
+    levels_of,
+    variance_parts,
+)
 from benchmarks.papers.other_counters import (
     AnytimeHaar,
     BinaryTreeCounter,
@@ -48,11 +54,9 @@ from streamveil.core.noise import Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
-    HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
 )
-from streamveil.counters.haar import column_weights, levels_of, variance_parts
 from streamveil.counters.kary import balanced_digits, levels_for
 
 HERE = Path(__file__).parent

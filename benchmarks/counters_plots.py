@@ -10,13 +10,13 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.papers.haar import HaarCounter
 from benchmarks.papers.other_counters import AnytimeHaar, BinaryTreeCounter, SquareRoot
 from streamveil.core.accounting import Budget
 from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
-    HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
     fit,

@@ -135,7 +135,7 @@ def test_dir_lists_what_there_is_and_nothing_else():
     assert {"counters", "sketches", "linear", "dynamic", "answers", "read", "sql"} <= set(dir(sv))
     assert all(hasattr(sv, name) for name in dir(sv))
     assert not {"api", "import_module", "nearest", "annotations", "Any"} & set(dir(sv))
-    assert "HaarCounter" in dir(sv.counters)
+    assert "KaryTreeCounter" in dir(sv.counters)
     assert "import_module" not in dir(sv.counters)
 
 

@@ -274,7 +274,7 @@ MISTAKES = [
     ("horizon must be between 1", lambda: sv.counters.choose(10**50, sv.Budget(rho=1))),
     (
         "budget must be a Budget",
-        lambda: sv.counters.fit(sv.counters.HaarCounter(horizon=4, sigma=1), 1),
+        lambda: sv.counters.fit(sv.counters.KaryTreeCounter(horizon=4, sigma=1), 1),
     ),
     ("horizon must be", lambda: sv.counters.BltCounter(horizon="9", sigma=1)),
     ("size must be between 0", lambda: sv.linear.combine([], -1)),
@@ -398,10 +398,6 @@ MISTAKES = [
     (
         "ways must be a whole number from 1 to 1",
         lambda: sv.table(sv.memory(ROWS), domains={"u": [1]}).marginals(ways=10**30),
-    ),
-    (
-        "touched must be between 0 and 1, not 1000",
-        lambda: sv.counters.choose(9, sv.Budget(**BUDGET), touched=10**30),
     ),
     (
         "index must be between 0 and 62",

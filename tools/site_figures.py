@@ -25,7 +25,7 @@ COUNTERS = {"binary tree": "binary tree", "honaker": "Honaker", "haar": "Haar",
 
 BOUNDED = {"duckdb": "duckdb once, own reader, bounded", "polars": "polars once, bounded"}
 TIMED = {
-    "blt d=2": "two", "blt d=6": "six", "haar T=1000": "haar", "haar T=2^20": "long haar",
+    "blt d=2": "two", "blt d=6": "six",
     "numpy float Gaussian alone": "numpy", "opendp exact Gaussian alone": "opendp",
 }  # fmt: skip
 

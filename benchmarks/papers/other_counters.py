@@ -10,6 +10,14 @@ from typing import ClassVar, Final
 import numpy as np
 from numba import njit
 
+from benchmarks.papers.haar import (
+    ROUNDS,
+    column_weights,
+    haar_std,
+    least_maximum,
+    variance_parts,
+    weights_of_mean,
+)
 from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
@@ -29,14 +37,6 @@ from streamveil.core.counters.blt import MARGIN, check_horizon
 from streamveil.core.counters.rational import root_coefficients
 from streamveil.core.counters.restarting_trees import ROUNDING, blocks_of
 from streamveil.core.noise import Draws
-from streamveil.counters.haar import (
-    ROUNDS,
-    column_weights,
-    haar_std,
-    least_maximum,
-    variance_parts,
-    weights_of_mean,
-)
 from streamveil.counters.tree import trailing_zeros
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64

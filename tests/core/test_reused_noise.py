@@ -20,7 +20,6 @@ WITHIN = {"Keyed", "Stepping", "Difference"}  # parts of others
 BY_DESIGN = {  # draws as arguments, and why that is no release of its own
     "SelectionTable": "a key's draw is a function of the key and its number of units",
     "Share": "scales of noise: called by mechanisms with draws of their place",
-    "HaarNode": "a number of the Haar tree",
 }
 
 

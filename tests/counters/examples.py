@@ -8,7 +8,6 @@ from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
     Counter,
-    HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
 )
@@ -23,9 +22,6 @@ def examples(horizon: int) -> dict[str, Counter]:
         "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
         "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
-        "haar": HaarCounter(horizon=horizon, sigma=SIGMA),
-        "haar mean": HaarCounter(horizon=horizon, sigma=SIGMA, aim="mean"),
-        "haar two-sided": HaarCounter(horizon=horizon, sigma=SIGMA, aim="two-sided"),
         "k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "k-ary-tree 3": KaryTreeCounter(horizon=horizon, sigma=SIGMA, k=3),
     }

@@ -10,7 +10,6 @@ from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
     Counter,
-    HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
 )
@@ -80,22 +79,6 @@ def _(counter: HonakerCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
 @factors.register
 def _(counter: AnytimeBltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     return feedback_factors(counter.inner.blt.encoder(horizon), np.ones(horizon))
-
-
-@factors.register
-def _(counter: HaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted Haar functions; the decoder is their inverse on all 2^h steps."""
-    length = 2**counter.levels
-    rows = [np.full(length, np.sqrt(counter.weights[0] / length))]
-    for level in range(1, counter.levels + 1):
-        for start in range(0, length, 2**level):
-            row = np.zeros(length)
-            row[start : start + 2**level] = np.sqrt(counter.weights[level] / 2**level)
-            row[start + 2 ** (level - 1) : start + 2**level] *= -1
-            rows.append(row)
-    encoder = np.array(rows)
-    decoder = np.tril(np.ones((length, length))) @ np.linalg.inv(encoder)
-    return decoder[:horizon], encoder[:, :horizon]
 
 
 @factors.register

@@ -8,7 +8,6 @@ from streamveil.core.accounting import Budget
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
-    HaarCounter,
     KaryTreeCounter,
     choose,
 )
@@ -17,20 +16,19 @@ BUDGET = Budget(epsilon=2, delta=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("horizon", "budget", "touched", "kind"),
+    ("horizon", "budget", "kind"),
     [
-        (1000, BUDGET, 1.0, BltCounter),
-        (None, BUDGET, 1.0, AnytimeBltCounter),
-        (10_000, Budget(epsilon=1, delta=1e-6), 0.01, HaarCounter),
-        (10_000, BUDGET, 0.01, KaryTreeCounter),
-        (1000, Budget(epsilon=1), 1.0, KaryTreeCounter),
-        (100, Budget(epsilon=1, delta=1e-9), 1.0, KaryTreeCounter),  # Laplace wins
-        (1000, Budget(epsilon=1, delta=1e-6), 1.0, BltCounter),
-        (1000, Budget(mu=0.3), 1.0, BltCounter),
+        (1000, BUDGET, BltCounter),
+        (None, BUDGET, AnytimeBltCounter),
+        (10_000, Budget(epsilon=1, delta=1e-6), BltCounter),
+        (1000, Budget(epsilon=1), KaryTreeCounter),
+        (100, Budget(epsilon=1, delta=1e-9), KaryTreeCounter),  # Laplace wins
+        (1000, Budget(epsilon=1, delta=1e-6), BltCounter),
+        (1000, Budget(mu=0.3), BltCounter),
     ],
 )
-def test_the_choice_and_its_reason(horizon, budget, touched, kind):
-    choice = choose(horizon, budget, touched=touched)
+def test_the_choice_and_its_reason(horizon, budget, kind):
+    choice = choose(horizon, budget)
     assert type(choice.counter) is kind
     assert choice.counter.loss(1).fits(budget)
     assert str(choice).startswith(kind.__name__)
@@ -46,5 +44,3 @@ def test_the_person_is_protected_with_all_rows():
 def test_impossible_settings_are_named():
     with pytest.raises(ValueError, match="needs a horizon"):
         choose(None, Budget(epsilon=1))
-    with pytest.raises(ValueError, match="touched"):
-        choose(10, BUDGET, touched=2)

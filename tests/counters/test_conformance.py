@@ -33,9 +33,6 @@ RELEASES = {  # of the first version with all counters
     "blt d=1 plain": "aa775808c0f6620a",
     "anytime-blt": "0f2dd6cbe7b6ac84",
     "honaker": "9126bbcac2fdb1ee",
-    "haar": "eb8492ef8e6f5d42",
-    "haar mean": "96f77909e083c891",
-    "haar two-sided": "30352dca828e9a37",
     "k-ary-tree": "6455dbf9b32b4205",
     "k-ary-tree 3": "acc368aedfe33e21",
 }
@@ -178,7 +175,7 @@ def test_std_is_that_of_the_dense_decoder(name, horizon):
 
 def spread(counter: Counter) -> float:
     variance = float(counter.sigma) ** 2 * (2 if counter.loss().pure else 1)
-    return (variance + (0 if "Haar" in type(counter).__name__ else 1 / 12)) ** 0.5
+    return (variance + 1 / 12) ** 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,12 +11,10 @@ from streamveil.core.noise import Place, SilentNoise
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
-    HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
     tree,
 )
-from streamveil.counters.haar import haar_path
 from streamveil.counters.kary import blocks_of
 from tests.counters.oracle import factors
 
@@ -79,14 +77,6 @@ def test_stored_tree_noise_has_the_covariance_of_the_dense_decoder(name, monkeyp
     assert_same_covariance(np.array(estimates), factors(counter, counter.horizon)[0])
 
 
-def haar_row(counter, t):
-    """What each node adds to the noise at t, from the path that a read takes."""
-    sizes = counter.weights, 1.0
-    return {
-        (node.level, node.index): node.to_float(*sizes) for node in haar_path(t, counter.levels)
-    }
-
-
 def kary_row(counter, t):
     return {(level, i): sign for level, i, sign in blocks_of(t, counter.arity, counter.levels)}
 
@@ -94,8 +84,6 @@ def kary_row(counter, t):
 @pytest.mark.parametrize(
     ("counter", "row"),
     [
-        (HaarCounter(horizon=1000, sigma=SIGMA), haar_row),
-        (HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"), haar_row),
         (KaryTreeCounter(horizon=1000, sigma=SIGMA), kary_row),
         (KaryTreeCounter(horizon=1000, sigma=SIGMA, k=3), kary_row),
     ],
@@ -119,8 +107,6 @@ def assert_same_covariance(found, decoder):
     "counter",
     [
         *(counter for counter, horizon in FEEDBACK.values() if horizon == 1000),
-        HaarCounter(horizon=1000, sigma=SIGMA),
-        HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"),
         KaryTreeCounter(horizon=1000, sigma=SIGMA),
     ],
     ids=lambda counter: type(counter).__name__,

@@ -8,10 +8,10 @@ import mpmath
 import numpy as np
 import pytest
 
+from benchmarks.papers import haar as module
+from benchmarks.papers.haar import HaarCounter, gaussian_between, haar_path, settle
 from streamveil.core.noise import Place, SeededNoise, samplers
-from streamveil.counters import HaarCounter, KaryTreeCounter
-from streamveil.counters import haar as module
-from streamveil.counters.haar import gaussian_between, haar_path, settle
+from streamveil.counters import KaryTreeCounter
 from streamveil.counters.keyed import node_words
 
 KEYS = 40

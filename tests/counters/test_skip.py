@@ -53,7 +53,7 @@ def test_the_joint_law_after_skips_is_that_of_taking_every_step(name):
 
 
 def test_no_skipping_beyond_the_horizon():
-    counter = examples(4)["haar"]
+    counter = examples(4)["k-ary-tree"]
     with pytest.raises(HorizonError):
         skip(counter, counter.init(1), 5, Place(SilentNoise(), "x"))
     with pytest.raises(ValueError, match="steps"):

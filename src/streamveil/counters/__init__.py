@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from streamveil.core.counters.blt import BltCounter
     from streamveil.core.counters.rational import Blt, best_blt
     from streamveil.counters.choice import CounterChoice, choose
-    from streamveil.counters.haar import HaarCounter
     from streamveil.counters.kary import KaryTreeCounter
     from streamveil.counters.tree import HonakerCounter
 
@@ -30,7 +29,6 @@ _HOMES = {
     "CounterChoice": f"{_HERE}.choice",
     "CounterState": _CORE,
     "CounterStream": _CORE,
-    "HaarCounter": f"{_HERE}.haar",
     "HonakerCounter": f"{_HERE}.tree",
     "KaryTreeCounter": f"{_HERE}.kary",
     "best_blt": f"{_CORE}.rational",
@@ -42,7 +40,6 @@ _KINDS = {
     "blt": "BltCounter",
     "anytime-blt": "AnytimeBltCounter",
     "honaker": "HonakerCounter",
-    "haar": "HaarCounter",
     "k-ary-tree": "KaryTreeCounter",
 }
 
@@ -85,9 +82,9 @@ def kind_of(counter: Counter) -> str:
     Raises:
         ValueError: the object is no counter of this package.
 
-    >>> from streamveil.counters import HaarCounter
-    >>> kind_of(HaarCounter(horizon=4, sigma=1))
-    'haar'
+    >>> from streamveil.counters import BltCounter
+    >>> kind_of(BltCounter(horizon=4, sigma=1))
+    'blt'
     """
     named = type(counter).__name__
     found = [kind for kind, name in _KINDS.items() if name == named]
@@ -97,8 +94,7 @@ def kind_of(counter: Counter) -> str:
 
 
 __all__ = [
-    "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter",
-    "Counter", "CounterChoice", "CounterState", "CounterStream", "HaarCounter",
-    "HonakerCounter", "KaryTreeCounter", "best_blt",
-    "choose", "fit", "kind_of", "skip",
+    "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter", "Counter", "CounterChoice",
+    "CounterState", "CounterStream", "HonakerCounter", "KaryTreeCounter", "best_blt", "choose",
+    "fit", "kind_of", "skip",
 ]  # fmt: skip

@@ -13,12 +13,10 @@ from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.sensitivity import Bounds, root_up
-from streamveil.counters.haar import HaarCounter
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.errors import fitting, require_between
 from streamveil.types import Array, Int64
 
-SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
 
 
@@ -45,7 +43,6 @@ def choose(
     *,
     rows: int = 1,
     per_key: int | None = None,
-    touched: float = 1.0,
 ) -> CounterChoice:
     """The counter of least error for a setting, sized to its budget.
 
@@ -54,7 +51,6 @@ def choose(
         budget: of what one person adds, over all steps.
         rows: of one person over all keys, at most.
         per_key: of these, in one key; as many unless given.
-        touched: share of steps at which a typical key gets an increment or is read.
 
     Raises:
         PlanError: an argument is missing or unknown; the message shows a call that works.
@@ -63,14 +59,14 @@ def choose(
         BudgetError: no noise scale makes a counter fit the budget.
 
     >>> print(choose(1000, Budget(rho=0.1)))
-    BltCounter: the end is known and keys are read at most steps; max sd 6.90, 32 bytes per key
+    BltCounter: the end is known; max sd 6.90, 32 bytes per key
     >>> print(choose(1000, Budget(epsilon=1)))
     KaryTreeCounter: pure differential privacy; max sd 18.04, 16 bytes per key
     """
     require_budget(budget)
     if horizon is not None:
         require_between(1, FOREVER, horizon=horizon)
-    counter, reason = _pick(horizon, budget, touched)
+    counter, reason = _pick(horizon, budget)
     person = Bounds(max_rows=rows, per_group=per_key)
     fitted = sized(counter, budget, person)
     if budget.epsilon is not None and budget.delta is not None and horizon is not None:
@@ -84,19 +80,14 @@ def choose(
     )
 
 
-def _pick(horizon: int | None, budget: Budget, touched: float) -> tuple[Counter, str]:
-    if not 0 <= touched <= 1:
-        raise ValueError(f"touched must be between 0 and 1, not {touched}")
+def _pick(horizon: int | None, budget: Budget) -> tuple[Counter, str]:
     if budget.is_pure:
         if horizon is None:
             raise ValueError("pure differential privacy needs a horizon; give the most steps")
         return KaryTreeCounter(horizon=horizon, sigma=1), "pure differential privacy"
     if horizon is None:
         return AnytimeBltCounter(sigma=1), "the end is unknown"
-    if touched < SPARSE and horizon > 2:
-        return HaarCounter(horizon=horizon, sigma=1), "keys are seldom touched: no stored noise"
-    reason = "the end is known and keys are read at most steps"
-    return BltCounter(horizon=horizon, sigma=1), reason
+    return BltCounter(horizon=horizon, sigma=1), "the end is known"
 
 
 def sized(counter: Counter, budget: Budget, person: Bounds) -> Counter:

@@ -22,11 +22,9 @@ from streamveil.core.counters.restarting_trees import refined_variances
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
-    HaarCounter,
     HonakerCounter,
     KaryTreeCounter,
 )
-from streamveil.counters.haar import haar_path
 from streamveil.counters.kary import blocks_of
 from streamveil.types import Array, Float64, Int64
 
@@ -212,20 +210,3 @@ def _(counter: KaryTreeCounter, t: int) -> Mix:
     square = 2 * float(counter.sigma) ** 2
     blocks = blocks_of(t, counter.arity, counter.levels)
     return Mix.of([(level, place, ALWAYS, sign, square) for level, place, sign in blocks])
-
-
-@mix.register
-def _(counter: HaarCounter, t: int) -> Mix:
-    """The nodes on the path of t, drawn by address; the sum is rounded once."""
-    square, weights = float(counter.sigma) ** 2, counter.weights
-    nodes = [
-        (node.level, node.index, ALWAYS, float(node.height) ** 0.5, square / weights[node.level])
-        for node in haar_path(t, counter.levels)
-    ]
-    path = Mix.of(nodes, fixed=0.0)
-    last = Mix.of([(SUM, t, ALWAYS, 1.0, 0.0)])
-    return Mix(
-        (np.append(path.draws[0], last.draws[0]), np.append(path.draws[1], last.draws[1])),
-        *(np.append(getattr(path, name), getattr(last, name))
-          for name in ("steps", "parts", "scaled", "fixed")),
-    )  # fmt: skip

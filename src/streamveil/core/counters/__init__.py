@@ -76,8 +76,8 @@ class CounterState:
     Raises:
         StoreError: the arrays given to `from_arrays` are no saved state.
 
-    >>> from streamveil.counters import HaarCounter
-    >>> state = HaarCounter(horizon=100, sigma=5).init(keys=3)
+    >>> from streamveil.counters import KaryTreeCounter
+    >>> state = KaryTreeCounter(horizon=100, sigma=5).init(keys=3)
     >>> state.grow(2).keys, CounterState.from_arrays(state.to_arrays()).t
     (5, 0)
     """
@@ -125,8 +125,8 @@ class Counter(Protocol):
     all keys: `loss(moved)` with `moved` the same norm, taken over keys, of those sums. A person
     with at most C rows, at most c of them per key, moves it by sqrt(C c) (Gaussian) or C (Laplace).
 
-    >>> from streamveil.counters import HaarCounter
-    >>> isinstance(HaarCounter(horizon=100, sigma=5), Counter)
+    >>> from streamveil.counters import KaryTreeCounter
+    >>> isinstance(KaryTreeCounter(horizon=100, sigma=5), Counter)
     True
     """
 
@@ -360,8 +360,8 @@ def skip(
         TypeError: `place` is no Place: the same draws at two steps would reveal the increments.
 
     >>> from streamveil.core.noise import SeededNoise
-    >>> from streamveil.counters import HaarCounter
-    >>> counter, place = HaarCounter(horizon=100, sigma=1), Place(SeededNoise(1), "doctest")
+    >>> from streamveil.counters import KaryTreeCounter
+    >>> counter, place = KaryTreeCounter(horizon=100, sigma=1), Place(SeededNoise(1), "doctest")
     >>> skip(counter, counter.init(2), 40, place).t
     40
     """
@@ -473,8 +473,7 @@ def down(value: Exact | float) -> float:
 
 # ---- Gaussian noise for all keys at once
 #
-# Compiled steps (`kernels`), Haar counters (`haar`, `keyed`) and the Laplace tree (`kary`) draw
-# their own.
+# Compiled steps (`kernels`) and the Laplace tree (`kary`) draw their own.
 
 
 def gaussian_about(
