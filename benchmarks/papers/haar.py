@@ -6,19 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import Ids, checked_times
+from streamveil.core.counters import (
+    CounterState,
+    Estimates,
+    Ids,
+    Increments,
+    Stepping,
+    checked_times,
+    column,
+    zeros,
+)
 from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers import gaussian_table
 from streamveil.core.noise.samplers.quantiles import quantile_word
-from streamveil.counters.keyed import Keyed, node_words
+from streamveil.counters.kary import check_mark, mark_of
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
@@ -29,7 +38,7 @@ SIGN_SHIFT = np.uint64(63)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HaarCounter(Keyed):
+class HaarCounter(Stepping):
     """Running totals with noise from a weighted Haar basis (a dyadic bridge), drawn by address.
 
     Algorithm: N_t = sigma sum_j q_j tri_j(t) g(block of level j that holds t), tri_j the tent of
@@ -61,6 +70,7 @@ class HaarCounter(Keyed):
     (1.0, 4.13)
     """
 
+    keyed: ClassVar[bool] = True
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # noise scale for sensitivity 1, quanta, > 0
     aim: Literal["max", "mean", "two-sided"] = "max"  # which error is least
@@ -99,11 +109,45 @@ class HaarCounter(Keyed):
         """See `Counter.std`."""
         return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
 
+    @property
+    def state_bytes(self) -> int:
+        """See `Counter`."""
+        return 16
+
+    def init(self, keys: int, t: int = 0) -> CounterState:
+        """See `Counter.init`."""
+        return zeros(t, keys, whole=2, real=0)
+
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. A block's noise is drawn when the block is first used."""
+        return CounterState(state.t + steps, state.whole, state.real)
+
+    def _advance(
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
+        """See `Steppable`; `draws` have the same address at every step."""
+        total = state.whole[0] + column(increments, state.keys)
+        marks = check_mark(state.whole[1], mark_of(draws))
+        t = state.t + 1
+        return self._read(total, t, draws, ids), CounterState(
+            t, np.stack([total, marks]), state.real
+        )
+
     def _read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
     ) -> Int64[Array, " keys"]:
         """The release of step t from the exact totals alone: no state, no earlier step needed."""
         return haar_read((self.weights, counters.up(self.sigma)), totals, t, draws, ids)
+
+
+def node_words(
+    draws: Draws, ids: Ids | None, keys: int, level: int, index: int
+) -> UInt64[Array, " keys"]:
+    """One word per key for one node of a tree."""
+    node = draws.at("node", level, index)
+    return node.words(keys) if ids is None else node.words_for(ids, 1)[:, 0]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tests.core.every import CELLS, HALF, HISTOGRAM, cases, drawing
 from tests.counters.examples import NAMES, examples
 
 CASES = cases()
-WITHIN = {"Keyed", "Stepping", "Difference"}  # parts of others
+WITHIN = {"Stepping", "Difference"}  # parts of others
 BY_DESIGN = {  # draws as arguments, and why that is no release of its own
     "SelectionTable": "a key's draw is a function of the key and its number of units",
     "Share": "scales of noise: called by mechanisms with draws of their place",

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import haar as module
-from benchmarks.papers.haar import HaarCounter, gaussian_between, haar_path, settle
+from benchmarks.papers.haar import HaarCounter, gaussian_between, haar_path, node_words, settle
 from streamveil.core.noise import Place, SeededNoise, samplers
 from streamveil.counters import KaryTreeCounter
-from streamveil.counters.keyed import node_words
 
 KEYS = 40
 

@@ -1,6 +1,5 @@
 """Counters and baselines: exact in silence, sensitivities by brute force, budgets, coverage."""
 
-import json
 import math
 from fractions import Fraction
 
@@ -13,7 +12,7 @@ from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dynamic import Changes, InsertionOnly, LiveTable
 from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.continual_mwem import ContinualMwem
-from streamveil.dynamic.pack import pack, unpack
+from streamveil.dynamic.pack import pack
 from streamveil.dynamic.signed_counter import (
     SignedCounter,
     TreeCounter,
@@ -262,14 +261,3 @@ def test_noise_for_insertions_alone_is_no_noise_for_deletions(counter):
     table.delete(7)
     with pytest.raises(ValueError, match="only grows"):
         table.tick()
-
-
-def test_a_renamed_class_is_saved_under_its_first_name():
-    """States of earlier versions are read, and this one's by them."""
-    method = Rerun(static=noisy_queries(CELLS), share=Share("pure", Fraction(1)), steps=4)
-    table = LiveTable.open(method, SilentNoise(), "t")
-    table.tick()
-    skeleton = json.loads(pack([table.state])["skeleton"].tobytes())
-    assert skeleton[0]["class"] == "TableState"
-    assert skeleton[0]["fields"]["latest"]["class"] == "Answers"
-    assert unpack(pack(table.state), type(table.state)).t == 1

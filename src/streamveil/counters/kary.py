@@ -1,20 +1,34 @@
-"""The counter for pure differential privacy."""
+"""The counter for pure differential privacy, whose noise is computed from an address.
+
+It draws the noise of a tree node from an address that names the node, so none is stored. All its
+steps must have ONE place: new noise about the same totals at every step would average away. The
+state holds a mark of the address (row 1, below the exact total), which every step compares.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
 from streamveil.core import counters
 from streamveil.core.accounting.guarantee import Loss, Pure
-from streamveil.core.counters import Ids, checked_times
+from streamveil.core.counters import (
+    CounterState,
+    Estimates,
+    Ids,
+    Increments,
+    Stepping,
+    checked_times,
+    column,
+    zeros,
+)
 from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
-from streamveil.counters.keyed import Keyed
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -22,7 +36,7 @@ LARGEST_LEVELS = 12  # tried by `best_arity`
 
 
 @dataclass(frozen=True, kw_only=True)
-class KaryTreeCounter(Keyed):
+class KaryTreeCounter(Stepping):
     """Running totals from a tree with k children per node, adding and subtracting blocks.
 
     Algorithm: a prefix is written in balanced base k; a digit adds that many blocks of its level,
@@ -50,6 +64,7 @@ class KaryTreeCounter(Keyed):
     (13, 3, 'epsilon=1')
     """
 
+    keyed: ClassVar[bool] = True
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # scale of one block's Laplace noise, quanta, > 0
     k: int | None = None  # odd; None: the best for this horizon
@@ -91,6 +106,32 @@ class KaryTreeCounter(Keyed):
         blocks = np.abs(balanced_digits(times, self.arity, self.levels)).sum(axis=0)
         return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
 
+    @property
+    def state_bytes(self) -> int:
+        """See `Counter`."""
+        return 16
+
+    def init(self, keys: int, t: int = 0) -> CounterState:
+        """See `Counter.init`."""
+        return zeros(t, keys, whole=2, real=0)
+
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. A block's noise is drawn when the block is first used."""
+        return CounterState(state.t + steps, state.whole, state.real)
+
+    def _advance(
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
+        """See `Steppable`; `draws` have the same address at every step."""
+        total = state.whole[0] + column(increments, state.keys)
+        marks = check_mark(state.whole[1], mark_of(draws))
+        t = state.t + 1
+        return self._read(total, t, draws, ids), CounterState(
+            t, np.stack([total, marks]), state.real
+        )
+
     def _read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
     ) -> Int64[Array, " keys"]:
@@ -100,6 +141,21 @@ class KaryTreeCounter(Keyed):
             node = draws.at("node", level, index)
             released += sign * rounded_laplace(node, about, self.sigma, ids)
         return released
+
+
+def mark_of(draws: Draws) -> int:
+    """A number that tells addresses apart, never 0; reveals nothing about their noise."""
+    return int(draws.at("mark").words(1)[0] >> np.uint64(2)) + 1
+
+
+def check_mark(marks: Int64[Array, " keys"], mark: int) -> Int64[Array, " keys"]:
+    """The marks after a step; raises when a column was fed from another address before."""
+    if np.any((marks != 0) & (marks != mark)):
+        raise ValueError(
+            "a keyed counter was given two places: its noise would average away.\n"
+            "  to fix  pass the same place at every step, or let counter.stream(...) own the noise"
+        )
+    return np.full(len(marks), mark, np.int64)
 
 
 def levels_for(k: int, horizon: int) -> int:

@@ -31,18 +31,14 @@ from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.sparse_vector import AboveState
 from streamveil.types import Array
 
-FIRST_NAMES: dict[type, str] = {  # under which saved states know classes that were renamed
-    BaselineState: "TableState", QueryAnswers: "Answers", TreeNode: "Node",
-}  # fmt: skip
-NAMES: dict[type, str] = {
-    cls: FIRST_NAMES.get(cls, cls.__name__)
+CLASSES: dict[str, Any] = {
+    cls.__name__: cls
     for cls in (
         AboveState, BaselineState, Bag, BucketState, Changes, ContinualState, DistinctState,
         HybridState, InsertionState, Live, Meter, PartitionState, PmwgState, QueryAnswers,
         RootState, Share, TreeCounterState, TreeNode, TreeState, TreeTableState, TwoState,
     )
 }  # fmt: skip
-CLASSES: dict[str, Any] = {name: cls for cls, name in NAMES.items()}
 
 
 def pack(value: Any) -> dict[str, Array]:
@@ -73,9 +69,9 @@ def _flatten(value: Any, arrays: dict[str, Array]) -> Any:
         return {"fraction": str(value)}
     if isinstance(value, list | tuple):
         return [_flatten(item, arrays) for item in value]
-    if type(value) in NAMES:
+    if type(value).__name__ in CLASSES:
         parts = {f.name: _flatten(getattr(value, f.name), arrays) for f in fields(value)}
-        return {"class": NAMES[type(value)], "fields": parts}
+        return {"class": type(value).__name__, "fields": parts}
     if isinstance(value, np.integer | np.floating | np.bool_):
         return value.item()
     if value is None or isinstance(value, bool | int | float):
