@@ -474,7 +474,7 @@ def e11(starts=(500, 2000, 8000, 50_000), growth=12) -> None:
                 note(name, train(x[run.start : run.size], y[run.start : run.size], run.share,
                                  place.inside(i)))  # fmt: skip
             note("static reference", train(x, y, Share.of(APPROX), place.inside(9)))
-            note("without privacy", minimiser(LINK, x, y, 1e-6, np.zeros(D), 1e-6))
+            note("without privacy", minimiser(LINK, x, y, 1e-6, 1e-6))
         for name, values in found.items():
             table.add(n=n, t=t, mechanism=name, **spread(values))
     table.save()
