@@ -315,6 +315,20 @@ class Cells:
         return apart == 0 and length % self.length_us == 0
 
 
+def never_meet(windows: Cells | None, periods: Cells | None) -> bool:
+    """Whether different periods of a unit never meet in one window.
+
+    `windows`: each a cell, where they lie side by side; None where they do not, or there is one.
+
+    Proof: every period is made of whole cells.
+
+    >>> day, week = Cells(length_us=DAY), Cells(length_us=7 * DAY)
+    >>> never_meet(day, week), never_meet(week, day), never_meet(None, week)
+    (True, False, False)
+    """
+    return windows is not None and periods is not None and windows.refines(periods)
+
+
 def follows_clocks(length_us: int) -> bool:
     """Whether cells of a length follow clocks that are changed: days, and hours that divide one.
 

@@ -24,6 +24,7 @@ from streamveil.calendars import (
     common,
     instant_named,
     name_of,
+    never_meet,
 )
 from streamveil.core.accounting import Neighbours
 from streamveil.errors import PlanError
@@ -384,12 +385,9 @@ def candidates(
 
 
 def periods_apart(schedule: Schedule, period: Cells | None) -> bool:
-    """Whether different periods of a unit never meet in one window.
-
-    Proof: windows side by side are single cells, and every period is made of whole cells.
-    """
-    side_by_side = schedule.cells is not None and schedule.parts == 1 and schedule.spans is None
-    return bool(period is not None and side_by_side and schedule._cells.refines(period))
+    """See `never_meet`."""
+    side_by_side = schedule.parts == 1 and schedule.spans is None
+    return never_meet(schedule.cells if side_by_side else None, period)
 
 
 def periods_until(

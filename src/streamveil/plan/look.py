@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import floor, isqrt, log10
 from typing import Any
 
-from streamveil.calendars import DAY
+from streamveil.calendars import DAY, never_meet
 from streamveil.calibrate import gaussian_mu, root_down
 from streamveil.core.accounting import Budget, exact
 from streamveil.core.accounting.convert import exact_below
@@ -235,8 +235,8 @@ def first_alone(plan: Plan) -> bool:
 
 def keeps_apart(plan: Plan) -> bool:
     """Whether no window meets two periods of a unit, so that a person loses for each by itself."""
-    periods, window = plan.periods, plan.window
-    return periods is not None and window.kind == "tumble" and window.size.refines(periods)
+    window = plan.window
+    return never_meet(window.size if window.kind == "tumble" else None, plan.periods)
 
 
 def needs_no_table(plan: Plan) -> bool:
