@@ -147,6 +147,43 @@ def test_any_points_give_the_law_of_fractions(drawn: list[tuple[int, float]]) ->
     assert_same_law(law_under(points, 0.3), law_by_fractions(points, 0.3))
 
 
+def worst_plainly(coins: Coins, horizon: int, step: float, reach: float) -> np.ndarray:
+    """`worst_openings` as its docstring says it: a gap and a node at a time, each value raised."""
+    nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
+    worst, up = np.zeros(len(nodes)), 1 + 1e-15
+
+    def at(place: int) -> float:
+        beyond = max(0, place - len(nodes) + 1)
+        last = float(worst[place - beyond])
+        return last * float(np.exp(-step * beyond) * (1 + 1e-12)) if beyond else last
+
+    for _ in range(horizon):
+        later = worst.copy()
+        for more, less in pairwise((COIN, *coins.coins, 0)):
+            shrink = (COIN - more) / (COIN - less) * up
+            place = max(0, int(np.floor(-np.log(shrink or 1.0) * (1 - 1e-14) / step)))
+            upper, lower = np.exp(-step * place), np.exp(-step * (place + 1))
+            w, stay = (shrink - lower) / (upper - lower) + 1e-12, (COIN - less) / COIN * up
+            for i, node in enumerate(nodes):
+                if node * (more / COIN * up) <= less / COIN * (1 - 1e-15):
+                    break
+                value = (node * (more / COIN * up) - less / COIN * (1 - 1e-15)) * up
+                if shrink:
+                    value += stay * (w * at(i + place) + (1 - w) * at(i + place + 1))
+                later[i] = max(later[i], value * (1 + 2.0**-49))
+        worst = later
+    return worst
+
+
+@pytest.mark.parametrize(("fall", "horizon", "step"), [(0.6, 30, 0.05), (2.3, 12, 0.21)])
+def test_the_compiled_recursion_gives_the_bits_of_its_formula(
+    fall: float, horizon: int, step: float
+) -> None:
+    coins = Coins(tuple(int(COIN * exp(-fall * gap)) for gap in range(1, 12)))
+    found = worst_openings(coins, horizon, step, 4.0)
+    assert_array_equal(found, worst_plainly(coins, horizon, step, 4.0))
+
+
 @pytest.mark.parametrize("curve", [curve_with, curve_without])
 def test_the_law_in_floats_is_near(curve: Callable[..., CurvePoints]) -> None:
     coins, step = Coins(tuple(int(COIN * exp(-0.6 * gap)) for gap in range(1, 24))), 0.7 / 16

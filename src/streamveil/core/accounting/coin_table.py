@@ -171,29 +171,37 @@ def _chords(
 
 @njit(cache=True)
 def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array) -> Array:
-    """See `worst_openings`; each of `rows` is a gap's more, less, stay and weight."""
+    """See `worst_openings`; each of `rows` is a gap's more, less, stay and weight.
+
+    Raising the largest value is raising each of them, as rounding keeps order: it is done once.
+    """
     count = len(nodes)
     more, less, stay, weight = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
-    ends = np.zeros(len(stay), np.int64)  # nodes, from the first, at which an opening gains
-    for row in range(len(stay)):
+    gains = np.empty((len(rows), count))  # of opening, at all steps alike
+    ends = np.zeros(len(rows), np.int64)  # nodes, from the first, at which an opening gains
+    for row in range(len(rows)):
         while ends[row] < count and nodes[ends[row]] * more[row] > less[row]:
+            gains[row, ends[row]] = (nodes[ends[row]] * more[row] - less[row]) * (1 + 1e-15)
             ends[row] += 1
-    worst, later = np.zeros(count + len(beyond)), np.zeros(count + len(beyond))
+    worst, later, most = (
+        np.zeros(count + len(beyond)),
+        np.zeros(count + len(beyond)),
+        np.zeros(count),
+    )
     for _ in range(horizon):
-        later[:] = worst
-        for row in range(len(stay)):
-            with_it, without, s, w = more[row], less[row], stay[row], weight[row]
-            place, end = jump[row], ends[row]
+        most[:] = 0.0
+        for row in range(len(rows)):
+            s, w, place, end = stay[row], weight[row], jump[row], ends[row]
+            best, gain = most[:end], gains[row, :end]
             if place < 0:
                 for i in range(end):
-                    gain = (nodes[i] * with_it - without) * (1 + 1e-15)
-                    later[i] = max(later[i], gain * (1 + 2.0**-49))
+                    best[i] = max(best[i], gain[i])
                 continue
-            upper, lower = worst[place : place + end], worst[place + 1 : place + 1 + end]
+            upper, lower, v = worst[place : place + end], worst[place + 1 : place + 1 + end], 1 - w
             for i in range(end):
-                gain = (nodes[i] * with_it - without) * (1 + 1e-15)
-                value = gain + s * (w * upper[i] + (1 - w) * lower[i])
-                later[i] = max(later[i], value * (1 + 2.0**-49))
+                best[i] = max(best[i], gain[i] + s * (w * upper[i] + v * lower[i]))
+        for i in range(count):
+            later[i] = max(worst[i], most[i] * (1 + 2.0**-49))
         for j in range(len(beyond)):
             later[count + j] = later[count - 1] * beyond[j]
         worst, later = later, worst
