@@ -65,6 +65,7 @@ class KaryTreeCounter(Stepping):
     """
 
     keyed: ClassVar[bool] = True
+    needs_horizon: ClassVar[bool] = True  # the number of levels is fixed in advance
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # scale of one block's Laplace noise, quanta, > 0
     k: int | None = None  # odd; None: the best for this horizon
@@ -84,11 +85,6 @@ class KaryTreeCounter(Stepping):
     def levels(self) -> int:
         """Blocks that one step lies in: the least h with (k^h - 1) / 2 >= horizon."""
         return levels_for(self.arity, self.horizon)
-
-    @property
-    def needs_horizon(self) -> bool:
-        """The number of levels is fixed in advance."""
-        return True
 
     @property
     def sensitivity(self) -> float:

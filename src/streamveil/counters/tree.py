@@ -27,7 +27,6 @@ from streamveil.core.counters.restarting_trees import (
     levels_over,
     refined_variances,
     tree_loss,
-    tree_rounding,
     tree_std,
 )
 from streamveil.core.noise import Draws
@@ -64,6 +63,7 @@ class HonakerCounter(Stepping):
     """
 
     keyed: ClassVar[bool] = False
+    needs_horizon: ClassVar[bool] = True  # the number of levels is fixed in advance
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # scale of one node's noise, quanta, > 0
 
@@ -77,11 +77,6 @@ class HonakerCounter(Stepping):
         return levels_over(self.horizon)
 
     @property
-    def needs_horizon(self) -> bool:
-        """The number of levels is fixed in advance."""
-        return True
-
-    @property
     def sensitivity(self) -> float:
         """See `Counter`."""
         return sqrt(self.levels) * counters.UP
@@ -93,10 +88,6 @@ class HonakerCounter(Stepping):
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
         return tree_std(self.sigma, self.levels, checked_times(t, self.horizon))
-
-    def rounding(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
-        """The most that rounding every node to an integer moves the estimate after t steps."""
-        return tree_rounding(self.levels, checked_times(t, self.horizon))
 
     @property
     def state_bytes(self) -> int:

@@ -131,6 +131,7 @@ class Counter(Protocol):
     """
 
     keyed: ClassVar[bool]  # True: the noise of all steps is computed from one address
+    needs_horizon: ClassVar[bool]  # whether the number of steps must be known in advance
 
     @property
     def horizon(self) -> int:
@@ -139,10 +140,6 @@ class Counter(Protocol):
     @property
     def sigma(self) -> Exact | float:
         """The scale of one noise draw, in quanta (the scale of Laplace for pure counters)."""
-
-    @property
-    def needs_horizon(self) -> bool:
-        """Whether the number of steps must be known in advance."""
 
     @property
     def sensitivity(self) -> float:

@@ -53,6 +53,7 @@ class AnytimeBltCounter(Stepping):
     """
 
     keyed: ClassVar[bool] = False
+    needs_horizon: ClassVar[bool] = False  # nothing depends on when the stream ends
     sigma: Exact | float  # scale of one noise draw, quanta, > 0
     tuned: int = 2**20  # steps over which the error is near-optimal, 2 to 2**40
     d: int | None = None  # buffers at most; None: as many as help
@@ -73,11 +74,6 @@ class AnytimeBltCounter(Stepping):
     def horizon(self) -> int:
         """2^40: not an end anyone reaches, but the slack of float64 offsets is summed so far."""
         return FOREVER
-
-    @property
-    def needs_horizon(self) -> bool:
-        """Nothing depends on when the stream ends."""
-        return False
 
     @property
     def sensitivity(self) -> float:

@@ -266,6 +266,7 @@ class BltCounter(Stepping):
     """
 
     keyed: ClassVar[bool] = False
+    needs_horizon: ClassVar[bool] = True  # parameters and column scales are made for one horizon
     horizon: int  # steps the guarantee covers, >= 1
     sigma: Exact | float  # scale of one noise draw, quanta, > 0
     d: int | None = None  # buffers, 1 to 8; None: chosen by horizon
@@ -298,11 +299,6 @@ class BltCounter(Stepping):
     def noise_scale(self) -> float:
         """Sigma, rounded up."""
         return counters.up(self.sigma)
-
-    @property
-    def needs_horizon(self) -> bool:
-        """Parameters and column scales are made for one horizon."""
-        return True
 
     @property
     def sensitivity(self) -> float:
