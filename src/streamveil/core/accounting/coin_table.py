@@ -173,33 +173,35 @@ def _chords(
 def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array) -> Array:
     """See `worst_openings`; each of `rows` is a gap's more, less, stay and weight.
 
-    Raising the largest value is raising each of them, as rounding keeps order: it is done once.
+    Rows go in pairs: nodes are read and written half as often. Where an opening gains nothing, and
+    in a row that fills a pair, the gain is -inf. Raising the largest value is raising each of them,
+    as rounding keeps order: it is done once.
     """
-    count = len(nodes)
-    more, less, stay, weight = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
-    gains = np.empty((len(rows), count))  # of opening, at all steps alike
-    ends = np.zeros(len(rows), np.int64)  # nodes, from the first, at which an opening gains
+    count, paired = len(nodes), len(rows) + len(rows) % 2
+    gains, ends = np.full((paired, count), -np.inf), np.zeros(paired, np.int64)
+    stay, weight, place = np.zeros(paired), np.zeros(paired), np.zeros(paired, np.int64)
     for row in range(len(rows)):
-        while ends[row] < count and nodes[ends[row]] * more[row] > less[row]:
-            gains[row, ends[row]] = (nodes[ends[row]] * more[row] - less[row]) * (1 + 1e-15)
-            ends[row] += 1
-    worst, later, most = (
-        np.zeros(count + len(beyond)),
-        np.zeros(count + len(beyond)),
-        np.zeros(count),
-    )
+        more, less, end = rows[row, 0], rows[row, 1], 0  # nodes from the first on gain
+        while end < count and nodes[end] * more > less:
+            gains[row, end] = (nodes[end] * more - less) * (1 + 1e-15)
+            end += 1
+        ends[row] = end
+        if jump[row] >= 0:
+            stay[row], weight[row], place[row] = rows[row, 2], rows[row, 3], jump[row]
+    worst, later = np.zeros(count + len(beyond)), np.zeros(count + len(beyond))
+    most = np.zeros(count)
     for _ in range(horizon):
         most[:] = 0.0
-        for row in range(len(rows)):
-            s, w, place, end = stay[row], weight[row], jump[row], ends[row]
-            best, gain = most[:end], gains[row, :end]
-            if place < 0:
-                for i in range(end):
-                    best[i] = max(best[i], gain[i])
-                continue
-            upper, lower, v = worst[place : place + end], worst[place + 1 : place + 1 + end], 1 - w
+        for a in range(0, paired, 2):
+            b, end = a + 1, max(ends[a], ends[a + 1])
+            best, gain_a, gain_b = most[:end], gains[a], gains[b]
+            upper_a, upper_b = worst[place[a] :], worst[place[b] :]
+            lower_a, lower_b = upper_a[1:], upper_b[1:]
+            s_a, s_b, w_a, w_b = stay[a], stay[b], weight[a], weight[b]
             for i in range(end):
-                best[i] = max(best[i], gain[i] + s * (w * upper[i] + v * lower[i]))
+                one = gain_a[i] + s_a * (w_a * upper_a[i] + (1 - w_a) * lower_a[i])
+                two = gain_b[i] + s_b * (w_b * upper_b[i] + (1 - w_b) * lower_b[i])
+                best[i] = max(best[i], max(one, two))
         for i in range(count):
             later[i] = max(worst[i], most[i] * (1 + 2.0**-49))
         for j in range(len(beyond)):
