@@ -58,7 +58,10 @@ def value_at(steps: Sequence[Step]) -> Callable[[Column], Column]:
         if text is None or (len(text) > SHORT and is_excessive(text.encode())):
             return None
         try:
-            found = _READER.decode(text)
+            text = text.strip(SPACE)
+            found, end = _READER.raw_decode(text)
+            if end < len(text):
+                return None
         except (ValueError, RecursionError):
             return None
         for step in steps:
@@ -81,9 +84,10 @@ def _scalar(found: Any) -> str | None:
     """A value as text; null where it is none, or an object, or a list."""
     if isinstance(found, bool):
         return "true" if found else "false"
-    if not isinstance(found, str) or any("\ud800" <= letter <= "\udfff" for letter in found):
+    if not isinstance(found, str):
         return None
-    return found
+    whole = found.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in found)
+    return found if whole else None
 
 
 def _no_number(_: str) -> None:
@@ -91,6 +95,7 @@ def _no_number(_: str) -> None:
     raise ValueError
 
 
+SPACE = " \t\n\r"  # of JSON
 SHORT = MOST_DEPTH // 2  # characters, of at most four bytes each: never excessive
 _READER = json.JSONDecoder(
     object_pairs_hook=lambda pairs: dict(reversed(pairs)),  # the first of one name
