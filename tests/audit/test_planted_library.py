@@ -338,7 +338,7 @@ FAULTS = {
         instead(Through, "scales", times(0.5)),
     ),
     "a choice once at ten times its epsilon": (
-        "once MWEM again sums pure",
+        "once MWEM again sums zcdp",
         instead(Share, "choice_epsilon", times(10)),
     ),
     "every rerun spends all while records stay": (
