@@ -113,23 +113,19 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
 
 
 def _rows_over(cut: Facts, whose: str) -> str:
-    """How many rows were cut. Where noise alone might say so, only how many at most."""
-    if (
-        "each" not in cut
-    ):  # a release of an earlier version, whose upper bound held in some cases only
-        return f"about {cut['rows']:,.0f} rows{whose}{_part(cut, 'share')} {OVER} (with noise)"
+    """How many rows were cut. Where noise alone might say so, from none to how many at most."""
     most = f"{cut['high']:,.0f}"
     sure = (
         f"with 95 % confidence, and whatever a unit has beyond its first {cut['each']:,d} such rows"
     )
     if cut["rows"] <= 2 * cut["sd"]:
-        return f"up to {most} rows{whose}{_part(cut, 'share_high')} {OVER} ({sure})"
+        return f"0 to {most} rows{whose}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
     told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
     return f"{told} (with noise; at most {most} {sure})"
 
 
-def _part(cut: Facts, name: str) -> str:
-    return f" ({cut[name]:.1%} of their rows)" if name in cut else ""
+def _part(cut: Facts, name: str, before: str = "") -> str:
+    return f" ({before}{cut[name]:.1%} of their rows)" if name in cut else ""
 
 
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:

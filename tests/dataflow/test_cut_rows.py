@@ -240,7 +240,7 @@ def test_the_bound_holds_whatever_the_noise_shows(filled):
 def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (800, 1900))
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
-    assert said[0].startswith("up to 2,500 rows are in no number: they were over the contribution")
+    assert said[0].startswith("0 to 2,500 rows are in no number: they were over the contribution")
     assert said[1].startswith("about 1,900 rows or more are in no number: they were over the")
     beyond = "with 95 % confidence, and whatever a unit has beyond its first 21 such rows)"
     assert all(one.endswith(beyond) for one in said)
@@ -250,7 +250,7 @@ def test_a_release_without_a_number_tells_of_no_rows_that_no_number_holds():
     cut = {"rows": 800, "sd": 700.0, "high": 2500.0, "each": 21}
     facts = {"version": 1, "hidden": {"threshold": 40.0, "sd": 3}, "cut": cut, "outputs": []}
     table = pa.table({"k": ["a"]}).replace_schema_metadata({FACTS: json.dumps(facts).encode()})
-    assert sentences(table)[0].startswith("up to 2,500 rows")
+    assert sentences(table)[0].startswith("0 to 2,500 rows")
     (said,) = sentences(table.slice(1))
     assert said.startswith("no group is shown")
 
