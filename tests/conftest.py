@@ -18,7 +18,7 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, settings
 
-from streamveil import kept
+from streamveil import expressions, kept
 from streamveil.core.noise import SECRET_BYTES, KeyedNoise
 
 COMPILING = [HealthCheck.too_slow, HealthCheck.data_too_large]  # a kernel compiles on first use
@@ -62,7 +62,8 @@ def pytest_runtest_protocol(item):
     if PROFILE == "nightly":
         return (yield)
     numbers = count()
-    plain = pytest.MonkeyPatch.setattr
+    plain, undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
+    forget = expressions._compiled.cache_clear  # of code that was replaced since, or is again
 
     def fresh(cls):
         name = f"{item.nodeid} {next(numbers)}".encode()
@@ -71,10 +72,16 @@ def pytest_runtest_protocol(item):
     def replaced(self, *args, **kwargs):
         os.environ[kept.FOLDER] = "off"
         plain(self, *args, **kwargs)
+        forget()
+
+    def undone(self):
+        undo(self)
+        forget()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyedNoise, "fresh", classmethod(fresh))
         patch.setenv(kept.FOLDER, item.config.designs)
+        patch.setattr(pytest.MonkeyPatch, "undo", undone)
         patch.setattr(pytest.MonkeyPatch, "setattr", replaced)
         return (yield)
 

@@ -23,6 +23,11 @@ def instead(owner, name, make):
     return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
 
 
+def dies(*_given):
+    """A process that ends at once."""
+    raise SystemExit(3)
+
+
 def all_units_are_one(honest):
     """All rows are numbered as those of one unit."""
 

@@ -1,6 +1,7 @@
 """The command line: teaches by --help, explains, runs, resumes, and fails in one clear block."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from streamveil import cli
+from streamveil import cli, kept
 from streamveil.commands.answers import place
 from streamveil.commands.common import print_rows, read_query, write_rows
 from streamveil.errors import PlanError
@@ -176,12 +177,19 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """Nobody's home."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
 def call(*arguments, **env):
     """Runs the whole program; returns (exit code, output, errors) without escape codes."""
     done = subprocess.run(
         [sys.executable, "-m", "streamveil", *map(str, arguments)],
         capture_output=True, text=True, timeout=120, check=False,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1", "HOME": "/tmp",
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1",
+             **{name: os.environ[name] for name in ("HOME", kept.FOLDER)},
              "PYTHONPATH": str(Path(cli.__file__).parents[1]), **env},
     )  # fmt: skip
     strip = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -19,11 +19,11 @@ from streamveil.runtime.archive import ARCHIVE
 from streamveil.runtime.published import of_state
 from streamveil.runtime.verify import verify
 
-ROWS = 12_000
+ROWS = 6_000
 QUERY = """
 CREATE STREAM visits WITH (source = 'files', path = '{folder}/visits.parquet', event_time = 'ts');
 SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column = person,
-    max_rows_contributed = 1, public_groups = ['north', 'south'], steps = 600)
+    max_rows_contributed = 1, public_groups = ['north', 'south'], steps = 300)
   ward, COUNT(*) AS n FROM visits GROUP BY ward EMIT EVERY 20 ROWS
 """
 LIVE = """

@@ -98,10 +98,9 @@ def judged(seed, pairs):
     rng = np.random.default_rng(seed)
     text, span = looking_query(rng)
     plan = texts.plan_of(text)
-    with raw_rows.compiled_once():
-        for _ in range(pairs):
-            pair = raw_rows.neighbours_drawn(rng, plan, span, several=rng.random() < 0.5)
-            yield text, *look_lost(pair.plans, seed, pair.periods)
+    for _ in range(pairs):
+        pair = raw_rows.neighbours_drawn(rng, plan, span, several=rng.random() < 0.5)
+        yield text, *look_lost(pair.plans, seed, pair.periods)
 
 
 def compiled(plan):

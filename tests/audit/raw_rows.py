@@ -1,16 +1,11 @@
 """Raw rows of neighbours, as jobs of generated queries read them (`tests.audit.texts`)."""
 
-import sys
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil import expressions
-from streamveil.audit.laid_open import replaced
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joins import OwnJoin, OwnUnion
 from streamveil.plan.own_rows import OwnRows
@@ -226,23 +221,3 @@ def neighbours_drawn(rng, plan: Plan, span, *, several=False, others=None) -> Ne
         visits.insert(place, row)
     found = holding(plan, tables_of(one, visits)), holding(plan, tables_of(other, theirs))
     return Neighbours(found, periods)
-
-
-# ---- expressions
-
-
-def users_of(function):
-    """The modules of the package that call a function by its name."""
-    ours = [one for name, one in list(sys.modules.items()) if name.startswith("streamveil.")]
-    return [one for one in ours if vars(one).get(function.__name__) is function]
-
-
-@contextmanager
-def compiled_once():
-    """Expressions of a query are compiled once, for all its pairs."""
-    with ExitStack() as stack:
-        for honest in (expressions.compile_expression, expressions.alone, expressions.columns_of):
-            kept = lru_cache(maxsize=256)(honest)
-            for module in users_of(honest):
-                stack.enter_context(replaced(module, honest.__name__, kept))
-        yield

@@ -9,7 +9,7 @@ from streamveil.errors import BudgetError, PlanError
 from streamveil.plan import SourceSpec
 from streamveil.runtime.run import work_of
 from streamveil.sql.sql import parse_script
-from tests.audit.raw_rows import compiled_once, holding, pick
+from tests.audit.raw_rows import holding, pick
 
 STEPS, EACH = 5, 12  # rows of a step
 CITIES = ("Lima", "Oslo", "Rome")
@@ -132,9 +132,8 @@ def judged(seed, pairs):
     rng = np.random.default_rng(seed)
     text, plan, operator = drawn(rng)
     release = released(plan, operator, seed)
-    with compiled_once():
-        for nth in range(pairs):
-            rows = rows_drawn(rng)
-            other = neighbour(rng, rows, operator.guarantee.protects.relation)
-            policy = random_policy(pairs * seed + nth, (0.05, 0.3, 1.0)[nth % 3])
-            yield text, operator, lost_by(release, (rows, other), policy, seed)
+    for nth in range(pairs):
+        rows = rows_drawn(rng)
+        other = neighbour(rng, rows, operator.guarantee.protects.relation)
+        policy = random_policy(pairs * seed + nth, (0.05, 0.3, 1.0)[nth % 3])
+        yield text, operator, lost_by(release, (rows, other), policy, seed)

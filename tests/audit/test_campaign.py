@@ -10,6 +10,7 @@ from streamveil.core.accounting.guarantee import Gdp, Pure
 from streamveil.errors import PlanError
 from tests.audit import campaign, looks
 from tests.audit.library import at_worst
+from tests.planting import dies
 
 
 def room(of_seed):
@@ -72,10 +73,6 @@ def test_a_worker_that_dies_is_a_failure_and_ends_no_other(monkeypatch):
     monkeypatch.setattr(campaign, "tell", dies)
     *_, found = campaign.together(10, 1, 0.0, dict.fromkeys(campaign.ROOMS, 0), 1)
     assert [one["error"] for one in found.failed] == ["a worker ended with exit code 3"]
-
-
-def dies(*_given):
-    raise SystemExit(3)
 
 
 def test_a_pure_loss_is_measured_in_rho_as_tightly_as_it_is_claimed():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def everything(subject, seed):
             release = library.table(mechanism, matching)
             policy = random_policy(seed, (0.2, 0.5, 1.0)[seed % 3])
             return mechanism.guarantee.loss, release, stream, other, policy
-    pairs = [*static_pairs(seed), *asked_pairs(seed), *rerun_pairs(seed)]
+    pairs = chain(static_pairs(seed), asked_pairs(seed), rerun_pairs(seed))
     return next((rest for name, *rest in pairs if name == subject), None)
 
 

@@ -11,7 +11,7 @@ from tests.audit.same_releases import differences, draw
 @pytest.mark.filterwarnings("ignore:insecure noise")
 def test_other_noise_is_seen_in_every_job(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path / "searched"))  # once for the three runs
-    jobs = draw(2, 10, tmp_path / "jobs")
+    jobs = draw(2, 6, tmp_path / "jobs")
 
     def outcomes(seed):
         paces = ({"pace": Pace(max_rows=job["batch"])} for job in jobs)
@@ -21,7 +21,7 @@ def test_other_noise_is_seen_in_every_job(tmp_path, monkeypatch):
     first = outcomes(1)
     assert all(one["error"] is None for one in first)
     shown = [one for one in first if any(release[3] for release in one["releases"])]
-    assert len(shown) >= 8  # those that release a row at all
+    assert len(shown) >= 5  # those that release a row at all
     for one, again, other in zip(first, outcomes(1), outcomes(2), strict=True):
         assert list(differences(one, again)) == []
         assert (one in shown) <= bool(list(differences(one, other)))

@@ -16,7 +16,6 @@ from tests.audit.raw_rows import (
     HOURS,
     SPANS,
     Neighbours,
-    compiled_once,
     neighbours_drawn,
     others_drawn,
     pick,
@@ -270,10 +269,9 @@ def judged(seed, pairs):
     rng = np.random.default_rng(seed)
     text, plan, operator, span = query_drawn(rng)
     claims = claims_of(operator)
-    with compiled_once():
-        for nth in range(pairs):
-            if nth % FOLLOW == 0 or plan.clock.kind == "rows":  # where gaps are in other places
-                others, led, noise = others_drawn(rng, span), None, int(rng.integers(2**32))
-            pair = neighbours_drawn(rng, plan, span, several=nth % 4 == 3, others=others)
-            led = led or led_by(pair.plans[1], noise, operator)
-            yield text, account_of(pair, noise, operator, claims, led)
+    for nth in range(pairs):
+        if nth % FOLLOW == 0 or plan.clock.kind == "rows":  # where gaps are in other places
+            others, led, noise = others_drawn(rng, span), None, int(rng.integers(2**32))
+        pair = neighbours_drawn(rng, plan, span, several=nth % 4 == 3, others=others)
+        led = led or led_by(pair.plans[1], noise, operator)
+        yield text, account_of(pair, noise, operator, claims, led)

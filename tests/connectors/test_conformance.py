@@ -129,10 +129,11 @@ def test_every_position_goes_on_with_the_rows_that_follow(place):
     assert sorted(rows_of(chunks)) == expected(range(13))
     for at, chunk in enumerate(chunks):
         require_no_digest(chunk.position)
-        for most in (1, 2, 100):
-            follows = list(place.open().read(chunk.position, most))
-            assert rows_of(follows) == rows_of(chunks[at + 1 :])
-            assert all(one.rows.num_rows <= most for one in follows)
+        most = (1, 2, 100)[at % 3]
+        follows = list(place.open().read(chunk.position, most))
+        assert rows_of(follows) == rows_of(chunks[at + 1 :])
+        assert all(one.rows.num_rows <= most for one in follows)
+    assert at > 2, "each limit is tried"
     if place.live:
         assert rows_of(place.open().read(chunks[-1].position, 100)) == []
         place.put(range(13, 15))

@@ -81,7 +81,7 @@ def test_a_kill_after_any_effect_neither_loses_nor_doubles(broker, topic, monkey
         send(opened(broker, topic), TWICE)
     release = ["begin_transaction", *["produce"] * 4, "commit_transaction"]
     assert effects == ["init_transactions", *release, *release]
-    for number in range(len(effects)):
+    for number in (0, 1, 2, 5, 6, 11, 12):  # of equal ones in a row the first and the last
         name, left = f"{topic}.{number}", [number]
         broker.make(name)
         lives.append(opened(broker, name))

@@ -20,7 +20,7 @@ from tests.crash.lives import SURVIVED, Server, archived, published, rejected_ro
 from tests.crash.power import Omitted, Power
 
 SEED = 20_261_120
-FAST = Power(images="", seed=SEED, each=4, every=5)
+FAST = Power(images="", seed=SEED, each=4, every=7)
 
 
 @pytest.mark.parametrize("job", ["toy", "picky toy", "large toy", "grouped toy"])
@@ -29,7 +29,7 @@ def test_power_may_fail_at_any_moment(server: Server, folder: Path, job: str) ->
 
 
 def test_power_may_fail_while_portions_are_written(server: Server, folder: Path) -> None:
-    power = Power(images="", seed=SEED, each=1, every=7)
+    power = Power(images="", seed=SEED, each=1, every=9)
     assert lose_power(server, folder, "divided visits", power) > 20
 
 

@@ -64,8 +64,8 @@ JOBS = [
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_dozen_kills(server: Server, folder: Path, job: str) -> None:
-    kill_often(server, folder, job, 12)
+def test_a_few_kills(server: Server, folder: Path, job: str) -> None:
+    kill_often(server, folder, job, 7)
 
 
 @pytest.mark.slow

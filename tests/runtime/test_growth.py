@@ -47,7 +47,7 @@ def drive(folder: Path, batches: int) -> None:
     early, threads = 0, threading.active_count()
     with Job(folder, work(stream), SEEDED, policy=POLICY) as job:
         for taken, _ in enumerate(job):
-            if taken == 100:
+            if taken == 50:
                 gc.collect()
                 early = resident_bytes()
             if taken % 50 == 0:
@@ -63,8 +63,8 @@ def drive(folder: Path, batches: int) -> None:
     assert threading.active_count() <= threads
 
 
-def test_three_thousand_micro_batches(tmp_path: Path) -> None:
-    drive(tmp_path / "s", 3_000)
+def test_fifteen_hundred_micro_batches(tmp_path: Path) -> None:
+    drive(tmp_path / "s", 1_500)
 
 
 @pytest.mark.slow
@@ -123,8 +123,8 @@ def live_a_day(folder: Path, batches: int) -> None:
     assert len(list((folder / "out").rglob("*.parquet"))) == 96
 
 
-def test_a_day_of_fifteen_hundred_micro_batches(tmp_path: Path) -> None:
-    live_a_day(tmp_path, 1_500)
+def test_a_day_of_eight_hundred_micro_batches(tmp_path: Path) -> None:
+    live_a_day(tmp_path, 800)
 
 
 @pytest.mark.slow

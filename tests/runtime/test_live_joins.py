@@ -307,7 +307,7 @@ def test_a_planted_place_at_the_end_of_a_chunk_is_seen(monkeypatch):
 def test_a_restart_after_any_chunk_gives_the_same_rows(name, tmp_path):
     found, plan = drawn(3), planned(name)
     expected = run(plan, found)
-    for dies in range(1, 18):
+    for dies in range(1, 18, 2):
         (tmp_path / f"{dies}").mkdir()
         deaths = (dies, dies + 1, dies + 5)
         assert run(plan, found, folder=tmp_path / f"{dies}", dies_after=deaths) == expected

@@ -26,7 +26,7 @@ from tests.engines.spark.drawn import drawn
 from tests.engines.spark.streams import published
 
 ROOT = Path(__file__).parents[2]
-CASES = [drawn(seed) for seed in range(0, 30, 2)]
+CASES = [drawn(seed) for seed in range(0, 20, 2)]
 CODE = os.pathsep.join([str(ROOT), str(Path(streamveil.__file__).parents[1])])  # this, there too
 TUNABLES = "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F,-AVX512VL"
 

@@ -167,7 +167,7 @@ CALLS = [
     "REGEXP_INSTR({s}, 'b')", "JSON_VALUE({s})", "JSON_VALUE({s}, '$.a')",
     "JSON_VALUE({s}, '$[2000]')",
     "JSON_EXTRACT_SCALAR({s}, '$.b[0]')", "CAST(JSON_VALUE({s}, '$.a') AS FLOAT64)",
-    "REGEXP_INSTR({s}, '', 3, 100, 1)",
+    "REGEXP_INSTR({s}, '', 3, 25, 1)",
     "FORMAT('%s|%10.3s|%%', {s}, {z})", "FORMAT('%t %t', {s}, {f})", "FORMAT('%d %+05i', {i}, {j})",
     "FORMAT('%f %.3e %g', {f}, {g}, {f})", "FORMAT('%t %t %t %t', {t}, {d}, {b}, {i})",
     *(f"FORMAT_TIMESTAMP('{WIDE_FORMAT}', {{t}}, '{zone}')" for zone in ZONES),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ class Compiled:
     kind: str
     columns: tuple[str, ...]  # the columns it reads, in order of appearance
     run: Evaluator
+    alone: bool = False  # it is a column, and nothing more
 
     def __call__(self, table: pa.Table) -> Column:
         """One value per row, of the Arrow type of `kind`; null where the row has none."""
@@ -53,6 +55,14 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
 
     Raises PlanError for anything but a per-row expression over known columns and functions.
     """
+    if not isinstance(text, str):
+        raise PlanError(f"the expression must be SQL text, not {type(text).__name__}")
+    return _compiled(text, schema)
+
+
+@lru_cache(maxsize=512)  # joins and answers ask again for each portion of rows
+def _compiled(text: str, schema: pa.Schema) -> Compiled:
+    """The same: names and types of columns decide it, and no row."""
     scope = Scope(schema)
     tree = plain_names(parse_text(text))
     try:
@@ -61,7 +71,8 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
         raise PlanError(f"the expression '{shown(text)}' is nested too deeply") from None
     if node.kind in ("unit", "interval"):
         raise PlanError(f"'{shown(text)}' is a unit or a length of time, and no column or value")
-    compiled = Compiled(canonical(tree), node.kind, tuple(scope.used), node.run)
+    alone = isinstance(tree.unnest(), exp.Column) and len(scope.used) > 0
+    compiled = Compiled(canonical(tree), node.kind, tuple(scope.used), node.run, alone)
     compiled(schema.empty_table())  # a kernel Arrow does not have fails here, not on a stream
     return compiled
 
@@ -74,7 +85,7 @@ def compile_value(text: str, schema: pa.Schema) -> Compiled:
     [18446744073709551615]
     """
     compiled = compile_expression(text, schema)
-    name = alone(text, compiled)
+    name = compiled.columns[0] if compiled.alone else None
     if name is None or not pa.types.is_uint64(plain_type(schema.field(name).type)):
         return compiled
     return replace(compiled, kind="uint", run=lambda table: decoded(whole(table.column(name))))
@@ -83,7 +94,7 @@ def compile_value(text: str, schema: pa.Schema) -> Compiled:
 def compile_key(text: str, schema: pa.Schema) -> Compiled:
     """What tells groups, or values, apart. PlanError where a column alone would lose digits."""
     compiled = compile_value(text, schema)
-    name = alone(text, compiled)
+    name = compiled.columns[0] if compiled.alone else None
     if name is not None and loses_digits(schema.field(name).type):
         raise PlanError(
             f"column '{shown(name)}' of type {schema.field(name).type} tells groups or values "
@@ -108,12 +119,6 @@ def compile_unit(text: str, schema: pa.Schema) -> Compiled:
                 "  to fix  store it as text or as an integer of 64 bits"
             )
     return compiled
-
-
-def alone(text: str, compiled: Compiled) -> str | None:
-    """The column that an expression is, if it is nothing more."""
-    tree = plain_names(parse_text(text)).unnest()
-    return compiled.columns[0] if isinstance(tree, exp.Column) and compiled.columns else None
 
 
 def loses_digits(kind: Any) -> bool:

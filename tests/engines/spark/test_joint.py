@@ -14,7 +14,8 @@ from streamveil.errors import PlanError
 
 OPTIONS = (
     "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6, privacy_unit_column = u,"
-    " max_rows_contributed = 1, start = '1970-01-01', end = '1970-01-01 03:00:00')"
+    " max_rows_contributed = 1, public_groups = ['a', 'b'], start = '1970-01-01',"
+    " end = '1970-01-01 03:00:00')"
 )
 TEXT = f"""
 CREATE STREAM v WITH (source = 'files', path = 'in/*.parquet', event_time = 'ts');
