@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.calendars import Cells, clock_of
 from streamveil.compiler import is_sketched, require_ends
-from streamveil.compiler.coin_tables import lane_sd, published_chance, threshold
+from streamveil.compiler.coin_tables import answer_sd, lane_sd, published_chance, threshold
 from streamveil.compiler.group_by import OF_MANY, compile_plan
 from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
 from streamveil.core.accounting import exact
@@ -488,10 +488,13 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     """Noise of every number, and the threshold, at some releases."""
     rows: list[Row] = []
     for output in operator.outputs:
+        if output.is_total:
+            cells = (f"{answer_sd(operator, output, t):,.4g}" for t in triggers)
+            rows.append((output.name, *cells))
+            continue
         for place, lane in _parts(operator, output):
             cells = (f"{lane_sd(operator, place, t):,.4g}" for t in triggers)
-            name = output.name if len(output.lanes) == 1 else f"{output.name}: {lane}"
-            rows.append((name, *cells))
+            rows.append((f"{output.name}: {lane}", *cells))
     if threshold(operator, 1) is not None:
         cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
         rows.append(("units for a new group to show", *cells))
@@ -502,9 +505,12 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
 
 def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
     """The lanes of an output, with a word for each (of a tree only its first node)."""
-    words = {"valid": "its count", "sum": "its centred sum", "square": "its squares",
-             "node": "each node of its tree", "rows": "rows", "units": "units",
-             "distinct": "different values"}  # fmt: skip
+    words = {
+        "valid": "its count",
+        "sum": "its centred sum",
+        "square": "its squares",
+        "node": "each node of its tree",
+    }
     lanes = operator.aggregation.lanes
     return [
         (place, words[lanes[place].kind])
@@ -668,7 +674,12 @@ def facts(plan: Plan, operator: GroupBy, triggers: tuple[int, ...]) -> dict[str,
         "guarantee": operator.guarantee.to_dict(),
         "triggers": operator.schedule.triggers,
         "noise": {
-            output.name: {t: lane_sd(operator, output.lanes[0], t) for t in triggers}
+            output.name: {
+                t: answer_sd(operator, output, t)
+                if output.is_total
+                else lane_sd(operator, output.lanes[0], t)
+                for t in triggers
+            }
             for output in operator.outputs
         },
         "threshold": {t: threshold(operator, t) for t in triggers},

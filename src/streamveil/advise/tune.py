@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.compiled import erf, njit
-from streamveil.compiler.coin_tables import lane_sd, published_chance, total_chance
+from streamveil.compiler.coin_tables import answer_sd, published_chance, total_chance
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import (
@@ -187,7 +187,7 @@ def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
     aggregate = first_counted(plan)
     place = next(i for i, out in enumerate(operator.outputs) if out.name == aggregate.name)
     last = operator.schedule.triggers or 1_000
-    base = lane_sd(operator, operator.outputs[place].lanes[0], last)
+    base = answer_sd(operator, operator.outputs[place], last)
     cells, function = int(sample.cell.max()) + 1, aggregate.function
     everything = np.ones(len(sample.cell), np.bool_)
     rows = _totals(sample, everything, "count", cells) if function == "sum" else None
@@ -196,7 +196,7 @@ def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
     sd = base * spread
     held = _totals(sample, keep, function, cells)
     units = _totals(sample, counted, "count_units", cells)
-    test, tested = operator.aggregation.test, operator.outputs[place].lanes[0]
+    test, tested = operator.aggregation.test, operator.outputs[place].lanes[-1]
     if operator.aggregation.selected_by == "totals" and test is not None:
         largest = test.lane.reach * float(test.lane.quantum)
         chance = total_chance(operator, held / largest if test.place == tested else units, last)
@@ -328,7 +328,7 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
         operator = compile_plan(replace(plan, budget=budget))
         place = next(i for i, out in enumerate(operator.outputs) if out.name == asked.name)
         last = operator.schedule.triggers or 1_000
-        sd = lane_sd(operator, operator.outputs[place].lanes[0], last)
+        sd = answer_sd(operator, operator.outputs[place], last)
         rule = operator.aggregation.rule
         return sd / units * (1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3))
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.advise.tune import forecast, read_sample, require_whole
-from streamveil.compiler.coin_tables import lane_sd, published_chance
+from streamveil.compiler.coin_tables import answer_sd, published_chance
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.compiler.plan_forecast import NOISE
@@ -201,7 +201,7 @@ def row_of(plan: Plan, operator: GroupBy, name: str, units: int) -> dict[str, fl
     """The noise at the last release, and what it is for a group of some people."""
     last = operator.schedule.triggers or FAR
     output = next(out for out in operator.outputs if out.name == name)
-    sd = lane_sd(operator, output.lanes[0], last)
+    sd = answer_sd(operator, output, last)
     rule = operator.aggregation.rule
     grown = 1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3)
     is_sum = first_counted(plan).function == "sum"

@@ -11,7 +11,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
-from math import inf, log, sqrt
+from math import hypot, inf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from streamveil.core.accounting.convert import CurvePoints, LossLaw
 from streamveil.core.counters import Counter
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.outputs import Output
 from streamveil.kept import kept
 from streamveil.types import Array, Float64, Int64
 
@@ -155,6 +156,12 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
     rule = aggregation.rule
     weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
     return sd * float(aggregation.lanes[lane].quantum) / weight
+
+
+def answer_sd(operator: GroupBy, output: Output, trigger: int) -> float:
+    """The same of a count or sum."""
+    parts = zip(output.factors, output.lanes, strict=True)
+    return hypot(*(factor * lane_sd(operator, lane, trigger) for factor, lane in parts))
 
 
 @lru_cache(maxsize=256)

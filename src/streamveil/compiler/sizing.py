@@ -74,7 +74,7 @@ class Sizing:
     plan: Plan
     lanes: tuple[Lane, ...]  # the nodes of trees last
     trees: tuple[tuple[Lane, int], ...]
-    uses: tuple[int, ...]
+    uses: tuple[float, ...]
     bounds: Bounds
     horizon: int | None
     max_units: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, log2, sqrt
+from math import hypot, log, log2, sqrt
 
 import numpy as np
 
@@ -142,8 +142,7 @@ def as_it_is(_: Plan, __: GroupBy, output: Output, sizes: ValueSizes) -> Clampin
 def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
     """The bounds of a sum or mean with the least forecast error, narrower or wider than it has."""
     stream = expected_stream(plan, windows_of(operator))
-    last, width = operator.schedule.triggers, width_of(output.low, output.high, output.function)
-    tried = [*reaches(output, sizes)]
+    last, tried = operator.schedule.triggers, [*reaches(output, sizes)]
     if stream is None or last is None or not tried:
         return as_it_is(plan, operator, output, sizes)
     aggregation, place = operator.aggregation, output.lanes[-1]
@@ -152,7 +151,7 @@ def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes
 
     def cost(one: Clamping) -> float:
         wide = width_of(one.low, one.high, output.function)
-        most, base = wide / sizes.mean, lane_sd(operator, place, last) * wide / width / sizes.mean
+        most, base = wide / sizes.mean, noise_of(operator, output, one) / sizes.mean
         if leading == place:  # sums show groups, or decide weights
             used = replace(settings, reference=settings.reference * most)
             test = threshold_of(aggregation, last, base, most)
@@ -163,6 +162,16 @@ def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes
         return sum(errors_of(stream, used, test, last, base).cost for stream in made)
 
     return min(tried, key=cost)
+
+
+def noise_of(operator: GroupBy, output: Output, bounds: Clamping) -> float:
+    """The deviation of a sum or mean at the last release, were its bounds others."""
+    sds = [lane_sd(operator, lane, operator.schedule.triggers or 1) for lane in output.lanes]
+    if output.is_total and len(sds) > 1:
+        narrower = (bounds.high - bounds.low) / (output.high - output.low)
+        return hypot((bounds.low + bounds.high) / 2 * sds[0], narrower * sds[1])
+    wide = [width_of(one.low, one.high, output.function) for one in (bounds, output)]
+    return sds[-1] * wide[0] / wide[1]
 
 
 def width_of(low: float, high: float, function: str) -> float:

@@ -415,12 +415,17 @@ def waits_for_groups(operator: Grouping) -> bool:
 
 
 def output_facts(output: Any) -> Facts:
-    """One aggregate; a quantile's many lanes are left out."""
+    """One aggregate; a quantile's many lanes are left out.
+
+    A count or sum is its lane, or its lanes times their `factors`.
+    """
     kept = {name: True for name in FLAGS if getattr(output, name)}
     lanes = [] if output.function == "quantile" else list(output.lanes)
     found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
-    if output.function in ("avg", "variance", "stddev", "quantile"):
+    if output.function in ("sum", "avg", "variance", "stddev", "quantile"):
         found |= {"low": output.low, "high": output.high}
+    if output.function == "sum" and len(lanes) > 1:
+        found |= {"factors": list(output.factors)}
     said = {"bias": output.cut, "clamped": output.clamped}
     return found | {name: text for name, text in said.items() if text}
 
@@ -437,7 +442,8 @@ def distinct_counters(operator: Grouping) -> list[Counter]:
 def lane_facts(operator: Grouping) -> list[Facts]:
     """Lattice and counter of every lane up to the first quantile's.
 
-    `most` is what one privacy unit adds to a key that is not shown, at most. `late` lanes are
+    `value` numbers the expressions. `most` is what one privacy unit adds to a key that is not
+    shown, at most: of a sum, before the middle of its bounds is taken away. `late` lanes are
     counted from a key's opening on; the others from the first trigger of the window.
     """
     aggregation, counters = operator.aggregation, distinct_counters(operator)
@@ -451,6 +457,7 @@ def lane_facts(operator: Grouping) -> list[Facts]:
         most = {"units": 1.0, "sum": rows * max(lane.high, 0.0)}.get(lane.kind, float(rows))
         found.append({
             "kind": lane.kind,
+            **({"value": lane.value} if lane.value >= 0 else {}),
             "counter": counters.index(aggregation.counters[place]),
             "quantum": 1 / FINE if shared else float(lane.quantum),
             "late": not shared,

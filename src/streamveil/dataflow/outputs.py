@@ -67,6 +67,19 @@ class Output:
         return self.integer or self.function in ("count", "count_units", "count_distinct")
 
     @property
+    def is_total(self) -> bool:
+        """Whether it is a count or sum: lanes times `factors`."""
+        return FUNCTIONS[self.function] is total
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Of the lanes of a count or sum: a sum from the middle of its bounds is moved back.
+
+        The sum of x over n values is that of x - centre, plus centre * n.
+        """
+        return (1.0,) if len(self.lanes) == 1 else ((self.low + self.high) / 2, 1.0)
+
+    @property
     def least(self) -> float:
         """No value or end of an interval is below."""
         return 0.0 if self.non_negative else -np.inf
@@ -81,7 +94,7 @@ class Output:
 
         Values of a plain count are integers already where the column holds integers.
         """
-        if FUNCTIONS[self.function] is not total:
+        if not self.is_total or len(self.lanes) > 1:
             cells = np.ix_(np.array(self.lanes), order)
             estimate, variance = totals.estimate[cells], totals.variance[cells]
             return self._answer(estimate, variance, confidence)
@@ -115,8 +128,11 @@ Function = Callable[[Output, Array, Array, float], Estimate]
 
 
 def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
-    """A lane as it is."""
-    return normal(estimate[0], np.sqrt(variance[0]), z)
+    """A lane as it is, or several times their factors: their noise is drawn apart."""
+    if len(output.lanes) == 1:
+        return normal(estimate[0], np.sqrt(variance[0]), z)
+    factors = np.array(output.factors)[:, None]
+    return normal(in_turn(factors * estimate), np.sqrt(in_turn(factors**2 * variance)), z)
 
 
 def average(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
@@ -322,15 +338,15 @@ class LaneBook:
     """Collects the lanes that a query's aggregates need, each once."""
 
     lanes: list[Lane] = field(default_factory=list)
-    uses: list[int] = field(default_factory=list)  # how many aggregates read each lane
+    uses: list[float] = field(default_factory=list)  # how many aggregates read each lane
 
-    def use(self, lane: Lane) -> int:
-        """The number of a lane, added when it is new."""
+    def use(self, lane: Lane, reads: float = 1) -> int:
+        """The number of a lane, added when it is new; an aggregate may count as a part of one."""
         if lane not in self.lanes:
             self.lanes.append(lane)
-            self.uses.append(0)
+            self.uses.append(0.0)
         place = self.lanes.index(lane)
-        self.uses[place] += 1
+        self.uses[place] += reads
         return place
 
     def nodes_last(self) -> list[int]:

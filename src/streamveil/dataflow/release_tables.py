@@ -18,10 +18,10 @@ from streamveil.compiled import log_ndtr
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
 from streamveil.dataflow.cut_rows import cut_summary, odds_of, with_share
-from streamveil.dataflow.outputs import Estimate, Output, Totals
+from streamveil.dataflow.outputs import Estimate, Output, Totals, quantile_of
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
-from streamveil.types import Array, Bool, Float64
+from streamveil.types import Array, Bool, Float64, Int32
 
 # ---- intervals that cover cut rows too
 
@@ -73,6 +73,41 @@ def since_published(
     above = thresholds[rows]
     low[rows] = mean_above(x, above, sd, miss)
     high[rows] = np.maximum(mean_above(x, above, sd, 1 - miss), low[rows])
+    return replace(answer, low=low, high=high)
+
+
+def since_counted(
+    answer: Estimate,
+    output: Output,
+    totals: Totals,
+    order: Int32[Array, " keys"],
+    thresholds: Float64[Array, " keys"],
+    confidence: float,
+) -> Estimate:
+    """The same of a sum that is moved back by the count that shows the group; no threshold: -inf.
+
+    Proof: given that the count is above its threshold its noise tends to be larger than without
+        that condition, and that of the rest is drawn apart. So where the count has a factor above
+        0, the noise of both together is below -z deviations at most as often, and the upper end
+        holds. The lower end is that of the rest plus that of the count by `since_published`, each
+        with half of the chance of errors. Below 0 the ends change sides.
+    """
+    rows = np.flatnonzero(np.isfinite(thresholds) & (answer.sd > 0))
+    if not len(rows):
+        return answer
+    (count, rest), (factor, _), miss = output.lanes, output.factors, (1 - confidence) / 4
+    value, sd = (
+        np.ascontiguousarray(part[:, order[rows]])
+        for part in (totals.estimate, np.sqrt(totals.variance))
+    )
+    counted = mean_above(value[count], thresholds[rows], sd[count], miss)
+    side = 1.0 if factor > 0 else -1.0
+    end = value[rest] + factor * counted - side * quantile_of(1 - 2 * miss) * sd[rest]
+    low, high = answer.low.copy(), answer.high.copy()
+    if factor > 0:
+        low[rows] = np.clip(end, output.least, low[rows])
+    else:
+        high[rows] = np.maximum(end, high[rows])
     return replace(answer, low=low, high=high)
 
 
@@ -164,9 +199,11 @@ def to_columns(
     fields, found, rising = list(shape.keys), list[pa.Array](), 0
     sizes = None if shape.size is None else shape.size.of(totals)[order]
     lost, odds = cut_of(shape, moments, parts, sizes, rows)
+    shared, above = {one.shared for one in moments}, tested_above(moments, parts)
     for output in shape.outputs:
         answer = output.in_order(totals, order, shape.confidence)
-        answer = since_shown(answer, output, shape.confidence, moments, parts)
+        if output.is_total and shared.intersection(output.lanes):
+            answer = since_shown(answer, output, totals, order, above, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds)
         if output.monotone:
@@ -242,23 +279,30 @@ def joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def tested_above(
+    moments: Sequence[ReleasePoint], parts: Sequence[Numbers]
+) -> Float64[Array, " keys"]:
+    """The threshold that a total of a key passed to be shown just now; -inf: it was not."""
+    found = [
+        np.where(part.keys.opened == one.trigger, one.threshold, -np.inf)
+        if one.shared is not None else np.full(len(part.keys.opened), -np.inf)
+        for one, part in zip(moments, parts, strict=True)
+    ]  # fmt: skip
+    return joined(found)
+
+
 def since_shown(
     answer: Estimate,
     output: Output,
+    totals: Totals,
+    order: Int32[Array, " keys"],
+    thresholds: Float64[Array, " keys"],
     confidence: float,
-    moments: Sequence[ReleasePoint],
-    parts: Sequence[Numbers],
 ) -> Estimate:
-    """Intervals of groups that their own totals show for the first time: see `since_published`."""
-    lanes = [one.shared for one in moments]
-    if all(lane is None or output.lanes != (lane,) for lane in lanes):
-        return answer
-    fresh = [
-        (part.keys.opened == one.trigger) & (one.shared is not None)
-        for one, part in zip(moments, parts, strict=True)
-    ]
-    above = np.repeat([one.threshold for one in moments], [len(some) for some in fresh])
-    return since_published(answer, joined(fresh), above, confidence)
+    """Intervals of groups that one of its totals shows for the first time; no threshold: -inf."""
+    if len(output.lanes) == 1:
+        return since_published(answer, np.isfinite(thresholds), thresholds, confidence)
+    return since_counted(answer, output, totals, order, thresholds, confidence)
 
 
 def risen(answer: Estimate, floor: Float64[Array, " keys"]) -> Estimate:

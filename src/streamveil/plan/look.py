@@ -8,7 +8,7 @@ they also choose the bounds of values that nobody gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -82,7 +82,8 @@ def reach_of(low: float, high: float, quantum: float) -> int:
 
 # ---- values without given bounds
 
-VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
+MOMENTS = ("avg", "variance", "stddev")  # functions of a count and of centred sums
+VALUED = ("sum", *MOMENTS, "quantile")  # functions that add or order values
 LEAST, MOST = -40, 63  # a value counts as one of 2^LEAST to 2^MOST, either sign
 WIDEST = (-(2.0**MOST), 2.0**MOST)
 UNBOUNDED = "too few units to bound {}: give contribution_bounds_per_row, or it is noise"
@@ -104,11 +105,13 @@ def with_bounds(plan: Plan, found: Bounds) -> Plan:
     """The plan with bounds for values that have none; a sum's hold 0, as rows that are not there.
 
     Noise of a sum hides the larger of both ends, so the other one may as well be 0; a mean and the
-    like are centred, and gain from bounds that are close.
+    like are centred, and gain from bounds that are close. A sum beside a mean has those of the mean
+    and is answered from the same lanes.
     """
     if not open_values(plan):
         return plan
-    made = [_bounded(agg, found) if is_open(agg) else agg for agg in plan.aggregates]
+    centred = {agg.expression for agg in plan.aggregates if agg.function in MOMENTS}
+    made = [_bounded(agg, found, centred) if is_open(agg) else agg for agg in plan.aggregates]
     return replace(plan, aggregates=tuple(made))
 
 
@@ -135,9 +138,9 @@ def refusals(plan: Plan) -> Iterator[str]:
         yield "a quantum needs bounds that are known beforehand"
 
 
-def _bounded(aggregate: Aggregate, found: Bounds) -> Aggregate:
+def _bounded(aggregate: Aggregate, found: Bounds, centred: Set[str | None]) -> Aggregate:
     low, high = found.get(aggregate.expression or "", WIDEST)
-    if aggregate.function == "sum":
+    if aggregate.function == "sum" and aggregate.expression not in centred:
         low, high = min(low, 0.0), max(high, 0.0)
     return replace(aggregate, low=low, high=high)
 

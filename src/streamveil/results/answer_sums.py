@@ -66,7 +66,7 @@ class Answered:
     confidence: float = 0.95
     is_correlated: bool = False  # noise of different answers may go together, nobody knows how
     holds_cut_rows: bool = False  # intervals hold the rows over the bound too (intervals = 'true')
-    kinds: tuple[str, ...] = ()  # of the release's sums, by place; none where rows were paired
+    lanes: tuple[Facts, ...] = ()  # the release's sums, by place; none where rows were paired
 
     def column(self, name: str) -> Array:
         """A column as numbers, nulls as NaN."""
@@ -152,14 +152,28 @@ class Answered:
             return most, most
         if self.is_correlated:
             return -most, most
-        if self.answers[one]["lanes"] == self.answers[two]["lanes"]:
-            if REPEATED in self.answers[one] or REPEATED in self.answers[two]:
-                return -most, most
-            if TOTAL in self.answers[one] or TOTAL in self.answers[two]:
-                return self._of_totals(one, two, most)
-            same = most * (self._row(one) == self._row(two))
-            return same, same  # where it is the same total under two names
-        return 0 * most, 0 * most
+        left, right = self.answers[one], self.answers[two]
+        if not any(lane in right["lanes"] for lane in left["lanes"]):
+            return 0 * most, 0 * most
+        if REPEATED in left or REPEATED in right:
+            return -most, most
+        if left["lanes"] != right["lanes"]:
+            return self._of_parts(one, two, most)
+        if TOTAL in left or TOTAL in right:
+            return self._of_totals(one, two, most)
+        same = most * (self._row(one) == self._row(two))
+        return same, same  # where it is the same total under two names
+
+    def _of_parts(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
+        """Of a number and a sum that it is a part of, times its factor; of any others the worst."""
+        part, whole = sorted((one, two), key=lambda name: len(self.answers[name]["lanes"]))
+        lanes = self.answers[part]["lanes"]
+        if len(lanes) > 1 or TOTAL in self.answers[one] or TOTAL in self.answers[two]:
+            return -most, most
+        facts = self.answers[whole]
+        factor = facts["factors"][facts["lanes"].index(lanes[0])]
+        shared = factor * self.column(part + "_sd") ** 2 * (self._row(one) == self._row(two))
+        return shared, shared
 
     def _of_totals(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
         """Of a total and a number: that of its own row is one of those that are added up.
@@ -181,31 +195,50 @@ class Answered:
             return np.zeros(1)
         return np.asarray(pc.fill_null(self.table.column(column), -1))
 
-    def part_of(self, top: Sum, bottom: Sum) -> Array | None:
-        """The largest true ratio of two sums, where one is a part of the other; None where not.
+    def ratio_ends(self, top: Sum, bottom: Sum) -> tuple[Array, Array] | None:
+        """Between which ends the true ratio of two sums lies, whatever the rows; None: not known.
 
-        COUNTIF(x) / COUNT(*), COUNT(x) / COUNT(*) and COUNT(DISTINCT unit) / COUNT(*), and each
-        times a number.
+        Of COUNTIF(x) / COUNT(*), COUNT(x) / COUNT(*), COUNT(DISTINCT unit) / COUNT(*), and of
+        SUM(x) / COUNT(x) and SUM(x) / COUNT(*), and each times a number.
 
         Proof: a row that counts in a number of rows adds one to it, and nothing or one to numbers
             of rows with a property and of units, before bounding and after it. So these are at most
-            the number of rows of the same group and release, and at least 0.
+            the number of rows of the same group and release, and at least 0. To a sum it adds its
+            value, within the bounds, or nothing if it has none; only the former counts in COUNT(x).
         """
         names = *top.factors, *bottom.factors
-        kinds = [self._kind_of(name) for name in names]
         if len(names) != 2 or top.constant.any() or bottom.constant.any():
             return None
-        if kinds[0] not in PARTS or kinds[1] != "rows":
+        ends = self._per_row(*names)
+        if ends is None:
             return None
-        limit = top.factors[names[0]] / bottom.factors[names[1]]
-        return limit if (limit >= 0).all() else None
+        factor = top.factors[names[0]] / bottom.factors[names[1]]
+        if not np.isfinite(factor).all():
+            return None
+        low, high = (factor * end for end in ends)
+        return np.minimum(low, high), np.maximum(low, high)
 
-    def _kind_of(self, name: str) -> str | None:
-        """What the one sum of an answer adds up; None for several, or of another row."""
+    def _per_row(self, top: str, bottom: str) -> tuple[float, float] | None:
+        """Between which ends a number lies, for each of what another counts."""
+        over, under = self._lane_of(top), self._lane_of(bottom)
+        if over is None or under is None or under["kind"] not in ("rows", "valid"):
+            return None
+        if over["kind"] == "sum":
+            low, high = self.answers[top]["low"], self.answers[top]["high"]
+            if under["kind"] == "rows":
+                return min(low, 0.0), max(high, 0.0)
+            return (low, high) if over["value"] == under["value"] else None
+        return (0.0, 1.0) if over["kind"] in PARTS and under["kind"] == "rows" else None
+
+    def _lane_of(self, name: str) -> Facts | None:
+        """The sum of an answer; None for others, and for one of another row or of several.
+
+        A sum that is moved back by a count is the last of its lanes.
+        """
         facts = self.answers[name]
         lanes = [] if SHIFT in facts or TOTAL in facts else facts.get("lanes", ())
-        known = len(lanes) == 1 and isinstance(lanes[0], int) and lanes[0] < len(self.kinds)
-        return self.kinds[lanes[0]] if known and facts.get("function") in COUNTED else None
+        known = lanes and isinstance(lanes[-1], int) and lanes[-1] < len(self.lanes)
+        return self.lanes[lanes[-1]] if known and facts.get("function") in LINEAR else None
 
     def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
         """Between which ends the covariance of the noise of two sums lies."""

@@ -579,7 +579,7 @@ class Answers(AnswerTable):
         lanes = output["lanes"] if output["function"] in LINEAR else []
         if "lane" in hidden:  # its total itself
             return hidden, 1.0 if lanes == [hidden["lane"]] else np.nan, groups
-        return hidden, facts["lanes"][lanes[0]]["most"] if lanes else np.nan, groups
+        return hidden, facts["lanes"][lanes[-1]]["most"] if lanes else np.nan, groups
 
 
 def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:

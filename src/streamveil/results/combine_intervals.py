@@ -12,7 +12,8 @@ Limits: intervals of means, variances and quantiles are known at the confidence 
     monotone. Where a group was first seen by the very number that is added or divided, near its
     threshold, the interval of that row is wider (`apart`). A sum or ratio is unbounded where an
     answer's interval holds rows that were cut. The interval of a part of a number of rows is cut at
-    0 and 1 (`Answered.part_of`), and the number itself is moved into what is possible (`possible`).
+    0 and 1, that of a sum for each row at the bounds of its values (`Answered.ratio_ends`), and the
+    number itself is moved into what is possible (`possible`).
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ def interval_of(tree: exp.Expr, answered: Answered) -> Span:
 
 
 def possible(tree: exp.Expr, answered: Answered) -> Span | None:
-    """What an expression of shares may be, whatever the rows are; None where nothing is known.
+    """What shares, means and expressions of them may be, whatever the rows; None if not known.
 
     Interval arithmetic on larger intervals gives larger ones: it holds `interval_of` the same.
     """
-    kinds = [ratio_of(leaf, answered) for leaf in leaves_in(tree, answered)]
-    if not any(parts and answered.part_of(*parts) is not None for parts in kinds):
+    ratios = [ratio_of(leaf, answered) for leaf in leaves_in(tree, answered)]
+    if not any(parts and answered.ratio_ends(*parts) is not None for parts in ratios):
         return None
     try:
         return enclose(tree, PossibleLeaves(answered))
@@ -91,7 +92,7 @@ def possible(tree: exp.Expr, answered: Answered) -> Span | None:
 
 @dataclass(frozen=True)
 class PossibleLeaves:
-    """The leaves of an expression, each with what it may be: a share is within 0 and 1."""
+    """The leaves of an expression, each with what it may be: see `Answered.ratio_ends`."""
 
     answered: Answered
 
@@ -100,7 +101,7 @@ class PossibleLeaves:
         if not is_leaf(tree, self.answered):
             return None
         parts, end = ratio_of(tree, self.answered), np.full(self.answered.table.num_rows, np.inf)
-        return within(Span(-end, end), self.answered.part_of(*parts) if parts else None)
+        return within(Span(-end, end), self.answered.ratio_ends(*parts) if parts else None)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Leaves:
             top, bottom = parts
             noises, cov = [answered.noise_of(part) for part in parts], answered.joint(top, bottom)
             found = ratio(noises[0], noises[1], cov, z)
-            return within(self.spanned(found, top, bottom), answered.part_of(top, bottom))
+            return within(self.spanned(found, top, bottom), answered.ratio_ends(top, bottom))
         one = answer_of(tree, answered)
         if one is not None and self.number == 1:
             return Span(*(answered.column(one + end) for end in ("_low", "_high", "_sd")))
@@ -160,11 +161,11 @@ class Leaves:
         return found
 
 
-def within(span: Span, limit: Array | None) -> Span:
-    """The interval of what is at least 0 and at most the limit."""
-    if limit is None:
+def within(span: Span, ends: tuple[Array, Array] | None) -> Span:
+    """The interval of what lies between two ends."""
+    if ends is None:
         return span
-    return Span(np.clip(span.low, 0, limit), np.clip(span.high, 0, limit), span.sd)
+    return Span(np.clip(span.low, *ends), np.clip(span.high, *ends), span.sd)
 
 
 # ---- interval arithmetic

@@ -130,7 +130,9 @@ class Joint:
         """How a number moves with the totals it is made of; None when that is not known."""
         output = self.output(cell.name)
         if output.get("function") in LINEAR:
-            return {output["lanes"][0]: np.ones(len(self.keys))}
+            factors = output.get("factors", (1.0,))
+            every = np.ones(len(self.keys))
+            return {lane: one * every for lane, one in zip(output["lanes"], factors, strict=True)}
         if output.get("function") != "avg":
             return None
         count, total = output["lanes"]

@@ -183,7 +183,7 @@ def rows_of(table: pa.Table) -> PostRows:
         float((facts or {}).get("confidence", 0.95)),
         bool((facts or {}).get("rounds", True)),
         bool((facts or {}).get("true_intervals")),
-        tuple(lane["kind"] for lane in (facts or {}).get("lanes", ())),
+        tuple((facts or {}).get("lanes", ())),
     )  # fmt: skip
     return PostRows(answered, facts)
 
@@ -358,7 +358,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
     """
     at = paired(join, left.table, right.table)
     found, answers = dict[str, Any](), dict[str, Facts]()
-    lanes = [{str(one.get("lanes")) for one in side.answered.answers.values()}
+    lanes = [set[str]().union(*map(lanes_of, side.answered.answers.values()))
              for side in (left, right)]  # fmt: skip
     for side, names, places, often in (
         (left, join.left_names, at.rows, at.left_often),
@@ -370,7 +370,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
             found[now] = side.table.column(was).combine_chunks().take(places)
             facts = side.answered.answers.get(was)
             if facts:
-                again = often or str(facts.get("lanes")) in lanes[0] & lanes[1]
+                again = often or not lanes_of(facts).isdisjoint(lanes[0] & lanes[1])
                 facts = facts | ({REPEATED: True} if again else {})
             answers |= {} if facts is None else {now: facts}
     for name, other in join.using:
@@ -381,10 +381,15 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
     answered = replace(
         left.answered, table=pa.table(found).replace_schema_metadata(left.table.schema.metadata),
         is_correlated=left.answered.is_correlated or right.answered.is_correlated, answers=answers,
-        holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows, kinds=(),
+        holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows, lanes=(),
     )  # fmt: skip
     notes = tuple(dict.fromkeys([*left.notes, *right.notes, SHOWN_PAIRS]))
     return unsaid(replace(left, answered=answered, notes=notes))
+
+
+def lanes_of(facts: Facts) -> set[str]:
+    """The totals that a number is made of."""
+    return {str(lane) for lane in facts.get("lanes") or (None,)}
 
 
 def constant_of(left: PostRows, right: PostRows, name: str, count: int) -> Any:
