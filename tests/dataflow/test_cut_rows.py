@@ -353,5 +353,5 @@ def test_no_share_is_told_over_no_rows():
     _, [release] = run(query(steps=1), [tables()[0].slice(0, 0)], SilentNoise())
     assert not {"share", "share_high"} & {*facts(release)["cut"]}
     said = cut_sentence(facts(release))
-    assert said.startswith("up to ")
+    assert said.startswith("0 to ")
     assert "of their rows" not in said
