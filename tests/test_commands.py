@@ -185,11 +185,10 @@ def test_verify_privacy_prints_the_worst_pair_and_fails_when_a_claim_does(folder
     assert "the worst: a unit with" in seen.stdout
 
     def less(counter, t):
-        scale, noise = scales(counter, t)
-        return scale, noise / 8
+        return scale(counter, t) / 8
 
-    scales = BltSchedule.scales
-    monkeypatch.setattr(BltSchedule, "scales", less)
+    scale = BltSchedule.scale
+    monkeypatch.setattr(BltSchedule, "scale", less)
     caught = call("verify-privacy", folder / "q.sql", "--seconds", "2")
     assert caught.exit_code == REFUTED
     assert "NOT COVERED: lane" in caught.stdout

@@ -38,17 +38,15 @@ def settings(rng):
 def made(rng):
     """One sketch, which may be refused."""
     some = settings(rng)
-    name = pick(rng, ("lazy", "lazy", "punctual", "hitters", "inverse", "texts"))
+    name = pick(rng, ("lazy", "lazy", "punctual", "hitters", "texts"))
     if name == "texts":
         return HeavyTexts(length=int(pick(rng, (1, 2, 3, 40))), width=400, **some)
     some |= {
         "clock": pick(rng, ("arrivals", "ticks")), "flushes": int(pick(rng, (0, 0, 1))),
         "depth": int(pick(rng, (1, 2, 3))),
     }  # fmt: skip
-    if name in ("hitters", "inverse"):
-        how = {"search": "inverse", "bits": 12} if name == "inverse" else {
-            "bits": 12, "digit": 5, "exact_cells": int(pick(rng, (4, 2**13))),
-        }  # fmt: skip
+    if name == "hitters":
+        how = {"bits": 12, "digit": 5, "exact_cells": int(pick(rng, (4, 2**13)))}
         return HeavyHitters(width=4096, round=int(pick(rng, (1, 3))), **how, **some)
     some |= {"kind": pick(rng, ("count-min", "count-sketch")), "width": int(pick(rng, (200, 4000)))}
     if name == "punctual":
@@ -192,7 +190,7 @@ def alike(parts):
 
 def name_of(sketch):
     """What is drawn, for the list of what was tried."""
-    name = getattr(sketch, "search", getattr(sketch, "kind", "texts"))
+    name = getattr(sketch, "kind", "hitters" if isinstance(sketch, HeavyHitters) else "texts")
     return f"{name} {sketch.clock}"
 
 

@@ -300,13 +300,8 @@ def one_address_for_all_triggers(patch):
 
 
 def quieter_later(patch):
-    honest = BltSchedule.scales
-
-    def scales(self, t):  # fmt: skip
-        scale, noise = honest(self, t)
-        return scale, noise * (0.5 if t > 1 else 1.0)
-
-    patch.setattr(BltSchedule, "scales", scales)
+    honest = BltSchedule.scale
+    patch.setattr(BltSchedule, "scale", lambda self, t: honest(self, t) / (2 if t > 1 else 1))
 
 
 def weights_do_not_count_in_noise(patch):

@@ -48,7 +48,7 @@ def test_units_in_rounds_lose_no_more_than_is_claimed():
             assert one.account.stands, (seed, one.account.broken())
             for part in one.account.parts:
                 most[part.name] = max(most.get(part.name, 0.0), part.tightness)
-    assert most["lane 0 (sum)"] > 0.999
+    assert max(part for name, part in most.items() if "(sum)" in name) > 0.999
     assert most["selection"] > 0.7  # a tree costs less than one of its levels each
     assert most["rounds of one unit"] > 0.7
 
