@@ -30,7 +30,6 @@ from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
 from streamveil.plan.look import (
-    COUNTED,
     MOST_RELEASES,
     SKETCHED,
     blurs_periods,
@@ -38,6 +37,7 @@ from streamveil.plan.look import (
     first_alone,
     in_units,
     is_open,
+    is_sized,
     look_share,
     open_values,
     with_look,
@@ -414,10 +414,9 @@ def why_no_look(plan: Plan) -> str | None:
         if blurs_periods(plan):
             return "less could be said of somebody present in many periods (see look_share)"
         return f"of more than {MOST_RELEASES} releases the first one tells too little"
-    functions = {agg.function for agg in plan.aggregates}
-    if not functions.isdisjoint(SKETCHED):
+    if any(agg.function in SKETCHED for agg in plan.aggregates):
         return "no look is made for sketches"
-    if functions.isdisjoint(COUNTED) and not open_values(plan):
+    if not is_sized(plan):
         return "a look is made for counts and sums; COUNT(*) beside other answers brings one"
     if plan.window.kind != "whole":
         return "they come later, and in windows"

@@ -217,8 +217,13 @@ def can_look(plan: Plan) -> bool:
         and not isinstance(plan.source, TableSource)
         and plan.preset == "default"
         and not plan.budget.is_pure
-        and (bool(open_values(plan)) or not functions.isdisjoint(COUNTED))
+        and is_sized(plan)
     )  # fmt: skip
+
+
+def is_sized(plan: Plan) -> bool:
+    """Whether a look has anything to choose: it sizes counts and sums, and finds bounds."""
+    return bool(open_values(plan)) or any(agg.function in COUNTED for agg in plan.aggregates)
 
 
 def all_there(plan: Plan) -> bool:
