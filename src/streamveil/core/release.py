@@ -73,7 +73,7 @@ def blt_of(counter: Counter) -> BltCounter | None:
 def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | None) -> Loss:
     """The loss of a counter when one unit's weighted moves sum to `moved` in L2 over all keys.
 
-    Proof: given what was released, step t of a key adds a Gaussian of scale sigma v_t D_t / w_t
+    Proof: given what was released, step t of a key adds a Gaussian of scale sigma D_t / w_t
         about a centre that moves by D_t (C D^-1 dx)_t. As w does not rise, column s of the weighted
         encoder has entries w_t (C D^-1)_ts <= w_s (C D^-1)_ts, so its norm is at most w_s times the
         plain one, and the moves of one key add up to at most (sum of w_s |dx_s|) times it; over
@@ -81,7 +81,7 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
         Slack for float64 offsets: up to step t no weight of the key was below w_t, so its noise,
         its rounding and the moves of its z and buffers are at most 1 / w_t times those that
         `feedback` bounds for weight 1 (where the bias of rounding, which falls with the noise, is
-        largest). So z_t is off by at most eta / w_t, against noise of scale sigma v_t / w_t: a key
+        largest). So z_t is off by at most eta / w_t, against noise of scale sigma / w_t: a key
         adds the plain slack, whatever its weight. Each group moves by one or more, at a weight of
         1 / scale or more: a unit touches at most `keys` of them, and at most (moved * scale)^2.
         Both parts of mu fall as sigma grows: (moves + rounding) / sigma, and a constant. That is

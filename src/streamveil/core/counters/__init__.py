@@ -3,18 +3,17 @@
 Here: what every counter is (`Counter`), and what is common to those that keep the noise that they
 have used and subtract it again.
 
-Such a counter with encoder C (unit lower triangular), column scales D_t and noise scales v_t
-publishes, at step t,
+Such a counter with encoder C (unit lower triangular) and column scales D_t publishes, at step t,
 
-    y_t = y_(t-1) + x_t + k_t,   k_t = round(o_t + sigma v_t D_t G_t),   z_t = (k_t - o_t) / D_t
+    y_t = y_(t-1) + x_t + k_t,   k_t = round(o_t + sigma D_t G_t),   z_t = (k_t - o_t) / D_t
 
 where the offset o_t = -D_t (terms of C^-1 on z_1 .. z_(t-1)) is real. So (C^-1 z)_t D_t = y_t -
 y_(t-1) - x_t: given the outputs, z = C D^-1 (dy - x) is linear in the data.
 
-Guarantee and proof. Given y_1 .. y_(t-1), step t is a Gaussian with scale sigma v_t D_t about a
+Guarantee and proof. Given y_1 .. y_(t-1), step t is a Gaussian with scale sigma D_t about a
 centre that moves by D_t (C D^-1 dx)_t between two streams; rounding to integers is post-processing
 of a real centre, whatever it is. Composition over t, adaptive, gives a Gaussian mechanism with
-mu = |V^-1 C D^-1 dx| / sigma, at most (sum |dx|) * (largest column norm of V^-1 C D^-1) / sigma.
+mu = |C D^-1 dx| / sigma, at most (sum |dx|) * (largest column norm of C D^-1) / sigma.
 
 Numerics: the offset is a float64, so its move between two streams is not exactly the ideal one.
 Proof of the slack. Fix the outputs, so that k_t differs between the streams by the integer dx_t
@@ -25,12 +24,12 @@ so |g_t| <= (d + 5) u Z and |e_it| <= 2.01 u Y_i, and z is off in each of the tw
 
     eta = A u ((d + 5) Z + 2.01 sum_i (drain_i / q_i) Y_i).
 
-As v_t >= 1, L2 over T steps adds at most 2 eta sqrt(T) / sigma to mu, per key the person touches.
-Bounds: z_t = sigma v_t G_t + r_t / D_t with |r_t| <= 1/2. On the first stream |z_t| <= REACH
-sigma max(v) + 1/(2 min D); a buffer is a weighted sum of z, a martingale but for the bias of
-rounding, with terms sub-Gaussian of scale sigma v + 1/(2D), so it stays below REACH times that over
+L2 over T steps adds at most 2 eta sqrt(T) / sigma to mu, per key the person touches.
+Bounds: z_t = sigma G_t + r_t / D_t with |r_t| <= 1/2. On the first stream |z_t| <= REACH
+sigma + 1/(2 min D); a buffer is a weighted sum of z, a martingale but for the bias of
+rounding, with terms sub-Gaussian of scale sigma + 1/(2D), so it stays below REACH times that over
 sqrt(1 - keep_i^2), plus bias / q_i. The second stream has the first one's z moved by a vector of
-norm at most moved * norm * max(v), and its buffers by that over sqrt(1 - keep_i^2). A bound fails
+norm at most moved * norm, and its buffers by that over sqrt(1 - keep_i^2). A bound fails
 with probability below 2 exp(-REACH^2/2) < 2^-207, so all of 2^64 draws keep theirs but for 2^-128,
 which is part of the distance of any computed noise from its ideal (as is the cipher's) and not
 charged again here.

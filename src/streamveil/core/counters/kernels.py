@@ -31,7 +31,7 @@ class Coefficients:
     keep: Float64[Array, " d"]
     drain: Float64[Array, " d"]
     scale: float  # D_t
-    spread: float  # sigma v_t D_t
+    spread: float  # sigma D_t
     share: Float64[Array, " keys"] | None = None  # the noise of each key is divided by its own
 
     @property
@@ -123,7 +123,7 @@ class StepRun:
     keep: Float64[Array, " d"]
     drain: Float64[Array, " d"]
     scales: Float64[Array, " steps"]  # D_t
-    spreads: Float64[Array, " steps"]  # sigma v_t D_t
+    spreads: Float64[Array, " steps"]  # sigma D_t
 
     def step(self, i: int) -> Coefficients:
         """One of them."""
