@@ -184,7 +184,7 @@ def test_a_sum_for_each_row_of_other_values_may_lie_anywhere():
 def test_sums_of_groups_that_their_counts_showed(low, high):
     """False alarms: 1e-9. Without the correction the truth is held too rarely."""
     rng, threshold, sds = np.random.default_rng(5), 60.0, np.array([9.0, 4.0])[:, None]
-    true = np.tile([20.0, 35, 45, 50, 55, 60, 70, 80, 400], 20_000)
+    true = np.tile([20.0, 35, 45, 50, 55, 60, 70, 80, 130, 400], 20_000)
     output = Output(name="s", function="sum", lanes=(0, 1), low=low, high=high)
     exact = np.stack([true, 0.3 * true])
     noisy = exact + sds * rng.standard_normal(exact.shape)
@@ -194,7 +194,7 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
     above = np.full(len(order), threshold)
     fixed = since_counted(plain, output, totals, order, above, 0.95)
     wanted = (output.factors[0] * exact[0] + exact[1])[order]
-    for size in (55, 60, 70, 400):
+    for size in (55, 60, 70, 130, 400):
         some = true[order] == size
         hits = [int(((one.low <= wanted) & (wanted <= one.high))[some].sum())
                 for one in (plain, fixed)]  # fmt: skip
@@ -202,5 +202,7 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
         assert hits[1] > 0.95 * trials - 6.2 * sqrt(trials * 0.95 * 0.05)
         if size == 55 and abs(low + high) > 1:
             assert_rejects_rate(hits[0], trials, 0.95)
+        if size == 400:  # far above the threshold, which says nothing of their noise
+            np.testing.assert_array_equal(fixed.low[some], plain.low[some])
     unseen = since_counted(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
     np.testing.assert_array_equal(unseen.low, plain.low)

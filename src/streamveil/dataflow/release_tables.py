@@ -27,6 +27,7 @@ from streamveil.types import Array, Bool, Float64, Int32
 
 UNEVEN = 3.0  # times its share of the cut rows that a group may have lost; chosen by measurement
 FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins
+UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more often
 COVERED = ("count", "count_units", "count_distinct", "sum")
 
 
@@ -91,15 +92,20 @@ def since_counted(
         0, the noise of both together is below -z deviations at most as often, and the upper end
         holds. The lower end is that of the rest plus that of the count by `since_published`, each
         with half of the chance of errors. Below 0 the ends change sides.
+        A count that is seen 2 k deviations above the threshold leaves the interval as it is. If the
+        true count is k above it, the condition holds with chance Phi(k), and the interval misses at
+        most 1 / Phi(k) times as often as without it. If it is less, the chance to see it that far,
+        which rises with the true count, is at most Phi(-k) / Phi(k): `UNSEEN` of the chance of
+        errors, which comes on top of it.
     """
-    rows = np.flatnonzero(np.isfinite(thresholds) & (answer.sd > 0))
+    (count, rest), (factor, _), miss = output.lanes, output.factors, (1 - confidence) / 4
+    far = 2 * quantile_of(1 - 2 * UNSEEN * (1 - confidence))
+    value, sd = totals.estimate[:, order], np.sqrt(totals.variance[:, order])
+    near = value[count] <= thresholds + far * sd[count]
+    rows = np.flatnonzero(np.isfinite(thresholds) & (answer.sd > 0) & near)
     if not len(rows):
         return answer
-    (count, rest), (factor, _), miss = output.lanes, output.factors, (1 - confidence) / 4
-    value, sd = (
-        np.ascontiguousarray(part[:, order[rows]])
-        for part in (totals.estimate, np.sqrt(totals.variance))
-    )
+    value, sd = (np.ascontiguousarray(part[:, rows]) for part in (value, sd))
     counted = mean_above(value[count], thresholds[rows], sd[count], miss)
     side = 1.0 if factor > 0 else -1.0
     end = value[rest] + factor * counted - side * quantile_of(1 - 2 * miss) * sd[rest]
