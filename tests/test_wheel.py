@@ -16,7 +16,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GIVEN = {
     "confluent-kafka": "confluent_kafka",
     "prometheus-client": "prometheus_client",
-    "nats-py": "nats",
     "protobuf": "google.protobuf",
     "pandas": "pyspark",  # whose frames need pandas
 }
