@@ -24,7 +24,6 @@ from streamveil.dynamic import (
     LivePmw,
     LiveTable,
     NoisyGradientDescent,
-    OutputPerturbation,
     Pmwg,
     Rerun,
     Reruns,
@@ -476,8 +475,6 @@ def training(trainer, share):
 TRAINERS = (
     (NoisyGradientDescent(max_steps=5), ZCDP),
     (NoisyGradientDescent(loss=LOSSES["huber"], max_steps=3), ZCDP),
-    (OutputPerturbation(strength=0.1), PURE),
-    (OutputPerturbation(strength=0.1), ZCDP),
 )
 
 

@@ -7,8 +7,6 @@ from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.erm import (
     GrowingClassifier,
     NoisyGradientDescent,
-    OutputPerturbation,
-    Trainer,
 )
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.interval_tree import FullyDynamic
@@ -30,7 +28,7 @@ from streamveil.dynamic.trees import Hybrid, Tree
 __all__ = [
     "BBImprover", "BBScheduler", "Bag", "Changes", "ContinualMwem", "DisjointDoubling",
     "DynamicMechanism", "FullyDynamic", "GrowingClassifier", "Hybrid", "InsertionOnly", "LivePmw",
-    "LiveTable", "MechanismChoice", "NoisyGradientDescent", "OutputPerturbation", "Pmwg", "Records",
-    "Repaired", "Rerun", "Reruns", "SignedCounter", "Trainer", "Tree",
+    "LiveTable", "MechanismChoice", "NoisyGradientDescent", "Pmwg", "Records",
+    "Repaired", "Rerun", "Reruns", "SignedCounter", "Tree",
     "TreeCounter", "TwoStream", "Workload", "choose", "growing",
 ]  # fmt: skip
