@@ -29,6 +29,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicks import Clicks
+from saved import save
 from streamveil import compiled
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +186,7 @@ def main() -> None:
             Clicks(users=options.users).write(path)
         run = jobs(path, options.repeats, cores=options.cores)
         found[f"{options.users} users"] = run | {"load": os.getloadavg()[0]}
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    save(RESULTS, found, indent=2)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import streamveil as sv
+from saved import save
 from streamveil.audit.reduced import halved, reduced
 from streamveil.audit.residuals import (
     GROUPS,
@@ -186,7 +187,7 @@ def main() -> None:
             f"tests whose stake passed 1 / {LOOSE}": loose,
         }  # fmt: skip
         print(name, json.dumps(content["queries"][name]), json.dumps(content["honest"]), flush=True)
-        RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+        save(RESULTS, content)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from benchmarks.papers.other_counters import (
     SquareRoot,
     candidate_times,
 )
+from benchmarks.saved import save
 from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.core.counters.restarting_trees import blocks_of, refined_variances
 from streamveil.core.noise import Place, SeededNoise
@@ -694,7 +695,7 @@ def main() -> None:
         tables = [row for name in PARTS for row in result.get(name, []) if "verdict" in row]
         result["verdicts"] = dict(Counter(row["verdict"] for row in tables))
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        save(path, result)
     print(f"tables A1, A2, A5, A6: {result['verdicts']}")
     if args.plots:
         from counters_plots import draw

@@ -10,7 +10,6 @@ grow with their number, which is why it ends at 2^14 steps. Matching ids is incl
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 import time
@@ -22,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.snapshots import SnapshotDelta, TriggeredSnapshots  # noqa: E402
+from benchmarks.saved import save  # noqa: E402
 from streamveil.core.accounting import Budget  # noqa: E402
 from streamveil.core.noise import SeededNoise  # noqa: E402
 from streamveil.dynamic import (  # noqa: E402
@@ -124,7 +124,7 @@ def main() -> None:
         "steps": steps, "per_step": STEP, "table": SIZE, "rows": rows,
     }  # fmt: skip
     (ROOT / "benchmarks/results").mkdir(exist_ok=True)
-    (ROOT / "benchmarks/results/dynamic_cost.json").write_text(json.dumps(out, indent=1) + "\n")
+    save(ROOT / "benchmarks/results/dynamic_cost.json", out)
     draw(out)
 
 

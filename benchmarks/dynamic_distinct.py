@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from saved import save
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import Place, SeededNoise
 from streamveil.dynamic import Changes
@@ -103,7 +104,7 @@ def main() -> None:
         "shop": float(true[:, 1:].mean()), "recount_deviation": recount(),
         "rows": [row(limit) for limit in LIMITS],
     }  # fmt: skip
-    OUT.write_text(json.dumps(out, indent=1) + "\n")
+    save(OUT, out)
     print(json.dumps(out, indent=1))
 
 

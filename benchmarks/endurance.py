@@ -31,6 +31,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from saved import save
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 RESULTS = Path(__file__).parent / "results" / "endurance.json"
@@ -276,7 +278,7 @@ def main() -> None:
         found = {"files": files, "stream": stream}[given.what](given, Path(home))
     print(json.dumps(found, indent=1))
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**kept, given.what: found}, indent=1) + "\n")
+    save(RESULTS, {**kept, given.what: found})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from saved import save
+
 RESULTS = Path(__file__).parent / "results" / "growth.json"
 DAY = 86_400_000_000  # microseconds
 START = 1_767_225_600_000_000
@@ -113,7 +115,7 @@ def main() -> None:
             "exponent": round(log(costs[-1] / costs[-2]) / log(4), 2), "load": os.getloadavg()[0],
         }  # fmt: skip
         print(what, result[what], flush=True)
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        save(RESULTS, result, indent=2)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ in between, so rows wait for a quarter of a second in the median and half a seco
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import tempfile
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import streamveil as sv
+from saved import save
 from streamveil.runtime import schedule
 from throughput import machine
 
@@ -89,7 +89,7 @@ def main() -> None:
         result[name] = {what: round(float(np.percentile(milliseconds, share)), 2)
                         for what, share in shares.items()}  # fmt: skip
         print(name, result[name])
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    save(RESULTS, result, indent=2)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ queries also answer: they draw one discrete Gaussian each (microseconds); it can
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -25,6 +24,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 
+from saved import save
 from streamveil.accounts.ledger import Ledger
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp, Zcdp
@@ -123,12 +123,8 @@ def main() -> None:
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
     }
-    options.out.write_text(
-        json.dumps(
-            {"commit": commit, **machine, "opendp": version("opendp"), "rows": rows}, indent=1
-        )
-        + "\n"
-    )
+    made = {"commit": commit, **machine, "opendp": version("opendp"), "rows": rows}
+    save(options.out, made)
 
 
 if __name__ == "__main__":

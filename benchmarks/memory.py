@@ -21,7 +21,6 @@ CPU time of one core, medians of nine; JSON in benchmarks/results/memory.json.
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import platform
@@ -33,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from saved import save
 from streamveil.compiled import njit
 from streamveil.dataflow.raw_memory import ask, load64, store64
 
@@ -145,7 +145,7 @@ def main() -> None:
         found = touched(huge=huge)
         result["ns a byte of new pages"][kind] = found
         print(f"{kind} pages  " + ", ".join(f"{k} {v:.2f} ns a byte" for k, v in found.items()))
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    save(RESULTS, result, indent=2)
 
 
 if __name__ == "__main__":

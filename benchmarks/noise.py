@@ -12,7 +12,6 @@ CPU time of one core, median of 5; JSON in benchmarks/results/noise.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from saved import save
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.noise import KeyedNoise, Place, samplers
 from streamveil.core.noise.samplers import choice, inverse
@@ -158,7 +158,7 @@ def main() -> None:
         "load": os.getloadavg()[0], "python": platform.python_version(), "repeats": REPEATS,
     } | {name: version(name) for name in ("numpy", "numba", "cryptography", "opendp")}  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    save(options.out, head | {"rows": rows})
 
 
 if __name__ == "__main__":

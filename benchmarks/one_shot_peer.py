@@ -17,7 +17,6 @@ Needs opendp==0.16.0: pip install 'streamveil[bench]' 'opendp==0.16.0'
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import secrets
 from collections.abc import Callable
@@ -33,6 +32,7 @@ import pyarrow as pa
 
 import streamveil as sv
 from regret_streams import make
+from saved import save
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import SeededNoise
@@ -160,7 +160,7 @@ def main() -> None:
                 print({name: one for name, one in rows[-1].items() if name != "budget"}, flush=True)
     content = {"opendp": opendp.__version__ if hasattr(opendp, "__version__") else "0.16.0",
                "machine": platform.machine(), "rows": rows}  # fmt: skip
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    save(RESULTS, content)
 
 
 if __name__ == "__main__":

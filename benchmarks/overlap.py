@@ -30,6 +30,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from clicks import Clicks
+from saved import save
 from streamveil.plan import Bounding
 from streamveil.runtime import job as jobs
 from throughput import machine, private
@@ -176,7 +177,7 @@ def main() -> None:
         "sizes": sizes(path, rows, max(1, options.repeats // 2)),
     }  # fmt: skip
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    save(RESULTS, result, indent=2)
 
 
 if __name__ == "__main__":

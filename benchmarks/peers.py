@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from saved import save
 from streamveil.demo import departures
 
 HERE = Path(__file__).parent
@@ -225,7 +226,7 @@ def main() -> None:
     about = {"machine": platform.machine(), "python": platform.python_version(),
              "once": ONCE, "weekly": WEEKLY, "sketch": SKETCH,
              "releases": WEEKS, "cut": left_out}  # fmt: skip
-    RESULTS.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    save(RESULTS, {**about, "rows": rows})
 
 
 if __name__ == "__main__":

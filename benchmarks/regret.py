@@ -48,6 +48,7 @@ import pyarrow as pa
 
 import streamveil as sv
 from regret_streams import STREAMS, Stream, make
+from saved import save
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
@@ -234,7 +235,7 @@ class Campaign:
         rows = [*self.rows.values()]
         content = {"seed": self.seed, "machine": platform.machine(), "rows": rows}
         part = self.out.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1) + "\n")
+        save(part, content)
         part.replace(self.out)
 
 

@@ -39,6 +39,7 @@ import numpy as np
 
 from regret import ERRORS, HIGHEST, errors_of, last_release, planned
 from regret_streams import Stream, laid_out, zipf
+from saved import save
 from streamveil.compiler.error_forecast import admit
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
@@ -139,7 +140,7 @@ def measured(given: argparse.Namespace) -> None:
                            "keys": float(np.mean(shown))}  # fmt: skip
             print(name, *(f"{a:.0f} ({b:.0f})" for a, b in means.T), np.mean(shown), flush=True)
             if given.out:
-                given.out.write_text(json.dumps(found, indent=1) + "\n")
+                save(given.out, found)
 
 
 def unbounded(seed: int, number: int) -> tuple[Stream, dict[str, int]]:

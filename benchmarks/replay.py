@@ -25,6 +25,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicks import DAY_US, Clicks
+from saved import save
 from streamveil.connectors.files import FilesSource
 from streamveil.plan import Clock
 from streamveil.runtime import schedule
@@ -81,7 +82,7 @@ def main() -> None:
     ratio = middle[WAYS[1]]["cpu"] / middle[WAYS[0]]["cpu"]
     print(f"by way of the disk costs {ratio:.2f} times as much")
     found = {"load": os.getloadavg()[0], "repeats": options.repeats, "ways": middle, "ratio": ratio}
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    save(RESULTS, found, indent=2)
 
 
 if __name__ == "__main__":

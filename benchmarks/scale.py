@@ -45,6 +45,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from saved import save
 from streamveil.batch import Batch
 from streamveil.cli import size_of
 from streamveil.compiler.group_by import compile_plan
@@ -433,13 +434,13 @@ def main() -> None:
     if options.stream:
         result["whole stream"] = {**stream(options.stream), "machine": machine()}
         print(json.dumps(result["whole stream"]))
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        save(RESULTS, result)
     if options.releases:
         cases = [apart("--groups", *map(str, groups)) for groups in GROUPS]
         now = {**machine(), "load": os.getloadavg()[0]}
         result["releases"] = {**per_group(cases), "cases": cases, "machine": now}
         print(json.dumps(result["releases"], indent=1))
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        save(RESULTS, result)
     only = options.plot or options.stream or options.releases
     for word in [] if only else options.bounds:
         for users in options.users:
@@ -454,7 +455,7 @@ def main() -> None:
             name += ", any key" if options.any_key else ""
             result.setdefault(name, {})[str(users)] = found
             RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+            save(RESULTS, result)
     draw(result)
 
 

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.plain_sketches import CountMin, LinearSketch, PunctualSketch
+from benchmarks.saved import save
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise
 from streamveil.sketches import (
@@ -337,7 +338,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     saved.parent.mkdir(exist_ok=True)
-    saved.write_text(json.dumps(result, indent=1) + "\n")
+    save(saved, result)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.saved import save
 from streamveil.connectors import open_source
 from tests.servers import kafka, postgres
 from tests.servers.programs import program
@@ -293,7 +294,7 @@ def main() -> None:
     told = {"rows": given.rows, "repeats": given.repeats, "load": os.getloadavg()[0]}
     known = {one["against"]: one for one in json.loads(RESULTS.read_text())["cases"]}
     known |= {one["against"]: one | told for one in found}  # those of other runs stay
-    RESULTS.write_text(json.dumps({"cases": [*known.values()]}, indent=1) + "\n")
+    save(RESULTS, {"cases": [*known.values()]})
 
 
 if __name__ == "__main__":

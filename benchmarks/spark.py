@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from saved import save
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.files import FilesSource
 from streamveil.core.accounting import Budget
@@ -262,7 +263,7 @@ def main() -> None:
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
     if name == "keys":  # the sizes may be measured one by one
         made = known.get(name, {}) | made
-    OUT.write_text(json.dumps({**known, name: made}, indent=2) + "\n")
+    save(OUT, {**known, name: made}, indent=2)
     print(json.dumps(made, indent=2))
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 import streamveil as sv
+from saved import save
 
 RESULTS = Path(__file__).parent / "results" / "sums.json"
 ROWS, GROUPS, ROWS_OF_A_UNIT, EPSILONS = (20_000, 200_000), (10, 300), (1.3, 5.0), (1, 6)
@@ -85,7 +86,7 @@ def main() -> None:
     sys.stdout.write(
         f"default / gaussian: median {np.median(ratios):.3g}, most {ratios.max():.3g}\n"
     )
-    asked.out.write_text(json.dumps({"seed": asked.seed, "rows": measured}, indent=1) + "\n")
+    save(asked.out, {"seed": asked.seed, "rows": measured})
 
 
 if __name__ == "__main__":

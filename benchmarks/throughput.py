@@ -52,6 +52,7 @@ import pyarrow.parquet as pq
 from numba import njit
 
 from clicks import Clicks
+from saved import save
 from streamveil.connectors.files import FilesSource
 from streamveil.core.accounting import Budget
 from streamveil.plan import (
@@ -441,7 +442,7 @@ def main() -> None:
     if options.json:
         found = compare_json(folder, options.repeats)
         kept["JSON lines"] = {"machine": {**machine(), "load": os.getloadavg()[0]}, **found}
-        RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+        save(RESULTS, kept, indent=2)
         return
     sizes = ALL if options.all else [10_000_000 if options.full else options.users]
     for users in sizes:
@@ -453,7 +454,7 @@ def main() -> None:
                 Clicks(users=users, clumpy=options.clumpy).write(path, ids)
             result[ids] = measured(path, options.repeats, full=users == ALL[-1])
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+    save(RESULTS, kept, indent=2)
     if options.data is None:
         shutil.rmtree(folder)
 

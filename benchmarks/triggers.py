@@ -24,6 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from saved import save
+
 KEYS, SECOND = 20, 1_000_000
 COUNT = "COUNT(*) AS n"
 MEDIAN = "PERCENTILE_CONT(ms, 0.5, contribution_bounds_per_row => (0, 10)) AS n"
@@ -83,9 +85,7 @@ def main() -> None:
     share = {name: round(found / step["count"], 2) for name, found in step.items()}
     result: dict[str, Any] = {"steps": given.steps, "repeats": given.repeats}
     result |= {"ms a step": step, "of count": share, "all": seen}
-    Path(__file__).with_name("results").joinpath("triggers.json").write_text(
-        json.dumps(result, indent=1) + "\n"
-    )
+    save(Path(__file__).with_name("results") / "triggers.json", result)
     print(json.dumps(result, indent=1))
 
 

@@ -28,6 +28,7 @@ import pandas as pd
 from scipy.special import erf
 
 import streamveil as sv
+from saved import save
 from streamveil.compiler import value_sizes
 
 RESULTS = Path(__file__).parent / "results" / "value_bounds.json"
@@ -118,7 +119,7 @@ def main() -> None:
         })  # fmt: skip
         sys.stdout.write(json.dumps(measured[-1]) + "\n")
         sys.stdout.flush()
-        asked.out.write_text(json.dumps({"seed": asked.seed, "rows": measured}, indent=1) + "\n")
+        save(asked.out, {"seed": asked.seed, "rows": measured})
     ratios = np.array([row["chosen"] / row["outermost"] for row in measured])
     sys.stdout.write(
         f"chosen / outermost: geometric mean {np.exp(np.log(ratios).mean()):.3f} of {len(ratios)},"

@@ -14,7 +14,6 @@ CPU time of one core, median of 5; JSON in benchmarks/results/wakeup.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from noise import cpu_seconds
+from saved import save
 from streamveil.core.counters import skip_with
 from streamveil.core.noise import Address, SeededNoise
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
@@ -95,7 +95,7 @@ def main() -> None:
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     head = {"commit": commit, "machine": platform.machine(), "load": os.getloadavg()[0]}
-    options.out.write_text(json.dumps(head | {"rows": rows, "late": came}, indent=1) + "\n")
+    save(options.out, head | {"rows": rows, "late": came})
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from matplotlib import pyplot as plt
 
 import as_run
 from clicks import Clicks
+from saved import save
 from streamveil import engines
 from streamveil.compiler import by_unit, numbering
 from streamveil.compiler.by_unit import ByUnit
@@ -138,7 +139,7 @@ def main() -> None:
 def keep(found: dict[str, Any]) -> None:
     """Writes what was measured beside what was measured before."""
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps({**kept, "machine": machine(), **found}, indent=2) + "\n")
+    save(RESULT, {**kept, "machine": machine(), **found}, indent=2)
 
 
 def as_user(folder: Path, users: int) -> dict[str, Any]:

@@ -46,6 +46,7 @@ import pyarrow as pa
 from dp_sqlp_streams import CODES, FULL, STREAMS, Stream, load, read, sample
 from scipy.stats import norm
 
+from benchmarks.saved import save
 from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
@@ -365,7 +366,7 @@ def merge(path: Path, row: dict[str, Any]) -> None:
     name = [row.get(part) for part in NAMES]
     kept["rows"] = [old for old in kept["rows"] if [old.get(part) for part in NAMES] != name]
     kept["rows"].append(row)
-    path.write_text(json.dumps(kept, indent=1))
+    save(path, kept)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.papers.lazysketch_heavy import HEAVY, Trace
 from benchmarks.papers.lazysketch_plots import FIGURES, bars, draw, sweep
 from benchmarks.plain_sketches import CountMin, CountSketch
+from benchmarks.saved import save
 from benchmarks.sketches import BUDGET, IDS, LENGTH, TIMES, TOP, lazy, trace, zipf
 from streamveil.compiled import njit
 from streamveil.core.accounting import Budget
@@ -442,7 +443,7 @@ def main() -> None:
             saved[name] = FIGURES_BY_NAME[name](options.trials)
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+        save(RESULTS, saved)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ class Table:
         ).stdout.strip()
         head = {"commit": commit, "python": platform.python_version(), "numpy": np.__version__}
         text = json.dumps({**head, "config": self.config, "rows": self.rows}, indent=1, default=str)
-        (RESULTS / f"{self.paper}_{self.name}.json").write_text(text + "\n")
+        path = RESULTS / f"{self.paper}_{self.name}.json"
+        partial = path.with_name(f".{path.name}")
+        partial.write_text(text + "\n")
+        partial.replace(path)
 
 
 def spread(values) -> dict:

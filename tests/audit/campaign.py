@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.saved import save
 from streamveil import terminal
 from streamveil.audit.account import QueryAccount
 from streamveil.audit.ledger_account import SLACK
@@ -354,7 +355,7 @@ def main() -> int:
                 f" violations; of {found.draws:,} draws {found.refused.total()} refused,"
                 f" {len(found.failed)} failed"
             )
-            RESULTS.write_text(json.dumps({"campaigns": [*before, one]}, indent=1) + "\n")
+            save(RESULTS, {"campaigns": [*before, one]})
         for reason, times in found.refused.most_common():
             terminal.say(f"refused {times} times, {reason}")
         for failure in found.failed:

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.saved import save
 from streamveil import terminal
 from streamveil.core.noise import SeededNoise
 from streamveil.runtime.run import run
@@ -105,7 +106,7 @@ def main() -> int:
         begun = time.monotonic()
         for found in tried(jobs, folder / "jobs", seed, spark):
             one |= {name: one[name] + more if name in one else more for name, more in found.items()}
-            SPARK.write_text(json.dumps([*before, one], indent=1) + "\n")
+            save(SPARK, [*before, one])
             for wrong in found["differ"]:
                 terminal.say("; ".join(wrong))
             if time.monotonic() - begun > asked.seconds:

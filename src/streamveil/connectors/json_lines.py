@@ -248,8 +248,7 @@ def json_rows(lines: list[bytes], names: list[str]) -> Lines:
     malformed = []
     for place, line in enumerate(lines):
         try:
-            row = None if is_excessive(line) else json.loads(line, parse_float=str)
-            found = [field(line, row, name) for name in names] if isinstance(row, dict) else None
+            found = None if is_excessive(line) else fields_of(line, names)
         except (ValueError, RecursionError):
             found = None
         if found is None:
@@ -267,20 +266,25 @@ def without_ends(lines: list[bytes]) -> list[bytes]:
     return [line.rstrip(b"\r\n") if line.strip() else b"" for line in lines]
 
 
-def field(line: bytes, row: dict[str, Any], name: str) -> str | None:
-    """A field of a line as text: a number as it is written, since reals would make two ids one.
+def fields_of(line: bytes, names: list[str]) -> list[str | None] | None:
+    """Fields of a line as text; None where it is no object. Lists and objects are read again.
 
-    Within a list or an object numbers stay numbers, but for those that reals do not hold.
+    A number is text as it is written, since reals would make two ids one. Within a list or an
+    object numbers stay numbers, but for those that reals do not hold.
 
     >>> line = b'{"id": 9007199254740993.0, "list": [1.50, 0.10000000000000000001]}'
-    >>> row = json.loads(line, parse_float=str)
-    >>> field(line, row, "id"), field(line, row, "list")
-    ('9007199254740993.0', '[1.5, "0.10000000000000000001"]')
+    >>> fields_of(line, ["id", "list"])
+    ['9007199254740993.0', '[1.5, "0.10000000000000000001"]']
     """
-    value = row.get(name)
-    if isinstance(value, (list, dict)):
-        value = json.loads(line, parse_float=real_or_text)[name]
-    return json_text(value)
+    row = json.loads(line, parse_float=str)
+    if not isinstance(row, dict):
+        return None
+    found = [row.get(name) for name in names]
+    if any(isinstance(value, (list, dict)) for value in found):
+        whole = json.loads(line, parse_float=real_or_text)
+        found = [whole[name] if isinstance(value, (list, dict)) else value
+                 for name, value in zip(names, found, strict=True)]  # fmt: skip
+    return [json_text(value) for value in found]
 
 
 def real_or_text(number: str) -> float | str:
