@@ -439,13 +439,13 @@ def of_paper():
         yield BBScheduler(start=4, budget=budget, gamma=0.5, mode="paper")
 
 
-def classifier(schedule, method):
+def classifier(schedule):
     """Coefficients after each batch; an input is rows of any length, with any labels."""
 
     def release(data, noise):
         x, y = data
         model = GrowingClassifier(
-            features=x.shape[1], classes=(0, 1), schedule=schedule, noise=noise, method=method
+            features=x.shape[1], classes=(0, 1), schedule=schedule, noise=noise
         )
         return [
             np.array(model.partial_fit(x[at : at + 5], y[at : at + 5]).coef_)
