@@ -67,6 +67,9 @@ class Direct:
     def __iter__(self) -> Iterator[Any]:
         return self.items
 
+    def done(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

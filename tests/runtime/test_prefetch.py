@@ -51,6 +51,27 @@ def test_the_next_one_is_made_while_one_is_in_use() -> None:
         assert number == 9 or made.acquire(timeout=60)
 
 
+def test_the_next_but_one_is_made_once_one_is_done_and_not_before() -> None:
+    made = threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for number in range(4):
+            yield number
+            made.release()  # the one after it is asked for
+
+    ahead = Prefetch(items())
+    assert next(ahead) == 0
+    assert made.acquire(timeout=60)
+    assert not made.acquire(timeout=0.2), "two are there: 0, in use, and 1"
+    ahead.done()
+    assert made.acquire(timeout=60), "2 is made while nobody has asked for 1"
+    ahead.done()
+    assert not made.acquire(timeout=0.2), "0 can be given back once"
+    assert next(ahead) == 1
+    assert not made.acquire(timeout=0.2), "taking 1 gives no further one: two are there"
+    assert list(ahead) == [2, 3]
+
+
 def test_an_exception_comes_where_its_item_would_have_been() -> None:
     def items() -> Iterator[int]:
         yield 1

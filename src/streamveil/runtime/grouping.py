@@ -39,10 +39,10 @@ T = TypeVar("T")
 class Prefetch(Generic[T]):
     """Iterates over `items` with the next one being made, or waiting, meanwhile.
 
-    At most two items exist at once if the caller drops one before it takes the next: the one in
-    use and the next. So the memory of an item is free again when the next but one is made. An
-    exception of the source is raised where its item would have been. `close` never blocks on a
-    source that waits for data.
+    At most two items exist at once if the caller drops one before it takes the next, or says that
+    it is `done` with it: the one in use and the next. So the memory of an item is free again when
+    the next but one is made. An exception of the source is raised where its item would have been.
+    `close` never blocks on a source that waits for data.
 
     >>> list(Prefetch(iter([1, 2, 3])))
     [1, 2, 3]
@@ -51,6 +51,7 @@ class Prefetch(Generic[T]):
     def __init__(self, items: Iterator[T]) -> None:
         self._ready: Queue[tuple[T | None, BaseException | None, bool]] = Queue()
         self._taken = threading.Semaphore(0)
+        self._done = False  # with the item in use
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True)
         self._thread.start()
@@ -81,11 +82,18 @@ class Prefetch(Generic[T]):
         if self._stop.is_set():
             raise StopIteration
         item, error, last = self._ready.get()
-        self._taken.release()
+        self.done()
+        self._done = False
         if last:
             self._stop.set()
             raise error or StopIteration
         return item  # type: ignore[return-value]  # None only where `last`
+
+    def done(self) -> None:
+        """Lets the next item but one be made, since the one in use is not used any more."""
+        if not self._done:
+            self._done = True
+            self._taken.release()
 
     def close(self) -> None:
         """Stops making items; one that waits is dropped."""
@@ -119,6 +127,11 @@ class PrefetchInBlocks(Generic[T]):
             self._rest.extend(block)
             block.clear()  # whoever made it may hold it
         return self._rest.popleft()
+
+    def done(self) -> None:
+        """See `Prefetch.done`."""
+        if not self._rest:
+            self._blocks.done()
 
     def close(self) -> None:
         """See `Prefetch.close`."""

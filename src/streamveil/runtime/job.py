@@ -335,7 +335,7 @@ class Job:
         size = 0
         try:
             for batch in batches:
-                self._held.append(self._compute(batch))
+                self._held.append(self._compute(batch, batches.done))
                 size += size_of(self._held[-1])
                 if self._unsettled >= HELD_BYTES:
                     self._settle()
@@ -378,10 +378,15 @@ class Job:
             feed = ahead(feed, self._noise)
         return Prefetch(feed) if self.work.together is None else PrefetchInBlocks(in_blocks(feed))
 
-    def _compute(self, batch: Batch) -> Computed:
-        """Folds one micro-batch; the state in memory is now ahead of the durable one."""
+    def _compute(self, batch: Batch, folded: Callable[[], None]) -> Computed:
+        """Folds one micro-batch; the state in memory is now ahead of the durable one.
+
+        What its rows were prepared in is free once they are `folded`: while a release is drawn,
+        which takes one thread, the next micro-batch but one is read.
+        """
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
+        folded()
         drawn = self._draw(batch.step, closed=batch.closes_step)
         place = JobPosition(
             batch=self.place.batch + 1,
