@@ -30,7 +30,7 @@ from tests.runtime.test_live_joins import (
 
 MINE = 99
 KINDS = ("table", "events")
-PAIRS = 8  # drawn inputs with and without the unit
+PAIRS = 6  # drawn inputs with and without the unit
 
 
 @cache

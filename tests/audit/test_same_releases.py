@@ -2,16 +2,14 @@
 
 import pytest
 
-from streamveil.kept import FOLDER
 from streamveil.runtime.run import Pace
 from tests.audit.run_jobs import outcome
 from tests.audit.same_releases import differences, draw
 
 
 @pytest.mark.filterwarnings("ignore:insecure noise")
-def test_other_noise_is_seen_in_every_job(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path / "searched"))  # once for the three runs
-    jobs = draw(2, 6, tmp_path / "jobs")
+def test_other_noise_is_seen_in_every_job(tmp_path):
+    jobs = draw(2, 4, tmp_path / "jobs")
 
     def outcomes(seed):
         paces = ({"pace": Pace(max_rows=job["batch"])} for job in jobs)
@@ -21,7 +19,7 @@ def test_other_noise_is_seen_in_every_job(tmp_path, monkeypatch):
     first = outcomes(1)
     assert all(one["error"] is None for one in first)
     shown = [one for one in first if any(release[3] for release in one["releases"])]
-    assert len(shown) >= 5  # those that release a row at all
+    assert len(shown) >= 3  # those that release a row at all
     for one, again, other in zip(first, outcomes(1), outcomes(2), strict=True):
         assert list(differences(one, again)) == []
         assert (one in shown) <= bool(list(differences(one, other)))

@@ -81,7 +81,7 @@ def test_a_count_of_units_has_noise_for_one_unit_and_not_for_its_rows():
     assert float(counted / units) == pytest.approx(32 / sqrt(4), rel=0.01)
 
 
-SIZES = {"expected_rows": 60.0, "expected_units": 5_000, "expected_groups": 40}
+SIZES = {"expected_rows": 60.0, "expected_units": 1_000, "expected_groups": 12}
 
 
 def by_forecast(*, keys=None, **measures):

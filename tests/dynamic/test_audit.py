@@ -66,7 +66,7 @@ SLOW = [
     "mechanism", [TREE, COUNTER, *(pytest.param(m, marks=pytest.mark.slow) for m in SLOW)]
 )
 def test_no_attack_refutes_the_guarantee(mechanism):
-    assert not attack(mechanism, 1500).violates(mechanism.guarantee.epsilon)
+    assert not attack(mechanism, 900).violates(mechanism.guarantee.epsilon)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_no_attack_refutes_the_guarantee(mechanism):
 def test_a_mechanism_with_a_quarter_of_its_noise_is_caught(mechanism):
     claim = mechanism.guarantee.epsilon
     more = mechanism.share.scale(4 if mechanism.share.kind == "pure" else 16)
-    assert attack(replace(mechanism, share=more), 1000).violates(claim)
+    assert attack(replace(mechanism, share=more), 600).violates(claim)
 
 
 @pytest.mark.slow

@@ -251,18 +251,18 @@ def sorted_rows(rows):
 @pytest.mark.parametrize("kept", [1, 2, 50])
 def test_rows_meet_what_the_page_says(name, kept):
     some = 0
-    for seed in range(6):
+    for seed in range(3):
         found = drawn(seed)
         rows = run(planned(name, kept), found)
         assert sorted_rows(rows) == sorted_rows(rows_told(name, found, kept))
         some += len(rows)
-    assert some > 20
+    assert some > 10
 
 
 FEW = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(name=st.sampled_from([*RELATIONS]), seed=st.integers(0, 999), few=FEW)
 def test_where_chunks_end_decides_nothing(name, seed, few):
     found = drawn(seed)
@@ -305,9 +305,10 @@ def test_a_planted_place_at_the_end_of_a_chunk_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("name", RELATIONS)
 def test_a_restart_after_any_chunk_gives_the_same_rows(name, tmp_path):
+    """At every second of nine places, and at the others for the relation that is next."""
     found, plan = drawn(3), planned(name)
     expected = run(plan, found)
-    for dies in range(1, 18, 2):
+    for dies in range(1 + 2 * ([*RELATIONS].index(name) % 2), 18, 4):
         (tmp_path / f"{dies}").mkdir()
         deaths = (dies, dies + 1, dies + 5)
         assert run(plan, found, folder=tmp_path / f"{dies}", dies_after=deaths) == expected
@@ -343,7 +344,7 @@ def left_alone(plan, found, unit, **how):
     return kept == rest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(name=st.sampled_from([*RELATIONS]), seed=st.integers(0, 999), unit=st.integers(0, UNITS),
        few=FEW)  # fmt: skip
 def test_without_a_unit_the_rows_of_all_others_are_the_same(name, seed, unit, few):

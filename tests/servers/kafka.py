@@ -131,7 +131,12 @@ class Broker:
         }  # fmt: skip
 
     def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = ["java", "-Xmx512m", "-cp", f"{jars()}/*", main, *arguments]
+        fast = (
+            "-Xmx512m",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+        )  # it runs for a minute or two
+        command = ["java", *fast, "-cp", f"{jars()}/*", main, *arguments]
         with (self.home / "broker.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, str(self.home / "server.properties")], stdout=log, stderr=log
