@@ -11,7 +11,7 @@ before they are read, the columns that are: one more pass over their bytes, 0.8 
 
     python benchmarks/sources.py [--rows 200000] [--repeats 5] [--only kafka ...]
 
-Servers as for the tests (STREAMVEIL_KAFKA_JARS, STREAMVEIL_S3_SERVER);
+Servers as for the tests (STREAMVEIL_KAFKA_JARS, STREAMVEIL_NATS_SERVER, STREAMVEIL_S3_SERVER);
 what is not there is left out and said.
 """
 
@@ -39,8 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.saved import save
 from streamveil.connectors import open_source
-from tests.servers import kafka, postgres
-from tests.servers.programs import program
+from tests.servers import kafka, nats, postgres
 from tests.servers.registry import USER, schema_registry
 from tests.servers.s3 import S3Server
 
@@ -157,6 +156,45 @@ def of_kafka(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
 
 
 @contextmanager
+def of_nats(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
+    if nats.program() is None:
+        yield []
+        return
+    from nats.js.api import AckPolicy, ConsumerConfig
+
+    server = nats.NatsServer(home / "nats")
+    server.make("rows")
+    messages = as_json(rows.slice(0, len(rows) // 4))
+
+    async def send(context: Any) -> None:
+        for place, message in enumerate(messages):
+            await context.publish_async("rows.a", message)
+            if place % 1_000 == 999:
+                await context.publish_async_completed()
+        await context.publish_async_completed()
+
+    server.ask(send)
+
+    def bare() -> int:
+        async def read(context: Any) -> int:
+            made = await context.add_consumer("rows", ConsumerConfig(ack_policy=AckPolicy.NONE))
+            consumer = await context.pull_subscribe_bind(made.name, "rows")
+            found = 0
+            while found < len(messages):
+                for message in await consumer.fetch(5_000):
+                    json.loads(message.data)
+                    found += 1
+            return found
+
+        return int(server.ask(read))
+
+    read = ours("nats", servers=server.servers, stream="rows", columns=COLUMNS,
+                config=server.config)  # fmt: skip
+    yield [("nats: client and json.loads", bare, read)]
+    server.stop()
+
+
+@contextmanager
 def of_postgres(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
     if postgres.binaries() is None:
         yield []
@@ -214,7 +252,7 @@ def of_postgres(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
 def of_files(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
     delta = home / "delta"
     found: list[Case] = []
-    if program(S3Server.program) is not None:
+    if nats.program(S3Server.program) is not None:
         os.environ.update(S3Server.keys)
         server = S3Server(home / "s3")
         for times, size in ((4, ""), (16, ", four times as large")):
@@ -240,11 +278,11 @@ def of_files(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
 
     found.append(("delta: client, one thread", bare, ours("delta", path=str(delta))))
     yield found
-    if program(S3Server.program) is not None:
+    if nats.program(S3Server.program) is not None:
         server.stop()
 
 
-CASES = {"kafka": of_kafka, "postgres": of_postgres, "files": of_files}
+CASES = {"kafka": of_kafka, "nats": of_nats, "postgres": of_postgres, "files": of_files}
 
 
 def timed(read: Read) -> tuple[float, float]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.servers.container import PROGRAM
-from tests.servers.programs import program
+from tests.servers.nats import program
 from tests.test_deploy import COMMANDS, DEPLOY, PAGE, ROOT, require_readable
 
 SENT = ("deploy", "src", "tools", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")

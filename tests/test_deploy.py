@@ -22,8 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
+from tests.servers import nats
 from tests.servers.kafka import free_port
-from tests.servers.programs import program as program_of
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -199,7 +199,7 @@ class Machine:
 
 def promtool(*arguments, **more):
     """What the checker of Prometheus has to say, where it is."""
-    program = program_of("STREAMVEIL_PROMTOOL")
+    program = nats.program("STREAMVEIL_PROMTOOL")
     if program is None:
         return ""
     done = subprocess.run([program, "check", *arguments], capture_output=True, text=True,
@@ -222,7 +222,7 @@ def test_prometheus_reads_its_configuration_and_the_alerts(tmp_path):
     assert promtool("rules", str(tmp_path / "alerts.yaml")) == ""
     assert promtool("config", str(tmp_path / "prometheus.yaml")) == ""
     (tmp_path / "alerts.yaml").write_text("groups: [{name: a, rules: [{alert: b, expr: '('}]}]")
-    assert program_of("STREAMVEIL_PROMTOOL") is None or promtool(
+    assert nats.program("STREAMVEIL_PROMTOOL") is None or promtool(
         "rules", str(tmp_path / "alerts.yaml")
     )
 

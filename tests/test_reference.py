@@ -34,7 +34,9 @@ def test_messages_are_found_where_they_are_raised():
     ]
     assert (horizon.kind, horizon.room) == ("PlanError", "Running a job")
     assert horizon.fix == "leave them out, or run on the embedded engine"
-    assert any(one.says == "Avro needs the extra 'schemas'." for one in told)
+    [nats] = [one for one in told if one.says.startswith("the stream '<stream>' cannot be read")]
+    assert (nats.kind, nats.fix[:17]) == ("SourceError", "check the address")
+    assert any(one.says == "NATS needs the extra 'nats'." for one in told)
     page = site_pages.errors()
     written = ("PlanError", "BudgetError", "StoreError", "SourceError", "WitnessError")
     assert all(f"## Messages of {kind}\n" in page for kind in written)

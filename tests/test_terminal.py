@@ -62,6 +62,7 @@ SHOWN = [
     (("ledger", "convert", "l", "--to", HOSTILE), None),
     (("ledger", "export", "l"), None),
     (("ledger", "check", "q.veil", "--warn-below", "0.1"), None),
+    (("ledger", "register", "q.veil"), None),
     (("backup", "q.veil", "b" + HOSTILE.replace("/", "")), None),
     (("restore", "b" + HOSTILE.replace("/", ""), "r.veil"), None),
     (("fork", "q.sql", "q.veil", "f" + HOSTILE.replace("/", "")), None),

@@ -16,6 +16,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GIVEN = {
     "confluent-kafka": "confluent_kafka",
     "prometheus-client": "prometheus_client",
+    "nats-py": "nats",
+    "protobuf": "google.protobuf",
     "pandas": "pyspark",  # whose frames need pandas
 }
 TOOLS = {"examples", "site", "bench", "dev", "demo"}  # for those who work on the project

@@ -143,8 +143,10 @@ texts. Fields end with a comma, or with the `delimiter` that is given (`';'`, `'
 Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
 (16 MiB), and JSON nested deeper than 500 or of more than 1,048,576 values, are counted, not \
 read. All options but `source` and `event_time` are the connector's own. Sources: `files` \
-([files](files.md)); `kafka` ([kafka](kafka.md)); `postgres`, `postgres_changes`, \
-`sqlite`, `duckdb` ([databases](databases.md)); `delta`, `iceberg` ([lakes](lakes.md)) |
+([files](files.md)); `kafka` ([kafka](kafka.md)); `nats` ([nats](nats.md)); `sse` \
+([sse](sse.md)); `postgres`, `postgres_changes`, `sqlite`, `duckdb` \
+([databases](databases.md)); `delta`, `iceberg` \
+([lakes](lakes.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
 changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \

@@ -19,7 +19,6 @@ import numpy as np
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from scipy.optimize import minimize
 from tables import FIGURES, Table, named, spread
 
 from streamveil.core.accounting import Budget
@@ -34,7 +33,7 @@ from streamveil.dynamic import (
     Reruns,
     growing,
 )
-from streamveil.dynamic.erm import LOSSES, unit_rows
+from streamveil.dynamic.erm import LOSSES, minimiser, unit_rows
 from streamveil.linear import (
     Additive,
     Marginals,
@@ -442,17 +441,6 @@ def people(count: int, rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, model
 
 
-def least_risk(x, y, strength=1e-6) -> np.ndarray:
-    """The model of least regularised risk, without privacy."""
-
-    def risk(theta):
-        margins = y * (x @ theta)
-        slope = x.T @ (LINK.slope(margins) * y) / len(x) + strength * theta
-        return LINK.value(margins).mean() + strength / 2 * theta @ theta, slope
-
-    return minimize(risk, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B").x
-
-
 def e11(starts=(500, 2000, 8000, 50_000), growth=12) -> None:
     """Excess population loss of the model in force when the table has grown twelvefold."""
     table = Table("growing", "E11", {"d": D, "growth": growth, "budget": "1, 1e-6", "steps": STEPS,
@@ -486,7 +474,7 @@ def e11(starts=(500, 2000, 8000, 50_000), growth=12) -> None:
                 note(name, train(x[run.start : run.size], y[run.start : run.size], run.share,
                                  place.inside(i)))  # fmt: skip
             note("static reference", train(x, y, Share.of(APPROX), place.inside(9)))
-            note("without privacy", least_risk(x, y))
+            note("without privacy", minimiser(LINK, x, y, 1e-6, 1e-6))
         for name, values in found.items():
             table.add(n=n, t=t, mechanism=name, **spread(values))
     table.save()

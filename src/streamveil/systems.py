@@ -26,11 +26,13 @@ SOURCES = {
         "kafka.KafkaSource", ("config", "registry", "servers"), follows=True, keeps=True
     ),
     "memory": SourceKind("memory.MemorySource", is_whole=True),
+    "nats": SourceKind("nats.NatsSource", ("config", "servers"), follows=True, keeps=True),
     "postgres": SourceKind(
         "database_sources.PostgresSource", ("url",), is_whole=True, is_sorted=True
     ),
     "postgres_changes": SourceKind("postgres_changes.PostgresChanges", ("url",), follows=True),
     "sqlite": SourceKind("database_sources.SqliteSource", ("path",), is_whole=True, is_sorted=True),
+    "sse": SourceKind("sse.SseSource", ("config", "url"), follows=True),
 }
 SINKS = {  # kind -> module and class
     "files": "sinks.FilesSink",

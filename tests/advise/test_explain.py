@@ -207,14 +207,10 @@ DAYS = (
     "k, COUNT(*) AS n FROM TUMBLE(TABLE s, DESCRIPTOR(ts), size => INTERVAL 1 DAY)"
     " GROUP BY k, window_start"
 )
-CHANGES = (
-    "source = 'postgres_changes', url = 'postgresql://none/', table = 's', publication = 'p',"
-    " slot = 's'"
-)
 LIVE = {
     "windows": ("source = 'kafka', servers = 'none:1', topic = 's', event_time = 'ts'", "steps = 3",
                 "in windows"),
-    "not read twice": (CHANGES, "steps = 3", "not read twice"),
+    "not read twice": ("source = 'sse', url = 'http://none/'", "steps = 3", "not read twice"),
     "no end": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 'unbounded'",
                "no known number of releases"),
     "many releases": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 101",
@@ -225,7 +221,7 @@ LIVE = {
                "steps = 3, privacy_unit_period = INTERVAL 1 DAY", "less could be said"),
     "none is wanted": ("source = 'kafka', servers = 'none:1', topic = 's'",
                        "steps = 3, look_share = 0", "look_share is 0"),
-    "expected": (CHANGES, "steps = 3, expected_rows = 5", None),
+    "expected": ("source = 'sse', url = 'http://none/'", "steps = 3, expected_rows = 5", None),
     "a look": ("source = 'kafka', servers = 'none:1', topic = 's'", "steps = 3", None),
 }  # fmt: skip
 

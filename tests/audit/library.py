@@ -24,6 +24,7 @@ from streamveil.dynamic import (
     LivePmw,
     LiveTable,
     NoisyGradientDescent,
+    OutputPerturbation,
     Pmwg,
     Rerun,
     Reruns,
@@ -439,13 +440,13 @@ def of_paper():
         yield BBScheduler(start=4, budget=budget, gamma=0.5, mode="paper")
 
 
-def classifier(schedule):
+def classifier(schedule, method):
     """Coefficients after each batch; an input is rows of any length, with any labels."""
 
     def release(data, noise):
         x, y = data
         model = GrowingClassifier(
-            features=x.shape[1], classes=(0, 1), schedule=schedule, noise=noise
+            features=x.shape[1], classes=(0, 1), schedule=schedule, noise=noise, method=method
         )
         return [
             np.array(model.partial_fit(x[at : at + 5], y[at : at + 5]).coef_)
@@ -475,6 +476,8 @@ def training(trainer, share):
 TRAINERS = (
     (NoisyGradientDescent(max_steps=5), ZCDP),
     (NoisyGradientDescent(loss=LOSSES["huber"], max_steps=3), ZCDP),
+    (OutputPerturbation(strength=0.1), PURE),
+    (OutputPerturbation(strength=0.1), ZCDP),
 )
 
 

@@ -290,11 +290,11 @@ def training_pairs(rng, seed, nothing):
     x, y = rng.normal(size=(40, 3)) * 5, rng.integers(0, 3, 40)
     other, labels, at = x.copy(), y.copy(), int(rng.integers(40))
     other[at], labels[at] = rng.normal(size=3) * 100, rng.integers(0, 3)
-    every = [*library.schedules(), *library.of_paper()]
-    schedules = [one for one in every if one.whole.kind != "pure"]
+    schedules = [*library.schedules(), *library.of_paper()]
     schedule = schedules[seed % len(schedules)]
+    pure = schedule.whole.kind == "pure"
     name = f"classifier {type(schedule).__name__} {schedule.whole.kind}"
-    made = library.classifier(schedule)
+    made = library.classifier(schedule, "output" if pure else "gradient")
     yield name, *made, (x, y), (other, labels), nothing
 
 

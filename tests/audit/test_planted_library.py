@@ -298,6 +298,10 @@ FAULTS = {
         "NoisyGradientDescent zcdp",
         instead(Share, "scale", full_parts),
     ),
+    "coefficients with a tenth of the noise": (
+        "OutputPerturbation pure",
+        instead(Share, "spread", times(Fraction(1, 10))),
+    ),
     "rows of any length enter gradients": (
         "NoisyGradientDescent zcdp",
         instead(erm, "bounded", unbounded),

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import kafka, postgres
-from tests.servers.programs import program
+from tests.servers import events, kafka, nats, postgres
 from tests.servers.stores import STORES
 
 KINDS = ("sqlite", "duckdb", "postgres")
@@ -37,6 +36,24 @@ def server():
 
 
 @pytest.fixture(scope="session")
+def nats_server(tmp_path_factory):
+    if nats.program() is None:
+        pytest.skip(f"no NATS server: {nats.PROGRAM} names no program")
+    made = nats.NatsServer(tmp_path_factory.mktemp("nats") / "server")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def events_server(tmp_path_factory):
+    if nats.program(events.PROGRAM) is None:
+        pytest.skip(f"no server of events: {events.PROGRAM} names no nginx")
+    made = events.EventsServer(tmp_path_factory.mktemp("events") / "server")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
 def store_of(tmp_path_factory):
     """The server of each kind of files, once somebody asks for it."""
     made = {}
@@ -44,7 +61,7 @@ def store_of(tmp_path_factory):
     def store(kind):
         if kind not in made:
             wanted = STORES[kind].program
-            if wanted is not None and program(wanted) is None:
+            if wanted is not None and nats.program(wanted) is None:
                 pytest.skip(f"no server of {kind}: {wanted} names no program")
             made[kind] = STORES[kind](tmp_path_factory.mktemp(kind) / "server")
         return made[kind]

@@ -163,6 +163,56 @@ class Kafka(Place):
         self.server.send(self.topic, [(0, JUNK), (1, ODD), (1, b" ")])
 
 
+class Nats(Place):
+    kind = "nats"
+
+    def __init__(self, server, stream):
+        self.server, self.stream = server, stream
+        server.make(stream)
+
+    def options(self):
+        return {"servers": self.server.servers, "stream": self.stream, "columns": COLUMNS,
+                "config": self.server.config}  # fmt: skip
+
+    def put(self, users):
+        self.server.send(self.stream, lines(users))
+
+    def spoil(self):
+        self.server.send(self.stream, [JUNK, ODD, b" "])
+
+    @contextmanager
+    def wrong(self):
+        path = self.server.home / "wrong.json"
+        path.write_text(json.dumps({"user": "reader", "password": "wrong-word"}))
+        yield {**self.options(), "config": str(path)}
+
+
+class Sse(Place):
+    kind, ends = "sse", False
+
+    def __init__(self, server, stream, monkeypatch):
+        self.server, self.stream, self.monkeypatch = server, stream, monkeypatch
+        for name, value in server.keys.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("streamveil.connectors.sse.QUIET", 0.5)
+
+    def options(self):
+        return {"url": self.server.url(self.stream), "columns": COLUMNS}
+
+    def put(self, users):
+        self.server.send(self.stream, lines(users))
+
+    def spoil(self):
+        self.server.send(self.stream, [JUNK, ODD, b" "])
+
+    @contextmanager
+    def wrong(self):
+        with self.monkeypatch.context() as patch:
+            for name, value in self.server.wrong_keys.items():
+                patch.setenv(name, value)
+            yield self.options()
+
+
 class Delta(Place):
     kind = "delta"
 
@@ -274,17 +324,17 @@ class Changes(Database):
         self.dropped(self.server)
 
 
-KINDS = ("files", *STORES, "kafka", "delta", "iceberg", "sqlite", "duckdb", "postgres",
-         "postgres_changes")  # fmt: skip
+KINDS = ("files", *STORES, "kafka", "nats", "sse", "delta", "iceberg", "sqlite", "duckdb",
+         "postgres", "postgres_changes")  # fmt: skip
 ONCE = ("sqlite", "duckdb", "postgres")  # read once
 TYPED = (*ONCE, "delta", "iceberg", "postgres_changes")  # hold rows alone: nothing is malformed
 ALONE = ("files", "delta", "iceberg", "sqlite", "duckdb")  # have no server
 OPEN = ("gcs",)  # their server asks nobody who he is
 PATIENT = ("s3", "gcs", "azure")  # Arrow's clients ask a silent server again for minutes
-NEEDS = {"delta": "deltalake", "duckdb": "duckdb"}  # packages
+NEEDS = {"nats": "nats", "delta": "deltalake", "duckdb": "duckdb"}  # packages
 
 
-def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:
+def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:  # noqa: C901
     """A new, empty place; skipped where its server cannot be had."""
     have = request.getfixturevalue
     if kind in NEEDS:
@@ -297,6 +347,10 @@ def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:
         if kafka.jars() is None:
             pytest.skip(f"no Apache Kafka: {kafka.JARS} names no folder with its jars")
         return Kafka(have("broker"), have("topic"))
+    if kind == "nats":
+        return Nats(have("nats_server"), f"s{abs(hash(folder))}")
+    if kind == "sse":
+        return Sse(have("events_server"), f"s{abs(hash(folder))}", monkeypatch)
     if kind == "delta":
         return Delta(folder)
     if kind == "iceberg":

@@ -159,7 +159,8 @@ def test_what_is_no_row_is_counted_and_no_word_tells_it(place, capfd):
 
 @over(places.ALONE)
 def test_a_server_that_goes_is_named_and_nothing_is_lost(place, monkeypatch):
-    monkeypatch.setattr("streamveil.connectors.kafka_topic.WAIT", 2.0)
+    for module in ("kafka_topic", "nats"):
+        monkeypatch.setattr(f"streamveil.connectors.{module}.WAIT", 2.0)
     place.put(range(10))
     source = place.open()
     reading = source.read(None, 2)
@@ -181,7 +182,14 @@ def test_a_server_that_goes_is_named_and_nothing_is_lost(place, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Nobody waits long for an answer."""
-    for module in ("http_files", "kafka_topic", "postgres_changes", "postgres_server"):
+    for module in (
+        "http_files",
+        "kafka_topic",
+        "nats",
+        "postgres_changes",
+        "postgres_server",
+        "sse",
+    ):
         monkeypatch.setattr(f"streamveil.connectors.{module}.WAIT", 2)
     monkeypatch.setattr("streamveil.connectors.postgres_server.SILENT", 2)
 
@@ -517,7 +525,7 @@ def test_a_slow_server_gets_every_release_once(target, rate, tmp_path):
 def test_servers_that_are_away_for_a_minute_lose_no_row(request, tmp_path, monkeypatch):
     """Jobs over all of them are started again and again meanwhile."""
     jobs = {}
-    for kind in ("s3", "http", "kafka", "postgres_changes"):
+    for kind in ("s3", "http", "kafka", "nats", "sse", "postgres_changes"):
         (tmp_path / kind).mkdir()
         place = places.made(kind, request, tmp_path / kind, monkeypatch)
         place.put(range(10))

@@ -1,5 +1,6 @@
-"""Avro by a schema registry: no message stops a job, and none decides for another."""
+"""Avro and Protobuf by a schema registry: no message stops a job, and none decides for another."""
 
+import base64
 import io
 import json
 import random
@@ -9,7 +10,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors import avro, declared_schema
+from streamveil.connectors import FAR_US, avro, declared_schema, protobuf
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
@@ -21,6 +22,8 @@ from tests.connectors.test_kafka import needs_broker, rows_of
 from tests.servers.registry import USER, schema_registry
 
 fastavro = pytest.importorskip("fastavro")
+pytest.importorskip("google.protobuf")
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2  # noqa: E402
 
 VISIT = {
     "type": "record", "name": "Visit", "namespace": "shop", "fields": [
@@ -63,9 +66,9 @@ def registry():
         yield made
 
 
-def reader(registry, subject="t-value"):
+def reader(registry, compiled=avro.compiled, kind="AVRO", subject="t-value"):
     asked = Registry(registry.url, {"basic.auth.user.info": USER})
-    made = RegisteredMessages(asked, subject, avro.compiled)
+    made = RegisteredMessages(asked, subject, kind, compiled)
     made.refresh(["u"])
     return made
 
@@ -186,11 +189,81 @@ def test_a_schema_that_names_types_again_and_again_is_read_at_once(registry):
     assert reader(registry).read([b"\0\0\0\0\1x"], declared_schema({})).rows.num_rows == 0
 
 
-def test_no_bytes_stop_a_reader(registry):
+def file_of(package="shop"):
+    """Message Visit: u, name, at, kind, inner and the rest, by hand."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="visit.proto", package=package, syntax="proto3",
+        dependency=["google/protobuf/timestamp.proto"],
+    )  # fmt: skip
+    kind = file.enum_type.add(name="Kind")
+    kind.value.add(name="UNKNOWN", number=0)
+    kind.value.add(name="PAID", number=1)
+    made = file.message_type.add(name="Visit")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    made.oneof_decl.add(name="_page")
+    for number, (name, kind, more) in enumerate([
+        ("u", kinds.TYPE_UINT64, {}), ("page", kinds.TYPE_STRING, {"oneof_index": 0,
+                                                                   "proto3_optional": True}),
+        ("at", kinds.TYPE_MESSAGE, {"type_name": ".google.protobuf.Timestamp"}),
+        ("kind", kinds.TYPE_ENUM, {"type_name": f".{package}.Kind"}),
+        ("more", kinds.TYPE_SINT32, {"label": kinds.LABEL_REPEATED}),
+        ("real", kinds.TYPE_FLOAT, {}), ("paid", kinds.TYPE_BOOL, {}),
+    ], start=1):  # fmt: skip
+        made.field.add(name=name, number=number, type=kind,
+                       **{"label": kinds.LABEL_OPTIONAL, **more})  # fmt: skip
+    file.message_type.add(name="Other")
+    return file
+
+
+@pytest.fixture
+def made(registry):
+    """What makes messages, and the reader of them."""
+    file = file_of()
+    text = base64.b64encode(file.SerializeToString()).decode()
+    number = registry.register("t-value", text, "PROTOBUF")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(file.SerializeToString())
+    kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Visit"))
+    head = b"\0" + number.to_bytes(4, "big")
+    return kind, head, reader(registry, protobuf.compiled, "PROTOBUF")
+
+
+PROTOBUF = declared_schema({
+    "u": "INT64", "page": "STRING", "at": "TIMESTAMP", "kind": "STRING", "more": "STRING",
+    "real": "FLOAT64", "paid": "BOOL",
+})  # fmt: skip
+
+
+def test_every_type_of_protobuf_becomes_the_declared_one(made):
+    kind, head, source = made
+    one = kind(u=7, page="ü", kind=1, more=[1, -2], real=0.5, paid=True)
+    one.at.seconds, one.at.nanos = 3, 5_000
+    far = kind(u=1 << 63)
+    far.at.seconds = 1 << 62
+    messages = [head + b"\0" + row.SerializeToString() for row in (one, kind(), far)]
+    messages += [head + b"\2\2" + kind(u=1).SerializeToString()]  # another message of the file
+    found = source.read(messages, PROTOBUF)
+    assert found.rows["at"].cast(pa.int64())[2].as_py() == FAR_US
+    full, empty = found.rows.slice(0, 2).to_pylist()
+    assert full["at"].isoformat() == "1970-01-01T00:00:03.000005+00:00"
+    assert (full["u"], full["page"], full["kind"], full["more"]) == (7, "ü", "PAID", "[1, -2]")
+    assert (empty["u"], empty["page"], empty["at"], empty["kind"]) == (0, None, None, "UNKNOWN")
+    assert found.rows["u"][2].as_py() is None, "it does not fit 64 bits with a sign"
+    assert found.rejected == {MISFIT: 1, MALFORMED: 1}
+    assert (found.malformed.tolist(), found.misfit.tolist()) == ([3], [2])
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf"])
+def test_no_bytes_stop_a_reader(registry, made, kind):
     drawn = random.Random(5)
-    number = registry.register("u-value", json.dumps(VISIT))
-    source = reader(registry, subject="u-value")
-    good, wanted = written(VISIT, visit(9), number), WANTED
+    if kind == "avro":
+        number = registry.register("u-value", json.dumps(VISIT))
+        source = reader(registry, subject="u-value")
+        good, wanted = written(VISIT, visit(9), number), WANTED
+    else:
+        one, head, source = made
+        good, wanted = head + b"\0" + one(u=9, page="abc", more=[3]).SerializeToString(), PROTOBUF
     messages = [b"", b"\0", good[:5], good]
     for _ in range(300):
         changed = bytearray(good)

@@ -100,7 +100,8 @@ def ask_live(mechanism: Any, place: Place) -> list[Any]:
 
 
 def train(trainer: Any, place: Place) -> list[Any]:
-    return [trainer.train(ROWS, SIGNS, RHO, place).tolist()]
+    share = RHO if isinstance(trainer, dynamic.NoisyGradientDescent) else HALF
+    return [trainer.train(ROWS, SIGNS, share, place).tolist()]
 
 
 def bucket(plan: Any, place: Place) -> list[Any]:
@@ -147,7 +148,8 @@ def cases() -> dict[str, Case]:
     found["Pmw"] = Case(Pmw.practical(HALF, 100, 6, halts=3), ask_weights)
     found["Pmwg"] = Case(dynamic.Pmwg.practical(HALF, start=100, domain=6, halts=3), ask_weights)
     found["LivePmw"] = Case(dynamic.LivePmw(share=HALF, start=100, domain=6, halts=3), ask_live)
-    found["NoisyGradientDescent"] = Case(dynamic.NoisyGradientDescent(), train)
+    for method in (dynamic.NoisyGradientDescent(), dynamic.OutputPerturbation()):
+        found[type(method).__name__] = Case(method, train)
     found["Repaired"] = Case(dynamic.Repaired(static=linear.Mwem(queries=CELLS, rounds=1)), bucket)
     found["Published"] = Case(Published(static=static), bucket)
     budget = Budget(epsilon=1)

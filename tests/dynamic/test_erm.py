@@ -12,6 +12,8 @@ from streamveil.dynamic.erm import (
     LOSSES,
     GrowingClassifier,
     NoisyGradientDescent,
+    OutputPerturbation,
+    minimiser,
     unit_rows,
 )
 from streamveil.dynamic.schedulers import BBScheduler, DisjointDoubling
@@ -55,8 +57,12 @@ def test_rows_never_leave_the_unit_ball_and_bad_rows_vanish():
     assert (unit_rows(x, intercept=False)[2:4] == 0).all()
 
 
-def test_training_bounds_rows_and_labels_that_nobody_bounded():
-    trainer, share = NoisyGradientDescent(max_steps=5), Share("zcdp", 1)
+@pytest.mark.parametrize(
+    ("trainer", "share"),
+    [(NoisyGradientDescent(max_steps=5), Share("zcdp", 1)), (OutputPerturbation(strength=0.1),
+                                                              Share("pure", 2))],
+)  # fmt: skip
+def test_trainers_bound_rows_and_labels_that_nobody_bounded(trainer, share):
     x, y = data()
     long, far = x * 50, y * 9
     x[0], y[1] = 0, 0
@@ -101,6 +107,36 @@ def test_silent_training_minimises_the_risk():
     best = minimize(risk, np.zeros(3)).fun
     theta = NoisyGradientDescent(max_steps=2000).train(x, y, Share("zcdp", 10), quiet())
     assert risk(theta) < best + 0.03
+    theta = OutputPerturbation(strength=1e-3).train(x, y, Share("pure", 1), quiet())
+    assert risk(theta) < best + 0.03
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_the_minimiser_moves_no_further_than_the_proof_says(loss):
+    x, y = data(60)
+    lam, tolerance = 0.05, 1e-8
+    base = minimiser(loss, x, y, lam, lam * tolerance)
+    for i in range(len(x)):
+        for row, label in ((-x[i], y[i]), (x[i], -y[i]), (np.array([0.0, 0.0, 1.0]), 1.0)):
+            x2, y2 = x.copy(), y.copy()
+            x2[i], y2[i] = row, label
+            moved = minimiser(loss, x2, y2, lam, lam * tolerance) - base
+            assert np.linalg.norm(moved) <= 2 / (lam * len(x)) + 2 * tolerance
+
+
+def test_output_noise_has_the_scale_of_the_proof(monkeypatch):
+    seen = {}
+
+    def watch(centre, scale, draws, *, laplace):
+        assert laplace
+        seen["scale"] = scale
+        return public(np.zeros(len(centre)))
+
+    monkeypatch.setattr(erm, "about", watch)
+    x, y = data(100)
+    OutputPerturbation(strength=0.1, tolerance=1e-9).train(x, y, Share("pure", 2), loud())
+    l1 = np.sqrt(3) * (2 / (0.1 * 100) + 2e-9)
+    assert seen["scale"] * GRID == pytest.approx(l1 / 2, rel=1e-6)
 
 
 def test_the_gradient_noise_pays_for_all_steps(monkeypatch):
@@ -143,11 +179,15 @@ def stream(n, seed=0):
     return x, (x[:, 0] - x[:, 1] + 0.2 * rng.normal(size=n) > 0).astype(int)
 
 
-def test_a_classifier_improves_as_records_arrive():
+@pytest.mark.parametrize("method", ["gradient", "output"])
+def test_a_classifier_improves_as_records_arrive(method):
     x, y = stream(20_000)
     test_x, test_y = stream(2000, seed=1)
-    schedule = DisjointDoubling(start=300, budget=Budget(rho="0.125"))
-    model = GrowingClassifier(features=4, classes=(0, 1), schedule=schedule, noise=SeededNoise(3))
+    budget = Budget(rho="0.125") if method == "gradient" else Budget(epsilon=2)
+    schedule = DisjointDoubling(start=300, budget=budget)
+    model = GrowingClassifier(
+        features=4, classes=(0, 1), schedule=schedule, noise=SeededNoise(3), method=method
+    )
     scores = []
     for part in np.array_split(np.arange(len(x)), 50):
         model.partial_fit(x[part], y[part])
@@ -174,6 +214,8 @@ def test_batches_of_any_size_give_the_same_model():
 def test_bad_input_is_refused_or_ignored():
     schedule = DisjointDoubling(start=10, budget=Budget(rho=1))
     make = {"features": 2, "classes": (0, 1), "schedule": schedule, "noise": SeededNoise(1)}
+    with pytest.raises(ValueError, match="did you mean 'gradient'"):
+        GrowingClassifier(**make, method="gradientt")
     model = GrowingClassifier(**make)
     with pytest.raises(ValueError, match="x must be"):
         model.partial_fit(np.zeros((3, 5)), np.zeros(3))

@@ -537,11 +537,8 @@ def test_a_release_of_a_period_tells_of_all_its_releases(tmp_path):
     ("source", "again"),
     [
         ("source = 'kafka', servers = 'none:1', topic = 's'", True),
-        (
-            "source = 'postgres_changes', url = 'postgresql://none/', table = 's',"
-            " publication = 'p'",
-            False,
-        ),
+        ("source = 'nats', servers = 'none:1', stream = 's', subject = 's'", True),
+        ("source = 'sse', url = 'http://none/'", False),
     ],
 )
 def test_rows_that_cannot_be_read_again_are_not_looked_at(source, again):

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.servers.programs import build
+from tests.servers.nats import build
 from tests.servers.store import StoreServer
 
 MODULE = "github.com/fsouza/fake-gcs-server@v1.56.1"

@@ -1,6 +1,7 @@
 """A schema registry on loopback: as much of Confluent's protocol as reading takes.
 
-It keeps what it is given.
+It keeps what it is given; of Protobuf that is a serialized descriptor in base 64, as a registry
+gives it when it is asked for one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.servers.programs import build
+from tests.servers.nats import build
 from tests.servers.store import StoreServer
 
 MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"

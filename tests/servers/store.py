@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.servers.kafka import free_port
-from tests.servers.programs import program
+from tests.servers.nats import program
 
 
 class StoreServer:

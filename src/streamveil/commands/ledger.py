@@ -150,3 +150,31 @@ def export(place: LedgerPlace) -> None:
 
     with open_ledger(place) as ledger:
         say(json.dumps(record(ledger), indent=2, allow_nan=False))
+
+
+@app.command("register", epilog="Example: docs/ledger.md")
+def register(
+    place: LedgerPlace,
+    name: Annotated[str, typer.Option(help="Name of the data product.")],
+    about: Annotated[str, typer.Option(help="What is published, in a sentence or two.")],
+    use: Annotated[str, typer.Option(help="What it is for.")],
+    curator: Annotated[list[str], typer.Option(help="Who publishes it; may be given again.")],
+    region: Annotated[str, typer.Option(help="Which region the data are about.")],
+    published: Annotated[str, typer.Option(help="Day of the first publication, YYYY-MM-DD.")],
+    author: Annotated[list[str], typer.Option(help="Who writes this entry; may be given again.")],
+    sector: Annotated[str, typer.Option(help="Sector of the data.")] = "Technology",
+    sources: Annotated[str, typer.Option(help="Links: a paper, the data, the code.")] = "",
+) -> None:
+    """A draft of tier 3 for OpenDP's public registry of deployments, as JSON, which is YAML too.
+
+    The unit, the budget, mechanisms, bounds and versions are those of the ledger; the options say
+    what it cannot know. Read it before you send it: it says what was asked, in full.
+    """
+    from streamveil.accounts.registry import Publisher, entry
+
+    told = Publisher(
+        name=name, description=about, intended_use=use, curators=tuple(curator), region=region,
+        published=published, authors=tuple(author), sector=sector, sources=sources,
+    )  # fmt: skip
+    with open_ledger(place) as ledger:
+        say(json.dumps(entry(ledger, told), indent=2, allow_nan=False))

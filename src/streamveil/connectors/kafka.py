@@ -34,7 +34,7 @@ class KafkaSource(TracedSource):
     """Messages of a topic in the order of partitions and offsets, as far as they are there now.
 
     Options: `servers`, `topic`, declared columns, `config` (a JSON file of librdkafka settings);
-    `format`: json, or avro with a `registry` of schemas and their `subject`;
+    `format`: json, or avro or protobuf with a `registry` of schemas and their `subject`;
     `partitions`: which are read, as numbers ('0, 4-7') or as a share of all ('1 of 3');
     `follow = FALSE` reads what is there and ends. A declared column `kafka_header_NAME` is the last
     header of that name. A read visits one partition after the other, each up to its end as of the

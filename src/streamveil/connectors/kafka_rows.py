@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors import FAR_US, Chunk, avro, declared_beside
+from streamveil.connectors import FAR_US, Chunk, avro, declared_beside, protobuf
 from streamveil.connectors.kafka_topic import Format, Topic
 from streamveil.connectors.messages import Own, Part, chunk_of, kept, of_json, schema_of, told_of
 from streamveil.connectors.rejected_rows import MISFIT, TIME, fit
@@ -118,9 +118,12 @@ def schemas_of(topic: Topic) -> RegisteredMessages | None:
         )
     if (format == "json") != (registry is None) or (format == "json" and subject is not None):
         raise SourceError(
-            "format = 'avro' needs the registry of its schemas, and JSON has none.\n"
-            "  to fix  give format and registry = 'http://...' together, or neither"
+            "format = 'avro' and 'protobuf' need the registry of their schemas, and JSON has"
+            " none.\n  to fix  give format and registry = 'http://...' together, or neither"
         )
     if registry is None:
         return None
-    return RegisteredMessages(topic.schemas(), subject or f"{topic.topic}-value", avro.compiled)
+    made = avro.compiled if format == "avro" else protobuf.compiled
+    return RegisteredMessages(
+        topic.schemas(), subject or f"{topic.topic}-value", format.upper(), made
+    )

@@ -29,7 +29,7 @@ REFUSED = {  # kinds of errors, and what they mean
     "_SSL": "make no connection by TLS.\n  to fix  check security.protocol and the certificates"
     " that config names",
 }
-Format = Literal["json", "avro"]
+Format = Literal["json", "avro", "protobuf"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Topic:
     columns: dict[str, str] = field(default_factory=dict)
     config: str | None = None  # read where a task runs: credentials travel with no task
     format: Format = "json"
-    registry: str | None = None  # of the schemas of Avro
+    registry: str | None = None  # of the schemas of Avro and Protobuf
     subject: str | None = None  # there
     partitions: str | None = None  # that are read; None: all
     heard: set[str] = field(default_factory=set, init=False, compare=False)  # kinds of errors

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.connectors import Chunk
+from streamveil.connectors import Chunk, declared_beside
 from streamveil.connectors.json_lines import json_messages
 from streamveil.connectors.rejected_rows import (
     MALFORMED,
     MISFIT,
+    TracedSource,
     fit,
     misfits,
     rejected_lines,
@@ -36,6 +38,43 @@ def told_of(own: Own, found: list[Any], wanted: pa.Schema) -> dict[str, Any]:
         name: pa.array([take(one) for one in found], kind)
         for name, (kind, take) in own.items() if name in wanted.names
     }  # fmt: skip
+
+
+def only_text(text: str | None) -> str | None:
+    r"""A text that was read with signs in place of bytes that are none: null if it has such a sign.
+
+    Two texts would look alike in which these bytes differ, and two people count as one.
+
+    >>> only_text("visits.7"), only_text("visits.\ufffd")
+    ('visits.7', None)
+    """
+    return None if text is None or "\ufffd" in text else text
+
+
+class Messages(TracedSource):
+    """A source of JSON messages: each is a row of its declared fields, and of what is known of it.
+
+    `own` says the columns that every message has, and how each is made of one.
+    """
+
+    own: ClassVar[Own]
+
+    def __init__(self, columns: dict[str, str], name: str, *, follow: bool = True) -> None:
+        self.declared = declared_beside(columns, self.own)
+        self.names, self.bounded = [name], not follow
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return pa.schema([*self.declared, *schema_of(self.own)])
+
+    def chunk(
+        self, found: list[Any], texts: list[bytes], numbers: Places, wanted: pa.Schema, at: Any
+    ) -> Chunk:
+        """Rows of messages with these texts and numbers in the source; `at`: behind the last."""
+        made = of_json(texts, pa.schema([one for one in wanted if one.name not in self.own]))
+        told = told_of(self.own, kept(found, made.malformed), wanted)
+        part = Part(texts, numbers, 0, self.names[0])
+        return chunk_of(part, made, told, wanted, json.dumps(at), traced=self.traced)
 
 
 class Decoded(NamedTuple):

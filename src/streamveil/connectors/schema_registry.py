@@ -39,7 +39,7 @@ PREFIX = "schema.registry."  # of these in the file of settings
 class RegisteredSchema(NamedTuple):
     """One version of a subject; `references`: the names it imports, and what they are."""
 
-    kind: str  # AVRO is read
+    kind: str  # AVRO, PROTOBUF or JSON
     text: str
     references: tuple[tuple[str, RegisteredSchema], ...]
 
@@ -73,17 +73,18 @@ class Registry:
         """One of them: its number, and what it is."""
         place = f"/subjects/{quote(subject, '')}/versions/{version}"
         said = self._ask(place)
+        kind = said.get("schemaType", "AVRO")
+        if kind == "PROTOBUF":  # the registry compiles it: a FileDescriptorProto in base 64
+            said = self._ask(place, "&format=serialized")
         imported = tuple(
             (one["name"], self.version(one["subject"], one["version"])[1])
             for one in said.get("references") or ()
         )
-        return int(said["id"]), RegisteredSchema(
-            said.get("schemaType", "AVRO"), said["schema"], imported
-        )
+        return int(said["id"]), RegisteredSchema(kind, said["schema"], imported)
 
-    def _ask(self, place: str) -> Any:
+    def _ask(self, place: str, more: str = "") -> Any:
         """What the registry answers. Neither its words nor the settings appear in a message."""
-        request = Request(f"{self.url.rstrip('/')}{place}?deleted=true")  # noqa: S310
+        request = Request(f"{self.url.rstrip('/')}{place}?deleted=true{more}")  # noqa: S310
         request.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
         if user := self.settings.get("basic.auth.user.info"):
             request.add_header("Authorization", f"Basic {base64.b64encode(user.encode()).decode()}")
@@ -113,10 +114,11 @@ class Registry:
 
 @dataclass
 class RegisteredMessages:
-    """Reads messages of Avro of one subject; `compiled` makes a decoder of one schema."""
+    """Reads messages of one subject; `compiled` makes a decoder of one schema."""
 
     registry: Registry
     subject: str
+    kind: str  # of its schemas
     compiled: Callable[[RegisteredSchema], tuple[Decoder, frozenset[str]]]
     _versions: set[int] = field(default_factory=set)
     _decoders: dict[int, Decoder] = field(default_factory=dict)
@@ -146,11 +148,11 @@ class RegisteredMessages:
     def _learn(self, version: int) -> None:
         """Asks for a version, and reads its messages from here on."""
         number, schema = self.registry.version(self.subject, version)
-        if schema.kind != "AVRO":
+        if schema.kind != self.kind:
             raise SourceError(
                 f"version {version} of '{self.subject}' in the schema registry is"
-                f" {schema.kind}, not AVRO.\n"
-                "  to fix  give a subject whose schemas are of Avro alone"
+                f" {schema.kind}, not {self.kind}.\n"
+                "  to fix  give the format of its schemas, and one subject for one format"
             )
         self._decoders[number], fields = self.compiled(schema)
         self._fields |= fields

@@ -7,6 +7,8 @@ from streamveil.dynamic.continual_mwem import ContinualMwem
 from streamveil.dynamic.erm import (
     GrowingClassifier,
     NoisyGradientDescent,
+    OutputPerturbation,
+    Trainer,
 )
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.interval_tree import FullyDynamic
@@ -28,7 +30,7 @@ from streamveil.dynamic.trees import Hybrid, Tree
 __all__ = [
     "BBImprover", "BBScheduler", "Bag", "Changes", "ContinualMwem", "DisjointDoubling",
     "DynamicMechanism", "FullyDynamic", "GrowingClassifier", "Hybrid", "InsertionOnly", "LivePmw",
-    "LiveTable", "MechanismChoice", "NoisyGradientDescent", "Pmwg", "Records",
-    "Repaired", "Rerun", "Reruns", "SignedCounter", "Tree",
+    "LiveTable", "MechanismChoice", "NoisyGradientDescent", "OutputPerturbation", "Pmwg", "Records",
+    "Repaired", "Rerun", "Reruns", "SignedCounter", "Trainer", "Tree",
     "TreeCounter", "TwoStream", "Workload", "choose", "growing",
 ]  # fmt: skip

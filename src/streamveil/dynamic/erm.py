@@ -1,4 +1,4 @@
-"""Private empirical risk minimisation: a classifier whose data keep growing.
+"""Private empirical risk minimisation: black boxes for classifiers whose data keep growing.
 
 Rows are scaled into the unit ball (`bounded`) and losses have slopes of at most 1, so one record
 moves the sum of gradients by at most 1 (present or absent) or 2 (replaced). The number of records
@@ -11,15 +11,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
-from streamveil.core.measure import sums_with_noise
+from streamveil.core.measure import about, sums_with_noise
 from streamveil.core.noise import Noise, Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.schedulers import Reruns, RunSchedule
-from streamveil.errors import PlanError, require_positive
+from streamveil.errors import PlanError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.types import Array, Float64
 
@@ -71,7 +72,7 @@ def shortened(x: Rows) -> Rows:
 def bounded(x: Rows, y: Labels) -> tuple[Rows, Labels]:
     """Rows inside the unit ball and labels from -1 to 1, whatever came.
 
-    The last gate before gradients. A label that is no number becomes 0.
+    The last gate before gradients, in every trainer. A label that is no number becomes 0.
 
     >>> x, y = bounded(np.array([[3.0, 4.0], [np.nan, 0.1]]), np.array([7.0, np.nan]))
     >>> x.round(6).tolist(), y.tolist()
@@ -80,9 +81,21 @@ def bounded(x: Rows, y: Labels) -> tuple[Rows, Labels]:
     return shortened(x), np.clip(np.nan_to_num(np.asarray(y, np.float64)), -1.0, 1.0)
 
 
+class Trainer(Protocol):
+    """A black box: coefficients from rows and labels, at the cost of one share.
+
+    >>> trainer: Trainer = NoisyGradientDescent(radius=5.0)
+    >>> trainer.steps_for(n=10_000, d=20, rho=0.1)
+    200
+    """
+
+    def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
+        """One private run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoisyGradientDescent:
-    """Full gradients with noise.
+    """Full gradients with noise; the default.
 
     Algorithm: projected gradient descent on the mean loss with Gaussian noise on the sum of
         gradients, the average of all iterates returned (Bassily, Smith & Thakurta 2014,
@@ -129,10 +142,11 @@ class NoisyGradientDescent:
         return max(1, min(self.max_steps, math.ceil(even)))
 
     def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
-        """Coefficients from rows and labels, at the cost of one share."""
+        """See `Trainer`."""
         if share.kind != "zcdp":
             raise ValueError(
-                "noisy gradient descent needs a budget with delta (or rho).\n  to fix  give a delta"
+                "noisy gradient descent needs a budget with delta (or rho).\n"
+                "  to fix  give a delta, or use OutputPerturbation"
             )
         x, y = bounded(x, y)
         n, d = x.shape
@@ -155,6 +169,114 @@ class NoisyGradientDescent:
         return average
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputPerturbation:
+    """The minimiser of the regularised risk, plus noise.
+
+    Algorithm: Chaudhuri, Monteleoni & Sarwate (2011, arXiv:0912.0071), sensitivity method; Laplace
+        noise on each coordinate for pure budgets, Gaussian otherwise.
+    Protects: data sets of public size n that differ in one replaced record.
+    Guarantee: the share.
+    Proof: the risk is lam-strongly convex, so the minimiser moves by at most 2 / (lam n) in L2.
+        The solver's point is within `tolerance` of it: its gradient norm is checked to be at
+        most lam · tolerance. So the centre moves by at most 2/(lam n) + 2 tolerance in L2, and by
+        sqrt(d) times that in L1.
+    Numerics: rounded noise about a floating-point centre; the check of the gradient allows for
+        rounding by a factor of two.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        ArithmeticError: the solver did not reach `tolerance`.
+
+    >>> from streamveil.core.noise import SeededNoise
+    >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
+    >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
+    >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)
+    >>> trainer = OutputPerturbation()
+    >>> w = trainer.train(x, y, Share("zcdp", 1), Place(SeededNoise(1), "doc"))
+    >>> bool(np.mean(np.sign(x @ w) == y) > 0.9)
+    True
+    """
+
+    loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
+    strength: float | None = None  # lam, > 0; None: from n, d, radius and the share
+    radius: float = 10.0  # of the ball that holds all models, > 0
+    tolerance: float = 1e-6  # most distance of the solver from the minimum, > 0
+
+    def __post_init__(self) -> None:
+        require_positive(radius=self.radius, tolerance=self.tolerance)
+        if self.strength is not None:
+            require_positive(strength=self.strength)
+
+    def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
+        """See `Trainer`."""
+        x, y = bounded(x, y)
+        n, d = x.shape
+        unit = float(share.epsilon)
+        lam = self.strength or 2 * math.sqrt(d / (n * unit)) / self.radius
+        theta = minimiser(self.loss, x, y, lam, lam * self.tolerance / 2)
+        moved = 2 / (lam * n) + 2 * self.tolerance
+        return perturbed(theta, moved, share, place)
+
+
+TRAINERS: dict[str, type[NoisyGradientDescent | OutputPerturbation]] = {
+    "gradient": NoisyGradientDescent,
+    "output": OutputPerturbation,
+}
+
+
+def trainer(name: str) -> Trainer:
+    """A black box by name, with its defaults."""
+    require_one_of("method", name, TRAINERS)
+    return TRAINERS[name]()
+
+
+def perturbed(theta: Coefficients, moved: float, share: Share, place: Place) -> Coefficients:
+    """Noisy coefficients, for a centre that moves by at most `moved` in L2."""
+    quanta = moved / GRID
+    l1, l2 = math.ceil(quanta * math.sqrt(len(theta)) + 1), math.ceil(quanta + 1)
+    scale = float(np.nextafter(float(share.spread(l1, l2**2)), np.inf))
+    drawn = about(theta / GRID, scale, place.draws(), laplace=share.kind == "pure")
+    noisy: Coefficients = values(drawn) * GRID
+    return noisy
+
+
+def minimiser(loss: Link, x: Rows, y: Labels, lam: float, gradient: float) -> Coefficients:
+    """Minimises mean loss + lam/2 |theta|^2 until the gradient norm is small enough.
+
+    L-BFGS comes close, then damped Newton steps (the risk is smooth and strongly convex, so they
+    converge from anywhere) reach the demanded gradient. Should they not, an error is raised: an
+    answer whose noise is too small is worse than none.
+    """
+    n = len(x)
+
+    def objective(theta: Coefficients) -> tuple[float, Coefficients]:
+        margins = y * (x @ theta)
+        value = loss.value(margins).mean() + lam / 2 * theta @ theta
+        slope = x.T @ (loss.slope(margins) * y) / n + lam * theta
+        return float(value), slope
+
+    from scipy.optimize import minimize  # slow to load
+
+    theta: Coefficients = minimize(
+        objective, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B",
+        options={"maxiter": 2000, "ftol": 1e-15, "gtol": gradient / 10},
+    ).x  # fmt: skip
+    for _ in range(200):
+        value, slope = objective(theta)
+        if np.linalg.norm(slope) <= gradient:
+            return theta
+        margins = y * (x @ theta)
+        bend = (loss.slope(margins + 1e-6) - loss.slope(margins - 1e-6)) / 2e-6
+        hessian = (x.T * np.maximum(bend, 0)) @ x / n + lam * np.eye(len(theta))
+        move = np.linalg.solve(hessian, slope)
+        pace = 1.0
+        while pace > 1e-9 and objective(theta - pace * move)[0] > value + 1e-15:
+            pace /= 2
+        theta = theta - pace * move
+    raise ArithmeticError("the solver did not reach its tolerance; use a larger strength")
+
+
 def project(theta: Coefficients, radius: float) -> Coefficients:
     """The nearest point of the ball."""
     inside: Coefficients = theta * min(1.0, radius / max(float(np.linalg.norm(theta)), 1e-300))
@@ -171,7 +293,7 @@ class GrowingClassifier:
 
     Protects: streams of records that differ in one replaced record; sizes are public.
     Guarantee: that of the schedule, over everything ever predicted.
-    Proof: labels and rows are read by the trainer only, whose runs the schedule pays for;
+    Proof: labels and rows are read by the black box only, whose runs the schedule pays for;
         predictions are post-processing of its coefficients.
 
     The number of features and both labels are declared: taking them from data would leak them.
@@ -196,14 +318,14 @@ class GrowingClassifier:
 
     def __init__(  # noqa: PLR0913 (its settings, as scikit-learn has them)
         self, *, features: int, classes: tuple[object, object], schedule: RunSchedule, noise: Noise,
-        trainer: NoisyGradientDescent | None = None, intercept: bool = True,
+        method: str | Trainer = "gradient", intercept: bool = True,
         name: str = "growing-classifier",
     ) -> None:  # fmt: skip
         require_positive(features=features)
         if len(classes) != 2 or classes[0] == classes[1]:
             raise ValueError("classes must be two different labels")
         self.features, self.classes_, self.intercept = features, np.array(classes), intercept
-        self.trainer = trainer or NoisyGradientDescent()
+        self.trainer = trainer(method) if isinstance(method, str) else method
         width = features + intercept
         self._parts: list[Data] = [(np.zeros((0, width)), np.zeros(0))]
         place = Place.opened(noise, name)
