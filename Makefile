@@ -38,7 +38,7 @@ check: lint doctest
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_readme.py
 
 test: dev
-	$(PY) -m pytest -n 3 --dist loadfile -m "not slow"
+	$(PY) -m pytest -n 4 --dist loadfile -m "not slow"
 
 all: check test
 	STREAMVEIL_ACCOUNT_SECONDS=3600 $(PY) -m pytest -n 2 --dist loadfile -m slow

@@ -1,7 +1,8 @@
 """One setting for every test: the same examples and secrets in every run, fresh ones on request.
 
 Designs of queries that one test searched are found by the others, in a folder of this run's own.
-Where a test replaces a part of the code by another, it searches itself and keeps nothing.
+Where a test replaces a part of the code that searches by another, it searches itself and keeps
+nothing.
 
 `HYPOTHESIS_PROFILE=nightly make all` searches every design anew, draws new examples, many more of
 them, and new secrets; a failure it finds is pinned beside its test as an @example. So no run fails
@@ -9,11 +10,15 @@ for a change that is not in the code. Secrets that a test's own processes draw (
 killed jobs) are new ones.
 """
 
+import atexit
+import gc
 import hashlib
 import os
 import shutil
 import tempfile
 from itertools import count
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,10 +43,35 @@ settings.load_profile(PROFILE)
 os.environ[kept.FOLDER] = "off"  # also while the controller collects tests
 
 
+ELSEWHERE = ("streamveil.", "tests.")  # code of ours, of which these packages search designs:
+SEARCHING = tuple(f"streamveil.{Path(room).stem}" for room in kept.ROOMS if "/" not in room)
+
+
+def is_searching(owner):
+    """Whether parts of `owner` may decide designs: `kept` has a digest of them, or nobody has."""
+    if not isinstance(owner, str):
+        kind = owner if isinstance(owner, type | ModuleType) else type(owner)
+        owner = kind.__name__ if isinstance(kind, ModuleType) else kind.__module__
+    return owner.startswith((*SEARCHING, "streamveil.kept")) or not owner.startswith(ELSEWHERE)
+
+
 def pytest_configure(config):
-    """The folder of this run, which the controller makes and its workers are told of."""
+    """The folder of this run, which the controller makes and its workers are told of.
+
+    No garbage is collected until tests run. A worker that is done ends at once: clients that a
+    killed job left behind would wait for servers that are gone.
+    """
+    gc.disable()
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)
     told = getattr(config, "workerinput", None)
     config.designs = told["designs"] if told else tempfile.mkdtemp(prefix="streamveil-designs-")
+
+
+def pytest_collection_finish():
+    """What was loaded stays: no collection looks at it again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,9 +99,10 @@ def pytest_runtest_protocol(item):
         name = f"{item.nodeid} {next(numbers)}".encode()
         return cls(hashlib.blake2b(name, digest_size=SECRET_BYTES).digest())
 
-    def replaced(self, *args, **kwargs):
-        os.environ[kept.FOLDER] = "off"
-        plain(self, *args, **kwargs)
+    def replaced(self, owner, *args, **kwargs):
+        if is_searching(owner):
+            os.environ[kept.FOLDER] = "off"
+        plain(self, owner, *args, **kwargs)
         forget()
 
     def undone(self):

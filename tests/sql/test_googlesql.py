@@ -9,7 +9,6 @@ import pytest
 
 import streamveil as sv
 from streamveil.errors import PlanError
-from streamveil.kept import FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "googlesql.md"
 LINES = re.findall(
@@ -25,14 +24,6 @@ VISITS = pa.table({
     "day": pa.array(20_454 + ROWS % 60, pa.int32()).cast(pa.date32()),
     "seen": pa.array((20_454 + ROWS % 60) * 86_400_000_000, pa.timestamp("us", "UTC")),
 })  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def searched_once(tmp_path_factory):
-    """Statements of this page that need the same search share what it finds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER, str(tmp_path_factory.mktemp("searched")))
-        yield
 
 
 def statement(text):
