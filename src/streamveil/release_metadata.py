@@ -29,6 +29,7 @@ Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 OVER = "are in no number: they were over the contribution bound"
 OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
+UNHELD = "bias", "clamped"  # what facts of a number say that no interval of it holds
 REPEATS = "rows with which a unit repeats a group that counts it are not among them"
 ALLOWED = (
     "intervals allow each group three times its share of these: the true number of a group that"

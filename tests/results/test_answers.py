@@ -17,7 +17,7 @@ from streamveil.core.noise import SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dashboard.view import tables_of
 from streamveil.errors import PlanError, SourceError
-from streamveil.release_metadata import FACTS, missing
+from streamveil.release_metadata import FACTS, missing, read_facts
 from streamveil.results import noise as noises
 from streamveil.results.answers import UNKNOWN, Answers, WeightedSum
 from streamveil.results.charts import bias_of
@@ -370,6 +370,45 @@ def test_clamped_values_are_told_beside_their_sum_and_not_beside_a_count():
     assert told in answers.ratio("s", "n").notes
     assert "nearer end" not in bias_of(answers.releases, "n")
     assert "nearer end" in bias_of(answers.releases, "s")
+
+
+COMPUTED = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6,
+    privacy_unit_column = user, public_groups = [0, 1], {}) MOD(user, 2) AS k, COUNT(*) AS n,
+    SUM(ms, contribution_bounds_per_row => (0, 10)) AS s,
+    AVG(ms, contribution_bounds_per_row => (0, 20)) AS a FROM t GROUP BY k"""
+
+
+@pytest.mark.parametrize(
+    ("select", "said_of"),
+    [
+        ("s / n AS x", {"x": "[0, 10]"}),
+        ("a * 2 + 1 AS x, n AS m", {"x": "[0, 20]"}),
+        ("n - 3 AS x", {}),
+        ("CASE WHEN a > 3 THEN n END AS x", {"x": "[0, 20]"}),
+        ("SUM(s) OVER () AS x, n AS m", {"x": "[0, 10]"}),
+        ("SUM(a) OVER () AS x, n AS m", {"x": "[0, 20]"}),
+        ("LAG(a) OVER (ORDER BY k) AS x, n AS m", {"x": "[0, 20]"}),
+        ("s - 10 * a AS x, s AS y", {"x": "[0, 20]", "y": "[0, 10]"}),
+        ("x, m FROM (SELECT s / n AS x, n AS m FROM answer)", {"x": "[0, 10]"}),
+        ("n AS x FROM answer UNION ALL SELECT a FROM answer", {"x": "[0, 20]"}),
+        ("one.n AS m, two.s / one.n AS x FROM answer AS one JOIN answer AS two USING (k)",
+         {"x": "[0, 10]"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("cut_share", ["cut_share = 0", "max_rows_contributed = 2"])
+def test_what_no_interval_holds_is_told_beside_what_is_computed_from_it(select, said_of, cut_share):
+    table = pa.table({"user": list(range(40)) * 2, "ms": [float(i) for i in range(80)]})
+    select += "" if "FROM" in select else " FROM answer"
+    answers = sv.sql(f"WITH answer AS ({COMPUTED.format(cut_share)}) SELECT {select}", t=table)
+    facts = read_facts(answers.table.schema)
+    outputs = {one["name"]: one for one in facts["outputs"]}
+    told = {name: one["clamped"] for name, one in outputs.items() if "clamped" in one}
+    assert told.keys() == said_of.keys()
+    for name, bounds in said_of.items():
+        assert bounds in told[name]
+        assert f"{bounds} count as the nearer end" in "; ".join(answers.notes)
+    cut = "over the contribution bound" in "; ".join(answers.notes)
+    assert cut or all("bias" in one for one in outputs.values())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ A computed column that reads answers has NAME_sd, NAME_low and NAME_high, as ans
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ from streamveil.release_metadata import (
     NOTE,
     SUFFIXES,
     TIME,
+    UNHELD,
     Facts,
     numbers_of,
     read_facts,
@@ -113,6 +115,7 @@ class PostRows:
     facts: Facts | None
     notes: tuple[str, ...] = ()
     parts: tuple[PostRows, ...] = ()  # all answers of a statement, where it holds several
+    told: Mapping[str, Facts] = field(default_factory=dict)  # what no interval holds, by column
 
     @property
     def table(self) -> pa.Table:
@@ -126,6 +129,22 @@ class PostRows:
             answered=replace(self.answered, table=table),
             notes=tuple(dict.fromkeys([*self.notes, *notes])),
         )
+
+    def told_of(self, expression: str) -> Facts:
+        """What no interval holds of the answers that an expression reads."""
+        read = (self.told.get(name, {}) for name in names_in(parse_text(expression)))
+        return all_told(read)
+
+
+def all_told(some: Iterable[Facts]) -> Facts:
+    """What is said of a number that is made of others, each sentence once.
+
+    >>> all_told([{"clamped": "as 9"}, {"bias": "cut"}, {"clamped": "as 7"}, {"clamped": "as 9"}])
+    {'bias': 'cut', 'clamped': 'as 9; as 7'}
+    """
+    some = list(some)
+    texts = {about: [one[about] for one in some if about in one] for about in UNHELD}
+    return {about: "; ".join(dict.fromkeys(found)) for about, found in texts.items() if found}
 
 
 def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
@@ -161,7 +180,8 @@ def part_rows(place: int, name: str, table: pa.Table) -> PostRows:
         known: rows.facts[known] for known in ("version", "job", "confidence", "windows")
     } | {"rounds": True, "lanes": [], "counters": []}  # fmt: skip
     said = tuple(f"{name}: {note}" for note in sentences(table))
-    return replace(rows, facts=facts, notes=said, answered=replace(rows.answered, answers=answers))
+    answered = replace(rows.answered, answers=answers)
+    return replace(rows, facts=facts, notes=said, answered=answered, told={})  # notes say it
 
 
 def require_joint(joint: JointPlan, schemas: tuple[pa.Schema, ...]) -> None:
@@ -185,7 +205,8 @@ def rows_of(table: pa.Table) -> PostRows:
         bool((facts or {}).get("true_intervals")),
         tuple((facts or {}).get("lanes", ())),
     )  # fmt: skip
-    return PostRows(answered, facts)
+    told = {name: all_told([outputs.get(name, {})]) for name in answered.answers}
+    return PostRows(answered, facts, told=told)
 
 
 def step(rows: PostRows, post: Post) -> PostRows:
@@ -236,7 +257,7 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
     """
     if not shifts:
         return rows
-    table, answers = rows.table, dict(rows.answered.answers)
+    table, answers, told = rows.table, dict(rows.answered.answers), dict(rows.told)
     table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))
     for one in shifts:
         moved = {
@@ -258,8 +279,9 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
             table = table.append_column(one.here_column, here)
         if one.column in answers:
             answers[one.name] = {**answers[one.column], SHIFT: one.row_column}
+            told[one.name] = told.get(one.column, {})
     made = rows.with_table(table.replace_schema_metadata(rows.table.schema.metadata), EARLIER)
-    return replace(made, answered=replace(made.answered, answers=answers))
+    return replace(made, answered=replace(made.answered, answers=answers), told=told)
 
 
 def with_windows(table: pa.Table, *columns: OwnColumn) -> pa.Table:
@@ -316,7 +338,8 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
     plain = {name: said for name, said in facts.items() if name != "non_negative"}
     answers = {**answered.answers, total.name: {**plain, TOTAL: parts} if known else {}}
     made = rows.with_table(table, SHOWN_ONLY)
-    return replace(made, answered=replace(made.answered, answers=answers))
+    told = {**rows.told, total.name: rows.told.get(total.column, {})}
+    return replace(made, answered=replace(made.answered, answers=answers), told=told)
 
 
 def summed(values: Array, group: Array) -> Array:
@@ -357,7 +380,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
         both sides may hold the same one.
     """
     at = paired(join, left.table, right.table)
-    found, answers = dict[str, Any](), dict[str, Facts]()
+    found, answers, told = dict[str, Any](), dict[str, Facts](), dict[str, Facts]()
     lanes = [set[str]().union(*map(lanes_of, side.answered.answers.values()))
              for side in (left, right)]  # fmt: skip
     for side, names, places, often in (
@@ -373,6 +396,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
                 again = often or not lanes_of(facts).isdisjoint(lanes[0] & lanes[1])
                 facts = facts | ({REPEATED: True} if again else {})
             answers |= {} if facts is None else {now: facts}
+            told[now] = side.told.get(was, {})
     for name, other in join.using:
         theirs = right.table.column(other).combine_chunks().take(at.others)
         found[name] = pc.coalesce(*one_type(found[name], theirs, name))
@@ -384,7 +408,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
         holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows, lanes=(),
     )  # fmt: skip
     notes = tuple(dict.fromkeys([*left.notes, *right.notes, SHOWN_PAIRS]))
-    return unsaid(replace(left, answered=answered, notes=notes))
+    return unsaid(replace(left, answered=answered, notes=notes, told=told))
 
 
 def lanes_of(facts: Facts) -> set[str]:
@@ -426,7 +450,11 @@ def united(branches: list[PostRows]) -> PostRows:
         first.answered, table=table, is_correlated=True,
         answers={name: {} for name in first.answered.answers},
     )  # fmt: skip
-    return unsaid(replace(first, answered=answered, notes=notes))
+    told = {
+        name: all_told(one.told.get(one.table.column_names[place], {}) for one in branches)
+        for place, name in enumerate(names)
+    }
+    return unsaid(replace(first, answered=answered, notes=notes, told=told))
 
 
 def without(table: pa.Table) -> pa.Table:
@@ -462,16 +490,18 @@ def limited(rows: PostRows, post: Post) -> PostRows:
 def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
     """The columns of a SELECT, with intervals where they read answers, and what all releases carry.
 
-    How their noise goes together with that of other releases is not said any more.
+    How their noise goes together with that of other releases is not said any more. What no interval
+    of an answer holds is said of every number that reads it.
     """
     before, found, notes = rows.answered, dict[str, Any](), list[str]()
-    answers = dict[str, Facts]()
+    answers, told = dict[str, Facts](), dict[str, Facts]()
     for column in columns:
         made, note = with_interval(column, before)
         if len(made) > 1:
             same = before.answers.get(column.expression.strip("`"), {})
             same = {} if SHIFT in same or TOTAL in same else same
             answers[column.name] = {**same, "name": column.name} if same else {}
+            told[column.name] = rows.told_of(column.expression)
         notes += [] if note is None else [f"{column.name} has no interval: {note}"]
         for name, cells in made.items():
             if name in found and (name == column.name or name not in by_name(columns)):
@@ -487,7 +517,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
               for name, cells in found.items()]  # fmt: skip
     table = pa.Table.from_arrays([*found.values()], schema=pa.schema(fields))
     answered = replace(before, table=table, answers=answers)
-    made_rows = replace(rows, answered=answered, notes=tuple([*rows.notes, *notes]))
+    made_rows = replace(rows, answered=answered, notes=tuple([*rows.notes, *notes]), told=told)
     return replace(made_rows, facts=rows.facts and {**rows.facts, "rounds": True})
 
 
@@ -549,8 +579,8 @@ def with_metadata(rows: PostRows, before: pa.Schema) -> pa.Table:
         facts = {
             **rows.facts,
             "keys": [name for name in names if name not in beside],
-            "outputs": [facts or {"name": name, "function": "computed", "lanes": []}
-                        for name, facts in answers.items()],
+            "outputs": [(facts or {"name": name, "function": "computed", "lanes": []})
+                        | rows.told.get(name, {}) for name, facts in answers.items()],
         }  # fmt: skip
         metadata[FACTS] = json.dumps(facts, separators=(",", ":")).encode()
     notes = [*([] if note is None else [note]), *rows.notes]
