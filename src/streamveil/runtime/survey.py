@@ -65,6 +65,8 @@ TOLD = 1e-5  # share of units below which a bin is left out
 LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
+TOGETHER = (2, 4, 8, 16)  # bins of values side by side that are added up
+OF_ZERO = np.isin(np.arange(len(SIGNED_EDGES) + 1), (len(POWERS), len(POWERS) + 1))
 BESIDE = 2.0  # the same, for bins next to such a one
 FEWEST = 5.0  # deviations of all units together below which nothing is said
 VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
@@ -346,7 +348,7 @@ def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
 
 def value_sizes(noisy: Int64[Array, " bins"], sigma: float, rows: float) -> ValueSizes:
     """How many units have values of which size, with the tails that laws add to what is seen."""
-    seen = np.where(outstanding(noisy, sigma, CERTAIN), noisy, 0).astype(np.float64)
+    seen = np.where(holding_values(noisy, sigma), noisy, 0).astype(np.float64)
     below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
     return ValueSizes(*(with_tail(noisy[side], seen[side], sigma, rows) for side in (below, above)))
 
@@ -366,21 +368,49 @@ def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float
 
 
 def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, float] | None:
-    """The ends of the outermost bins that hold values; None where no bin stands out of the noise.
+    """The ends of the outermost bins that hold values; None where none but 0 stands out of noise.
 
-    A bin of noise alone, far out, would make all noise as much larger: none does, but once in 10^9.
+    A bin of noise alone, far out, would make all noise as much larger: none does, but once in 10^8.
+    Where 0 alone stands out, noise hides how large other values are: bounds about 0 would clamp
+    them all.
 
     >>> bins = signed_bins(np.array([3.0] * 500 + [-0.3] * 500))
     >>> low, high = likely_bounds(bins, 10.0)
     >>> round(low, 3), high
     (-0.354, 4.0)
     """
-    standing = np.flatnonzero(outstanding(noisy, sigma, CERTAIN))
-    if not len(standing):
+    holding = holding_values(noisy, sigma)
+    standing = np.flatnonzero(holding)
+    if not holding[~OF_ZERO].any():
         return None
     edges = np.concatenate([SIGNED_EDGES[:1], SIGNED_EDGES, SIGNED_EDGES[-1:]])
     low, high = float(edges[standing[0]]), float(edges[standing[-1] + 1])
     return (low, high) if low < high else (-abs(low), abs(high))
+
+
+def holding_values(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " bins"]:
+    """Bins of values that stand out; where none but that of 0 does, those that do so together.
+
+    Of the fewest bins side by side that hold more than noise: those above it, or all of them.
+
+    >>> bins = signed_bins(np.array([0.0] * 900 + [3.0] * 60 + [5.0] * 60))
+    >>> outstanding(bins, 10.0, CERTAIN).sum(), holding_values(bins, 10.0).sum()
+    (np.int64(1), np.int64(3))
+    """
+    sized = np.where(OF_ZERO, 0, noisy)
+    if outstanding(sized, sigma, CERTAIN).any():
+        return outstanding(noisy, sigma, CERTAIN)
+    zero = OF_ZERO & (noisy > CERTAIN * sigma)
+    for width in TOGETHER:
+        sums = np.convolve(sized, np.ones(width), mode="valid")
+        begins = np.flatnonzero(sums > CERTAIN * width**0.5 * sigma)
+        if len(begins):
+            near = np.zeros(len(noisy), np.bool_)
+            near[np.unique(begins[:, None] + np.arange(width))] = True
+            near &= ~OF_ZERO
+            above = near & (noisy > BESIDE * sigma)
+            return np.asarray(zero | (above if above.any() else near))
+    return zero
 
 
 def histograms(
