@@ -55,12 +55,17 @@ def fit(
         return scaled(sigma).loss(moved, keys).fits(budget)
 
     high = Fraction(1)
-    for _ in range(200):
-        if fits(high):
-            break
-        high *= 2
-    else:
-        raise BudgetError(f"no noise scale makes {type(counter).__name__} fit {budget}")
+    try:
+        for _ in range(200):
+            if fits(high):
+                break
+            high *= 2
+        else:
+            raise PlanError  # as if 64 bits did not hold it
+    except PlanError:
+        raise BudgetError(
+            f"no noise scale that 64 bits hold makes {type(counter).__name__} fit {budget}"
+        ) from None
     low = high / 2
     while fits(low):
         low, high = low / 2, low

@@ -258,6 +258,10 @@ REFUSED = {
         "2e\\+15 quanta",
         lambda: design(PUBLIC, noises=tuple(2e15 for _ in PUBLIC.design.noises)).loss,
     ),
+    "noise that 64 bits do not hold of a light key": (
+        "[0-9]e\\+1[67] quanta",
+        lambda: design(WEIGHTED, noises=tuple(1e15 for _ in WEIGHTED.design.noises)).loss,
+    ),
     "no unit at all": ("max_units", lambda: design(PUBLIC, max_units=0)),
     "a confidence of one": ("confidence", lambda: replace(PUBLIC, confidence=1.0)),
     "a selection of other bounds without slots": (

@@ -14,7 +14,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Noise, Place, SeededNoise, SilentNoise
 from streamveil.counters import COUNTERS, Counter, CounterState, fit
 from streamveil.counters.kary import blocks_of
-from streamveil.errors import HorizonError
+from streamveil.errors import HorizonError, PlanError
 from tests.counters.examples import NAMES, examples
 from tests.counters.oracle import factors
 from tests.statistics import (
@@ -269,6 +269,14 @@ def test_loss_is_never_smaller_than_enumeration_finds(name):
     if counter.needs_horizon:
         assert stated <= worst * (1 + 1e-8)
     assert counter.loss(0) == Loss()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noise_that_64_bits_might_not_hold_is_refused(name):
+    counter = examples(8)[name]
+    assert replace(counter, sigma=2**50).loss()
+    with pytest.raises(PlanError, match="64 bits"):
+        replace(counter, sigma=2**50 + 1)
 
 
 @pytest.mark.parametrize("name", NAMES)

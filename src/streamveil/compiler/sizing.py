@@ -47,8 +47,9 @@ from streamveil.types import Exact
 
 MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
 TOO_SMALL = (
-    "the budget is below what float64 can account for in this counter, whatever its noise.\n"
-    "  to fix  give the clock an end or a number of steps, use counter = 'auto', or a larger budget"
+    "the budget is below what 64 bits can account for in this counter, whatever its noise.\n"
+    "  to fix  give the clock an end or a number of steps, use counter = 'auto', a larger budget,"
+    " or tighter bounds on rows"
 )
 FAR = 1_000  # releases of a query without end, for forecasts
 TEST_SHARE = Fraction(1, 20)  # of delta, for them

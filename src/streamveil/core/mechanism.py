@@ -270,7 +270,7 @@ class Mechanism:
 
     def counted(self, noise: Exact) -> Counter:
         """A counter of the design's shape, with such noise, for all triggers."""
-        check_noise(noise)
+        check_noise(noise * (1 if self.rule is None else self.rule.scale))  # of the lightest key
         shape: Any = self.design.counter
         if all(part.name != "horizon" for part in fields(shape)):
             return cast(Counter, replace(shape, sigma=noise))

@@ -29,7 +29,6 @@ from streamveil.core.counters import (
 from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
-from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 LARGEST_LEVELS = 12  # tried by `best_arity`
@@ -72,7 +71,7 @@ class KaryTreeCounter(Stepping):
 
     def __post_init__(self) -> None:
         check_horizon(self.horizon)
-        require_positive(sigma=self.sigma)
+        counters.check_noise(self.sigma)
         if self.k is not None and (self.k < 3 or self.k % 2 == 0):
             raise ValueError(f"k must be odd and at least 3, not {self.k}")
 

@@ -30,7 +30,6 @@ from streamveil.core.counters.restarting_trees import (
     tree_std,
 )
 from streamveil.core.noise import Draws
-from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 
@@ -69,7 +68,7 @@ class HonakerCounter(Stepping):
 
     def __post_init__(self) -> None:
         check_horizon(self.horizon)
-        require_positive(sigma=self.sigma)
+        counters.check_noise(self.sigma)
 
     @property
     def levels(self) -> int:

@@ -57,7 +57,7 @@ from streamveil.core.noise import (
     saved_once,
 )
 from streamveil.core.noise.samplers import LARGEST_SCALE, rounded_gaussian
-from streamveil.errors import HorizonError, PlanError, StoreError
+from streamveil.errors import HorizonError, PlanError, StoreError, require_positive
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 Ids = UInt64[Array, "keys 2"]
@@ -439,7 +439,8 @@ def gaussian_loss(
 
 
 def check_noise(sigma: Exact | float) -> None:
-    """Raises PlanError where 64 bits might not hold a total with such noise."""
+    """Raises PlanError unless noise is positive, and 64 bits surely hold a total with it."""
+    require_positive(sigma=sigma)
     if sigma > LARGEST_SCALE:
         raise PlanError(
             f"the noise of a sum would have {float(sigma):.2g} quanta, and {LARGEST_SCALE:.2g} are"

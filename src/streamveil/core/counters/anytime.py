@@ -9,11 +9,18 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import CounterState, Estimates, Ids, Increments, Stepping, rational
+from streamveil.core.counters import (
+    CounterState,
+    Estimates,
+    Ids,
+    Increments,
+    Stepping,
+    check_noise,
+    rational,
+)
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.rational import Blt, check_buffers, least_maximum, root_coefficients
 from streamveil.core.noise import Draws
-from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 FOREVER = 2**40  # steps; at one per second, 35,000 years
@@ -61,7 +68,7 @@ class AnytimeBltCounter(Stepping):
     def __post_init__(self) -> None:
         if not 2 <= self.tuned <= FOREVER:
             raise ValueError(f"tuned must be between 2 and 2**40 steps, not {self.tuned}")
-        require_positive(sigma=self.sigma)
+        check_noise(self.sigma)
 
     @cached_property
     def inner(self) -> BltCounter:

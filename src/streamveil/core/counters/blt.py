@@ -275,7 +275,7 @@ class BltCounter(Stepping):
 
     def __post_init__(self) -> None:
         check_horizon(self.horizon)
-        require_positive(sigma=self.sigma)
+        counters.check_noise(self.sigma)
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         if self.factors is not None and self.d not in (None, self.factors.d):
             raise ValueError(f"d is {self.d} but the factors have {self.factors.d} buffers")
