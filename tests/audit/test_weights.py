@@ -6,6 +6,7 @@ import pytest
 
 import streamveil.api.builder as sv
 from streamveil.audit.pipeline import Scenario, unbroken
+from streamveil.audit.worst import WorstFound, accounts
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import SeededNoise
 from tests.audit.attack import audit, restarted
@@ -70,3 +71,18 @@ def test_weights_that_are_charged_but_not_noised_are_found(measures, monkeypatch
     assert not audit(operator, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
     monkeypatch.setattr(release, "count_weighted", quiet)
     assert audit(operator, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
+
+
+def test_a_search_fills_all_groups_that_light_rows_leave_room_for():
+    """A unit counts once in each of 231 groups of weight 15/51: 20 groups are .09 of its loss."""
+    query = (
+        sv.memory(EMPTY, event_time="at").protect(unit="unit").group_by("key")
+        .agg(n=sv.count_units()).bound(max_squared_rows=20)
+        .release(every=sv.rows(10**9), steps=4, budget=sv.Budget(epsilon=2, delta=1e-6),
+                 entry_weight=0.3, look_share=0)
+    )  # fmt: skip
+    operator, found = compile_plan(query.plan), WorstFound()
+    for tried in accounts(operator, 5, 60):
+        found.add(tried)
+    assert found.stands
+    assert found.parts["lane 0 (units)"].tightness > 0.5

@@ -27,11 +27,12 @@ from streamveil.core.release import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.grouping import rule_entry
 from streamveil.errors import PlanError
 from streamveil.sketches.operator import SketchQuery
 
 KEYS = 8
-MOST_KEYS = 64
+MOST_KEYS = 256
 STEPS = 8  # that are run, at most
 LONGEST = 200  # steps of a search, to see whole windows
 LONG = 0.3  # of the pairs of a search go through a whole window
@@ -82,8 +83,20 @@ def accounts(
 
 def world_of(operator: Examined, blocks: int = 1) -> World:
     """The rows that a query reads; public groups are those of so many pairs."""
-    units = KEYS if isinstance(operator, SketchQuery) else operator.bounds.units_l2_squared
-    return World.of(operator, max(KEYS, min(MOST_KEYS, units)), blocks)
+    return World.of(operator, max(KEYS, min(MOST_KEYS, groups_of_one_unit(operator))), blocks)
+
+
+def groups_of_one_unit(operator: Examined) -> int:
+    """In so many groups a unit moves a query most: in all that it may enter, where these count it.
+
+    Rows of light groups leave room for more groups, in each of which a unit counts once.
+    """
+    if isinstance(operator, SketchQuery):
+        return KEYS
+    bounds = operator.bounds
+    if all(lane.kind != "units" for lane in operator.aggregation.lanes):
+        return bounds.units_l2_squared
+    return bounds.most_groups(rule_entry(operator))
 
 
 @dataclass
