@@ -43,7 +43,8 @@ def told_of(own: Own, found: list[Any], wanted: pa.Schema) -> dict[str, Any]:
 def only_text(text: str | None) -> str | None:
     r"""A text that was read with signs in place of bytes that are none: null if it has such a sign.
 
-    Two texts would look alike in which these bytes differ, and two people count as one.
+    Two texts would look alike in which these bytes differ, and two people count as one. A text that
+    truly has the sign is null too: nothing tells them apart.
 
     >>> only_text("visits.7"), only_text("visits.\ufffd")
     ('visits.7', None)
