@@ -411,6 +411,8 @@ with tempfile.TemporaryDirectory() as folder:
     list(counted.run(state=folder + "/many", pace=Pace(threads=2)))
     plain = read[0].protect(unit="user_id").group_by("number").agg(n=sv.count())
     list(plain.release(every="6 hours", budget=budget, **end).run(state=folder + "/plain"))
+    mean = sv.memory(rows).protect(unit="user_id").agg(ms=sv.avg("ms"))  # bounds are chosen
+    list(mean.release(budget=budget).run(state=folder + "/mean"))
     public = read[0].protect(unit="user_id").group_by("number", keys=sv.public([*range(40)]))
     for place, asked in enumerate((sv.count(), sv.median("ms", bounds=(0, 60_000)))):
         query = public.agg(n=asked).bound(max_rows=4)

@@ -304,6 +304,30 @@ def number_of_values(honest):
     return look
 
 
+MEANS = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 0.5, delta = 1e-6, privacy_unit_column = user,"
+    " look_share = 0.3) page, AVG(ms, contribution_bounds_per_row => (0, 9)) AS a,"
+    " PERCENTILE_CONT(ms, 0.5, contribution_bounds_per_row => (0, 9)) AS q"
+    " FROM clicks GROUP BY page"
+)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_look_for_means_and_quantiles_loses_no_more_than_is_claimed(is_planted, monkeypatch):
+    """Planted: half of the noise that is charged."""
+    if is_planted:
+        LOOK_FAULTS["the look has less noise than it is charged for"](monkeypatch)
+    rng, stands, most = np.random.default_rng(3), [], 0.0
+    for seed in range(6):
+        pair = raw_rows.neighbours_drawn(rng, texts.plan_of(MEANS), raw_rows.HOURS)
+        lost, claim, share = looks.look_lost(pair.plans, seed, pair.periods)
+        stands.append(lost.stands(claim))
+        assert claim.fits(share)
+        most = max(most, lost.tightness(claim))
+    assert all(stands) is not is_planted
+    assert most > 0.6
+
+
 LOOK_FAULTS = {
     "shares of rows that repeat are shown in quanta": instead(
         survey, "quanta_at", lambda honest: lambda place: 1

@@ -35,7 +35,7 @@ from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals
 from streamveil.errors import PlanError
-from streamveil.plan.look import VALUES, told
+from streamveil.plan.look import VALUES, look_share, told, with_look
 
 BUDGET = sv.Budget(epsilon=6, delta=1e-9)
 EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
@@ -256,6 +256,33 @@ def test_a_query_without_bounds_or_expectations_is_sized_for_usual_streams():
     operator = query()
     assert operator.guarantee.epsilon(1e-9) <= 6
     assert operator.guarantee.epsilon(1e-9) > 5.9
+
+
+MEANS = {"avg": sv.avg("v", bounds=(0, 9)), "median": sv.median("v", bounds=(0, 9))}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means_and_quantiles_alone_are_sized_by_a_look_and_not_for_all_rows(name):
+    """Rows of units with 1.5 of them: bounds on squared rows were 900 to 2,048, look or not."""
+    rows = pa.table({"user": [1, 2], "key": [1, 1], "v": [3, 4]})
+    grouped = sv.memory(rows).protect(unit="user").group_by("key").agg(a=MEANS[name])
+    plan = with_look(grouped.release(every=sv.rows(10), steps=1, budget=BUDGET).plan)
+    assert look_share(plan) > 0
+    known = {"expected_rows": 1.5, "expected_most_rows": 4, "expected_units": 30_000}
+    assert as_settings(compile_plan(told(plan, known, []))).moved < 20
+    assert as_settings(compile_plan(told(plan, {}, []))).moved < 400
+
+
+def test_a_mean_errs_by_its_noise_over_kept_rows_and_little_by_what_is_cut():
+    stream = ExpectedStream(units=1e5, rows=30, groups=30, steep=0.0)
+    few, all_ = (Settings(kind="public", max_rows=rows) for rows in (5, 1_000))
+    means = replace(stream, ratio=True)
+    assert forecast(stream, few, NOISE).l1 > 5 * forecast(stream, all_, NOISE).l1
+    kept = 1 - forecast(means, few, NOISE).cut
+    assert forecast(means, few, NOISE).l1 == pytest.approx(0.3 * (1 - kept) * 30, rel=0.1)
+    tiny = replace(means, units=100)
+    noisy = [forecast(tiny, settings, NOISE) for settings in (few, all_)]
+    assert noisy[0].l1 < noisy[1].l1 <= 30
 
 
 def test_options_that_are_given_win_over_the_forecast():

@@ -37,7 +37,6 @@ from streamveil.plan.look import (
     first_alone,
     in_units,
     is_open,
-    is_sized,
     look_share,
     open_values,
     with_look,
@@ -416,8 +415,6 @@ def why_no_look(plan: Plan) -> str | None:
         return f"of more than {MOST_RELEASES} releases the first one tells too little"
     if any(agg.function in SKETCHED for agg in plan.aggregates):
         return "no look is made for sketches"
-    if not is_sized(plan):
-        return "a look is made for counts and sums; COUNT(*) beside other answers brings one"
     if plan.window.kind != "whole":
         return "they come later, and in windows"
     if source.combines:

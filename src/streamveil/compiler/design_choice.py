@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import inf, isqrt, sqrt
+from typing import Any
 
 from streamveil.compiler.error_forecast import (
     ExpectedStream,
@@ -70,6 +71,11 @@ class Problem:
     counted: bool = True  # one row of a unit in a group makes a unit there: one counter serves both
     single: bool = False  # there is one group alone
     groups: float = inf  # that there are, at most
+
+    @property
+    def of_ratios(self) -> bool:
+        """Whether means and quantiles are asked for, and nothing else."""
+        return all(stream.ratio for stream in self.family)
 
 
 def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
@@ -191,6 +197,32 @@ def designs(problem: Problem) -> Iterator[Grid]:
             yield alone(bounds)
         if given.is_open and not problem.counted:
             yield alone(bounds, once=True)
+    yield from one_row_each(problem, bounds)
+
+
+def one_row_each(problem: Problem, bounds: Settings) -> Iterator[Grid]:
+    """Designs without weights where a unit has one row in a group: a mean needs no more of it."""
+    if not (problem.given.is_open and problem.of_ratios):
+        return
+    table = "table" in problem.kinds and problem.noise.half and not problem.weighted
+
+    def made(at: Place, **more: Any) -> Settings:
+        return replace(bounds, max_rows=round(SQUARED[at[0]]), per_group=1, **more)
+
+    if "public" in problem.kinds and not problem.single:
+        yield Grid((len(SQUARED),), (8,), made, ((1,),))
+    if "gaussian" in problem.kinds:
+        yield Grid(
+            (len(SQUARED), len(SHARES)), (8, 0),
+            lambda at: made(at, kind="gaussian", share=SHARES[at[1]]), ((0, 1), (1, 0)),
+        )  # fmt: skip
+    if table:
+        slots = sum(slots <= problem.most_slots for slots in SLOTS)
+        yield Grid(
+            (len(SQUARED), len(SHARES), slots), (8, 4, 1),
+            lambda at: made(at, kind="table", share=SHARES[at[1]], slots=SLOTS[at[2]]),
+            ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+        )  # fmt: skip
 
 
 def replace_open(given: Given) -> Settings:

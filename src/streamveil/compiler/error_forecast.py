@@ -35,6 +35,7 @@ CLASSES = 240  # of groups of about equal size
 FEW = 3.0  # rows that the share over all classes counts as
 NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
 SLOPE = 6.0  # how sharply the chance to be shown by coins rises around its middle
+APART = 0.3  # of the range of values: how far the mean of cut rows may lie from that of the others
 LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds the total
 CAUTION = 2.0  # deviations by which totals are taken too low where groups are public
 ROUNDS = 3  # of bounding and of when groups open, each from the other
@@ -79,6 +80,7 @@ class ExpectedStream:
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
     clamped: float = 0.0  # share of all that values add up to, beyond their bounds
     once: bool = False  # only a unit's first row in a group counts, and no other is cut
+    ratio: bool = False  # answers are means or quantiles: what is cut takes no part in them
 
     def family(self) -> tuple[ExpectedStream, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
@@ -528,9 +530,13 @@ def errors_of(
         reference; a hidden one by its total. Where all groups are public, weights fall once a total
         is beyond doubt. Beside `bounded` totals no cut row of a shown group is an error; a hidden
         group still errs by all of its rows, or to hide it would seem cheaper than it is. A count of
-        units beside it errs by those whose first row in a group is cut.
+        units beside it errs by those whose first row in a group is cut. A mean or quantile errs, as
+        a share of the range of values, by the noise over its kept rows and by `APART` of the share
+        that is cut; a hidden group by the whole range, whatever its total.
     """
-    made = left_out(stream, settings, test, triggers, base)
+    made = left_out(replace(stream, ratio=False), settings, test, triggers, base)
+    if stream.ratio:
+        return made.norms_of_ratios(base * made.more)
     errors = made.norms(base * made.more, bounded=bounded)
     people = made.people and made.people.norms(test.people * made.more, bounded=bounded)
     return replace(errors, people=people)
@@ -557,6 +563,14 @@ class LeftOut(NamedTuple):
         """The errors with noise of such deviations; `bounded`: beside the totals of kept rows."""
         keys = float(self.groups.counts @ self.groups.shown)
         return Errors(keys, *norms(self.groups, self.lost * (not bounded), sd), self.cut)
+
+    def norms_of_ratios(self, sd: Float64[Array, " classes"]) -> Errors:
+        """The same of answers over the kept rows, in the range of values: at most 1 each."""
+        counts, shown, totals = self.groups
+        kept = np.maximum(totals - self.lost, sd)  # no error is more than the range
+        whole = Shown(counts, shown, np.ones(len(counts)))
+        off = norms(whole, APART * self.lost / totals, sd / kept)
+        return Errors(float(counts @ shown), *off, self.cut)
 
 
 @lru_cache(maxsize=1)  # errors beside all totals and beside bounded ones are asked for in turn

@@ -41,7 +41,7 @@ from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept
 from streamveil.plan import Plan, options
-from streamveil.plan.look import CLAMPED, STEEPEST, VALUES, expectations
+from streamveil.plan.look import CLAMPED, STEEPEST, VALUES, expectations, of_kept_rows
 from streamveil.plan.options import EXPECTED_REPEATS, Option
 from streamveil.types import Exact
 
@@ -346,7 +346,7 @@ class Sizing:
         lost = clamped_share(self.plan, self.lanes)
         shares = self._value_shares if self._people is None else self._value_shares[-2:][:1]
         family = tuple(
-            replace(one, value=share, clamped=lost, once=once)
+            replace(one, value=share, clamped=lost, once=once, ratio=of_kept_rows(self.plan))
             for share in shares
             for one in (usual_family(given) if stream is None else stream.family())
         )
@@ -379,7 +379,7 @@ class Sizing:
         parts, people = self._parts(None), self._people
         return ForecastNoise(
             mu=shown_digits(float(self._mu(Fraction(0)))),
-            part=round(parts.get(sizing_lane(self.lanes), 1.0), 4),
+            part=round(self._part(parts), 4),
             people=0.0 if people is None else round(parts[people], 4),
             beside=shown_digits(float(self._mu(self._left(Fraction(0)) / 2))),
             spread=round(spread, 4),
@@ -388,6 +388,17 @@ class Sizing:
             delta=float(f"{left:.3g}"),
             offset=max(1, self.plan.key_set.min_units) - 1,
         )
+
+    def _part(self, parts: dict[int, float]) -> float:
+        """Of mu squared, for the total that is forecast.
+
+        A quantile has none: it goes by ranks, sums of a node of each level, and levels divide a
+        part between them. So a rank has the noise of one total with that part of a level's part.
+        """
+        place = sizing_lane(self.lanes)
+        if place >= 0 or not self.trees:
+            return parts.get(place, 1.0)
+        return min(parts.values()) / max(levels for _, levels in self.trees)
 
     def _half(self) -> float | None:
         """Units that show half of all groups with two slots and 2/3 of mu; None: no such table."""

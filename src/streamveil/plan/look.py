@@ -90,6 +90,11 @@ UNBOUNDED = "too few units to bound {}: give contribution_bounds_per_row, or it 
 Bounds = Mapping[str, tuple[float, float]]  # of an expression: what its values are clamped to
 
 
+def of_kept_rows(plan: Plan) -> bool:
+    """Whether every answer is a mean or quantile of kept rows, whose number it does not tell."""
+    return all(agg.function in (*MOMENTS, "quantile") for agg in plan.aggregates)
+
+
 def is_open(aggregate: Aggregate) -> bool:
     """Whether it adds or orders values and nobody said which are plausible."""
     return aggregate.function in VALUED and (aggregate.low is None or aggregate.high is None)
@@ -217,13 +222,7 @@ def can_look(plan: Plan) -> bool:
         and not isinstance(plan.source, TableSource)
         and plan.preset == "default"
         and not plan.budget.is_pure
-        and is_sized(plan)
     )  # fmt: skip
-
-
-def is_sized(plan: Plan) -> bool:
-    """Whether a look has anything to choose: it sizes counts and sums, and finds bounds."""
-    return bool(open_values(plan)) or any(agg.function in COUNTED for agg in plan.aggregates)
 
 
 def all_there(plan: Plan) -> bool:

@@ -290,10 +290,10 @@ def quanta_at(place: int) -> int:
 
 
 def counted_plan(plan: Plan) -> Plan:
-    """The plan with what can be counted before bounds are known; of nothing else, its rows."""
+    """The plan with what can be counted before bounds are known; of other answers, its rows."""
     kept = tuple(agg for agg in plan.aggregates if not is_open(agg) and agg.function in COUNTED)
     rows = Aggregate(name="rows", function="count")
-    return replace(plan, aggregates=kept or (rows,)) if open_values(plan) else plan
+    return replace(plan, aggregates=kept or (rows,))
 
 
 def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learned:
