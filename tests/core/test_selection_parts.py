@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -20,6 +23,7 @@ from numpy.testing import assert_array_equal
 from scipy import stats
 
 from streamveil.compiler.coin_tables import TableShape, law_near
+from streamveil.core.accounting import convert
 from streamveil.core.accounting.coin_table import (
     COIN,
     NEVER,
@@ -234,6 +238,37 @@ def test_points_above_the_hull_change_nothing() -> None:
         *(np.delete(row, 3) for row in (points.gammas, points.heights, points.places))
     )
     assert_array_equal(law_under(loose, 0.1).masses, law_under(fit, 0.1).masses)
+
+
+@pytest.mark.parametrize(("many", "few"), [(7, 1), (9, 9), (40, 23)])
+def test_sums_of_products_by_pieces_are_right(
+    many: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "PIECE", 5)
+    rng = np.random.default_rng(many)
+    one, two = rng.random(many), rng.random(few) ** 9
+    found = convert.convolved(two, one)
+    assert len(found) == many + few - 1
+    for place, value in enumerate(found):
+        pairs = [(i, place - i) for i in range(many) if 0 <= place - i < few]
+        exact = sum(Fraction(one[i]) * Fraction(two[j]) for i, j in pairs)
+        assert abs(Fraction(value) / exact - 1) <= Fraction(len(pairs), 2**52)
+
+
+def test_sums_of_products_do_not_depend_on_threads() -> None:
+    code = (
+        "import hashlib, numpy as np; from streamveil.core.accounting.convert import convolved;"
+        "a, b = np.random.default_rng(1).random((2, 12_000));"
+        "print(hashlib.sha256(convolved(a, b).tobytes()).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            check=True, capture_output=True,
+        ).stdout
+        for threads in ("1", "2")
+    }  # fmt: skip
+    assert len(found) == 1
 
 
 def composed_by_peer(law: LossLaw, times: int) -> DensePLDPmf:

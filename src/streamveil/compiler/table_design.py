@@ -350,7 +350,7 @@ class Losses:
             law = law_near(curve(self.worst, self.step, places), self.step)
             law = law.self_compose(self.setting.keys_per_unit)
             rest = self._beside(law.first, len(law.masses))
-            most = max(most, float(rest @ law.masses) + law.infinite)
+            most = max(most, float((rest * law.masses).sum()) + law.infinite)
         values = self.setting.horizon + 2 + int(90 / (places * self.step))
         return most + float(doubt(values, DRAWS)) * (1 + exp(self._at))
 
