@@ -51,6 +51,7 @@ class AnytimeBltCounter(Stepping):
 
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
+        PlanError: the noise has more than 2**50 quanta, which 64 bits may not hold.
         HorizonError: more than 2**40 steps.
         StoreError: `resume` is given arrays that are no state of such a counter.
 
