@@ -9,6 +9,7 @@ noise. Noise of several parts together is sized elsewhere: `linear.budget_shares
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -54,18 +55,13 @@ def fit(
     def fits(sigma: Fraction) -> bool:
         return scaled(sigma).loss(moved, keys).fits(budget)
 
-    high = Fraction(1)
-    try:
-        for _ in range(200):
-            if fits(high):
-                break
-            high *= 2
-        else:
-            raise PlanError  # as if 64 bits did not hold it
-    except PlanError:
+    high = None
+    with suppress(PlanError):  # 64 bits do not hold more noise
+        high = next((scale for n in range(200) if fits(scale := Fraction(2**n))), None)
+    if high is None:
         raise BudgetError(
             f"no noise scale that 64 bits hold makes {type(counter).__name__} fit {budget}"
-        ) from None
+        )
     low = high / 2
     while fits(low):
         low, high = low / 2, low

@@ -534,7 +534,7 @@ def errors_of(
         a share of the range of values, by the noise over its kept rows and by `APART` of the share
         that is cut; a hidden group by the whole range, whatever its total.
     """
-    made = left_out(replace(stream, ratio=False), settings, test, triggers, base)
+    made = left_out(stream, settings, test, triggers, base)
     if stream.ratio:
         return made.norms_of_ratios(base * made.more)
     errors = made.norms(base * made.more, bounded=bounded)
@@ -578,7 +578,8 @@ def left_out(
     stream: ExpectedStream, settings: Settings, test: Threshold, triggers: int, base: float
 ) -> LeftOut:
     """What the last release shows: see `errors_of`."""
-    drawn, steps, asked = draw_stream(replace(stream, clamped=0.0)), triggers, test.units
+    drawn = draw_stream(replace(stream, clamped=0.0, ratio=False))
+    steps, asked = triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
     if settings.kind == "table":
         reference /= 1 + LUCK * base / asked

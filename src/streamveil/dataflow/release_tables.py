@@ -100,12 +100,15 @@ def since_counted(
     """
     (count, rest), (factor, _), miss = output.lanes, output.factors, (1 - confidence) / 4
     far = 2 * quantile_of(1 - 2 * UNSEEN * (1 - confidence))
-    value, sd = totals.estimate[:, order], np.sqrt(totals.variance[:, order])
-    near = value[count] <= thresholds + far * sd[count]
-    rows = np.flatnonzero(np.isfinite(thresholds) & (answer.sd > 0) & near)
+    rows = np.flatnonzero(np.isfinite(thresholds) & (answer.sd > 0))
+    seen, doubt = totals.estimate[count, order[rows]], np.sqrt(totals.variance[count, order[rows]])
+    rows = rows[seen <= thresholds[rows] + far * doubt]
     if not len(rows):
         return answer
-    value, sd = (np.ascontiguousarray(part[:, rows]) for part in (value, sd))
+    value, sd = (
+        np.ascontiguousarray(part[:, order[rows]])
+        for part in (totals.estimate, np.sqrt(totals.variance))
+    )
     counted = mean_above(value[count], thresholds[rows], sd[count], miss)
     side = 1.0 if factor > 0 else -1.0
     end = value[rest] + factor * counted - side * quantile_of(1 - 2 * miss) * sd[rest]

@@ -136,7 +136,7 @@ def pure_sum(losses: PureLosses) -> tuple[Float64[Array, " n"], Float64[Array, "
         single = binomial(times, p)
         spread = np.zeros(2 * units * times + 1)
         spread[:: 2 * units] = single
-        masses = np.convolve(masses, spread)
+        masses = convolved(masses, spread)
     half = (len(masses) - 1) // 2
     grid = np.arange(-half, half + 1) * step
     kept = masses > 0
@@ -278,10 +278,10 @@ LONGEST = 8192  # places of a law of many compositions; beyond, its lattice is m
 
 
 def convolved(one: Float64[Array, " n"], two: Float64[Array, " m"]) -> Float64[Array, " n_m_1"]:
-    """Sums of products of numbers from 0 on: of k of them with a relative error below k 2^-52.
+    """`np.convolve` of numbers that are at least 0, with the same bits for any number of threads.
 
-    The shorter goes by pieces of `PIECE`: longer sums of products are divided among the threads of
-    the BLAS, whose number would change their last bits, and which wait for each other busily.
+    A sum of k products is off by less than k 2^-52 of itself. The shorter array is taken in pieces
+    of `PIECE`: the BLAS splits longer sums among its threads, which then spin as they wait.
 
     >>> convolved(np.ones(3), np.array([1.0, 2.0])).tolist()
     [1.0, 3.0, 3.0, 2.0]
