@@ -361,13 +361,16 @@ DIFFERENCES = """\
 ## Differences from GoogleSQL
 - Noise is Gaussian, for thresholds too: `LAPLACE_THRESHOLD` is accepted and means a private
   threshold. A delta is therefore needed; `epsilon` alone is not enough for any aggregate yet.
-- Where `contribution_bounds_per_row` is left out, a look at the rows chooses it, paid from the
+- Where `contribution_bounds_per_row` is left out, the expression may tell it: values of
+  `IF(paid, 1, 0)`, of `EXTRACT(HOUR FROM t)` and of what is computed of such have ends, which are
+  their bounds. Else a look at the rows chooses it, paid from the
   query's budget (`look_share`, a tenth): one value of each unit enters a noisy histogram by sign
   and power of the root of 2. Of values that are summed or averaged, the bounds are those for which
   clamping and noise together are forecast to err least; of others, the ends of the outermost bins
   that stand out (one of noise alone: once in 10^9). About how much lies beyond is said. All rows
   must be there when the job begins (files, a table in memory), continual queries included; live
-  data need bounds. With too few units to tell, bounds hold every value, and intervals are as wide.
+  data need bounds. With too few units to tell, bounds hold every value that the type of the
+  expression allows (0 and 1 of a BOOL that is cast), and intervals are as wide.
   GoogleSQL's implicit bounds are of a unit's total in a group; here they are per row.
 - `contribution_bounds_per_group` clamps a unit's total in a group, as in GoogleSQL: its rows are
   combined before bounding. That needs all rows, so in a continual query only

@@ -6,12 +6,14 @@ Nor does one hold a command to the terminal it is shown on: names in it are spel
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, currentframe, signature
 from numbers import Real
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -43,6 +45,17 @@ def visible_lines(text: str) -> str:
 def spelled(found: re.Match[str]) -> str:
     """A character as Python writes it in a text."""
     return found[0].encode("unicode_escape").decode()
+
+
+PACKAGE = str(Path(__file__).parent)
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warns, beside the line of the caller's own code that led here."""
+    level, frame = 1, currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 LONGEST_NAME = 200  # bytes; a file system takes 255

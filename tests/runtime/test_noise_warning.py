@@ -26,6 +26,13 @@ def asked(options, budget="epsilon = 1, delta = 1e-9", rows=ROWS):
     return sv.sql(text, {"t": rows})
 
 
+def test_a_warning_names_the_line_of_the_caller(tmp_path):
+    query = asked(KNOWN + "5")
+    with pytest.warns(NoiseWarning) as found:
+        list(query.run(str(tmp_path / "state")))
+    assert {one.filename for one in found if one.category is NoiseWarning} == {__file__}
+
+
 def warned(query, state):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

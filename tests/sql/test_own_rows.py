@@ -120,6 +120,18 @@ def test_a_subquery_by_the_unit_gives_what_duckdb_gives(subquery):
     assert sorted_rows(made) == sorted_rows(wanted)
 
 
+def test_rows_are_ordered_by_times_in_nanoseconds():
+    """As data frames have them; what is below a microsecond is a tie, as equal times are."""
+    rows = pa.table({
+        "id": [1, 1, 1, 2], "x": [3, 1, 2, 9], "t": pa.array([3, 1, 2, 1], pa.timestamp("s"))
+    })  # fmt: skip
+    nanos = rows.set_column(2, "t", rows["t"].cast(pa.timestamp("ns")))
+    text = "SELECT id, LAG(x) OVER (PARTITION BY id ORDER BY t) AS before FROM t"
+    around = "SELECT {} before, COUNT(*) AS n FROM ({}) GROUP BY before"
+    made = [own_rows(asked(text, around=around, table=one).source, one) for one in (rows, nanos)]
+    assert made[0]["before"].to_pylist() == made[1]["before"].to_pylist() == [2, None, 1, None]
+
+
 def left_alone(plan, table, unit):
     """Whether the rows of all others come out as they would without a unit, in their order."""
     others = table.filter(pc.not_equal(table["id"], unit))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
-from streamveil.errors import OperatorWarning, PlanError, fitting, nearest
+from streamveil.errors import OperatorWarning, PlanError, fitting, nearest, warn
 from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
@@ -240,7 +239,7 @@ def warn_of_unusable(last: Progress) -> None:
     """Tells the operator how many rows could not be used, where there are any."""
     said = last.unusable_summary("rejects='DIR'")
     if said:
-        warnings.warn(said, OperatorWarning, stacklevel=4)
+        warn(said, OperatorWarning)
 
 
 def spark_of(options: dict[str, Any]) -> Any:

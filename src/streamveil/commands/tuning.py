@@ -178,7 +178,8 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     say("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
     for name, found in learned.numbers:
         say(f"  {name} = {found.value:g}, with 95 % between {found.low:.3g} and {found.high:.3g}")
-    for text, (low, high) in learned.bounds.items():
+    bounds = learned.ends | learned.bounds
+    for text, (low, high) in bounds.items():
         say(f"  contribution_bounds_per_row of {text} => ({low:.4g}, {high:.4g})")
     if learned.cap is not None:
         say(f"  (rows of a unit beyond {learned.cap:g} are not in its average)")
@@ -189,7 +190,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
         )
         return
     tried = replace(plan, options=plan.options | learned.options, bounding=Bounding())
-    tried = with_bounds(tried, learned.bounds)
+    tried = with_bounds(tried, bounds)
     say("with these options and no bound, the forecast chooses")
     for default in compile_plan(tried).defaults:
         if "forecast" in default.reason:

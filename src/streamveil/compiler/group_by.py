@@ -48,6 +48,7 @@ from streamveil.plan.look import (
     look_share,
     prove_no_overflow,
     rows_of_a_group,
+    whole_range,
 )
 from streamveil.plan.options import Option
 
@@ -432,7 +433,7 @@ class Compiler:
         ]
 
     def _clamped(self, aggregate: Aggregate) -> str:
-        if aggregate.low is None:
+        if aggregate.low is None or self._holds_all(aggregate):
             return ""
         what = "totals of a unit in a group" if self.plan.bounding.combine else "values"
         said = f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
@@ -440,6 +441,12 @@ class Compiler:
             said = f"{UNBOUNDED.format(aggregate.expression)}; {said}"
         share = expectations(self.plan.options).get(CLAMPED, {}).get(aggregate.expression)
         return said if share is None else f"{said} (about {share:.1%} of what values add up to)"
+
+    def _holds_all(self, aggregate: Aggregate) -> bool:
+        """Whether its bounds hold every value that its expression can have."""
+        found = None if self.plan.bounding.combine else whole_range(aggregate)
+        low, high = aggregate.low or 0.0, aggregate.high or 0.0
+        return found is not None and low <= found[0] and found[1] <= high
 
     # ---- keys
 

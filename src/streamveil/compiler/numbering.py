@@ -22,6 +22,7 @@ from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_index import mixed
 from streamveil.dataflow.raw_memory import LARGE, lengthen, reserved
 from streamveil.dataflow.unit_kernels import HIGH, home
+from streamveil.expressions import range_of
 from streamveil.plan import Aggregate, Plan
 from streamveil.plan.combine import plain
 from streamveil.types import Array, Bool, Float64, Int64, UInt32, UInt64
@@ -363,6 +364,7 @@ class ValueRows:
     ) -> None:
         every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
         self.rows = ByUnit(np.float64)
+        self.ends = range_of(expression, schema)  # by its form and types of columns
         self._usable = UsableRows(replace(plan, aggregates=(every,)), schema)
         self.units = NumberedUnits(sample)
 

@@ -134,6 +134,22 @@ def clamped(
     return found
 
 
+def within_ends(
+    found: Mapping[str, Clamping], ends: Mapping[str, tuple[float, float]]
+) -> dict[str, Clamping]:
+    """Bounds within what values can be by their types; where a look found none, all of that.
+
+    >>> within_ends({"a": Clamping(0.0, 1.4, 0.0)}, {"a": (0, 1), "b": (0, 255)})
+    {'a': Clamping(low=0.0, high=1, beyond=0.0), 'b': Clamping(low=0, high=255, beyond=0.0)}
+    """
+    made = dict(found)
+    for text, (low, high) in ends.items():
+        one = found.get(text, Clamping(low, high, 0.0))
+        cut = replace(one, low=max(low, one.low), high=min(high, one.high))
+        made[text] = cut if cut.low < cut.high else one
+    return made
+
+
 def as_it_is(_: Plan, __: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
     """The bounds that an aggregate has."""
     return Clamping(output.low, output.high, sizes.beyond(output.low, output.high))

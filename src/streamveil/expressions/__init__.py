@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import pyarrow as pa
@@ -155,6 +156,29 @@ def normalize_expression(text: str) -> str:
     'LOWER(url)'
     """
     return canonical(nodes.check_shape(plain_names(parse_text(text))))
+
+
+def range_of(text: str, schema: pa.Schema | None = None) -> tuple[float, float] | None:
+    """The least and the largest number that an expression can be, whatever the rows.
+
+    None where either is not known. With a `schema`, types of columns tell as well.
+
+    >>> range_of("IF(kind = 'a', 1, 0)"), range_of("EXTRACT(HOUR FROM t) / 24"), range_of("ms")
+    ((0.0, 1.0), (0.0, 0.9583333333333334), None)
+    >>> range_of("CAST(paid AS INT64)", pa.schema([("paid", pa.bool_())]))
+    (0.0, 1.0)
+    """
+    if schema is None and not any(word in text for word in ("(", "CASE")):
+        return None  # columns, and what is computed of them
+    from streamveil.expressions.ranges import ANY, SMALL, range_of_tree  # loaded by need
+
+    def ends(name: str) -> tuple[float, float]:
+        if schema is None:
+            return ANY
+        return SMALL.get(plain_type(schema.field(column_named(schema, name)).type), ANY)
+
+    low, high = range_of_tree(parse_text(text), ends)
+    return (float(low), float(high)) if -inf < low <= high < inf else None
 
 
 def conjunction(conditions: Sequence[str]) -> str:

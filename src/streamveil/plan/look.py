@@ -23,6 +23,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
+from streamveil.expressions import range_of
 from streamveil.plan import Aggregate, Bounding, Plan, TableSource
 from streamveil.plan.options import EXPECTED_ROWS, INTERVALS, LOOK_SHARE, MAX_UNITS, SELECTION
 
@@ -86,6 +87,7 @@ MOMENTS = ("avg", "variance", "stddev")  # functions of a count and of centred s
 VALUED = ("sum", *MOMENTS, "quantile")  # functions that add or order values
 LEAST, MOST = -40, 63  # a value counts as one of 2^LEAST to 2^MOST, either sign
 WIDEST = (-(2.0**MOST), 2.0**MOST)
+FAR = 2.0**31
 UNBOUNDED = "too few units to bound {}: give contribution_bounds_per_row, or it is noise"
 Bounds = Mapping[str, tuple[float, float]]  # of an expression: what its values are clamped to
 
@@ -104,6 +106,19 @@ def open_values(plan: Plan) -> tuple[str, ...]:
     """The expressions whose bounds are to be chosen, each once."""
     open_ = (agg.expression for agg in plan.aggregates if is_open(agg))
     return tuple(dict.fromkeys(text for text in open_ if text is not None))
+
+
+def whole_range(aggregate: Aggregate) -> tuple[float, float] | None:
+    """Bounds that hold every value of an expression, where it alone tells them: IF(x, 1, 0).
+
+    None where columns decide, or where values may be so large that a look had better see them.
+    """
+    if aggregate.function not in VALUED or aggregate.expression is None:
+        return None
+    found = range_of(aggregate.expression)
+    if found is not None and found[0] == found[1]:
+        found = min(found[0], 0.0), max(found[1], 0.0)
+    return found if found and found[0] < found[1] and max(map(abs, found)) <= FAR else None
 
 
 def with_bounds(plan: Plan, found: Bounds) -> Plan:

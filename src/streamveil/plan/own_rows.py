@@ -564,7 +564,7 @@ class Ordered:
 
 def ranked(order: SortKey, table: pa.Table) -> Int64[Array, " rows"]:
     """Integers in the order of an expression's values."""
-    values = plain(compile_key(order.expression, table.schema)(table))
+    values = plain(compile_value(order.expression, table.schema)(table))
     if pa.types.is_null(values.type):
         return np.zeros(len(values), np.int64)
     ranks = np.asarray(pc.rank(values, "ascending", tiebreaker="dense"))

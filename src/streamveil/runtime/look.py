@@ -93,7 +93,7 @@ def looked(
         from streamveil.compiler.unit_sizes import of_all_releases  # loaded when a job looks
 
         known = of_all_releases(known, releases, met)
-    made = told(wanted, known, [], learned.bounds)
+    made = told(wanted, known, [], learned.ends | learned.bounds)
     operator, found = fitting(made), {}
     if operator is None:
         known = {}
@@ -102,6 +102,11 @@ def looked(
 
         opened = [one for one in wanted.aggregates if is_open(one)]
         found = clamped(made, operator, opened, learned.sizes)
+    if learned.ends:
+        from streamveil.compiler.value_sizes import within_ends  # likewise
+
+        found = within_ends(found, learned.ends)
+    if found:
         known = known and known | {CLAMPED: {text: one.beyond for text, one in found.items()}}
     said = [] if given else in_words(learned, groups=LAWS in known or not first)
     if first:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.engines import within
-from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
+from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, warn
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.look import first_alone, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
@@ -178,10 +177,9 @@ def warn_of_nothing(plan: Plan) -> None:
         nothing = None if table is None or len(table) else "the table has no rows"
     if nothing is not None:
         more = ", unless files come later" if plan.source.options.get("follow") else ""
-        warnings.warn(
+        warn(
             f"{nothing}: the budget of this job is spent on releases without rows{more}",
             OperatorWarning,
-            stacklevel=4,
         )
 
 
@@ -205,7 +203,7 @@ def warn_of_noise(plan: Plan, operator: Operator) -> None:
     Proof: decided by public expectations and by what a look said, which its budget paid for.
     """
     if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
-        warnings.warn(noise, NoiseWarning, stacklevel=6)
+        warn(noise, NoiseWarning)
 
 
 def warn_of_future(plan: Plan) -> None:
@@ -217,13 +215,12 @@ def warn_of_future(plan: Plan) -> None:
     end_us, now_us = plan.clock.end_us or 0, time.time_ns() // 1_000
     is_open = plan.source.kind != "memory"  # more rows may come to where it lies
     if is_open and plan.clock.kind == "event" and end_us > now_us:
-        warnings.warn(
+        warn(
             "the end of this replay is yet to come: all releases are made now, from the rows that"
             " are there, and later rows will be in none.\n"
             "  to fix  follow = TRUE, in Python follow=True, makes each release when it is due;"
             " or an end in the past",
             NoiseWarning,
-            stacklevel=6,
         )
 
 

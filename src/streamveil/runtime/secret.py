@@ -12,7 +12,6 @@ import os
 import shlex
 import stat
 import subprocess  # the user's own key command, no shell
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
@@ -20,7 +19,7 @@ from typing import TypeGuard
 from streamveil import disk
 from streamveil.core.noise import SECRET_BYTES, KeyedNoise, Noise
 from streamveil.disk import crash_only
-from streamveil.errors import NoiseWarning, PlanError, StoreError
+from streamveil.errors import NoiseWarning, PlanError, StoreError, warn
 from streamveil.runtime import store as stores
 
 ENVIRONMENT = "STREAMVEIL_SECRET"
@@ -121,7 +120,7 @@ def output(command: str) -> str:
 
 def warn_insecure() -> None:
     """Tells, where the noise of a job is asked for, that it is no secret."""
-    warnings.warn("insecure noise: this job's releases protect nobody", NoiseWarning, stacklevel=3)
+    warn("insecure noise: this job's releases protect nobody", NoiseWarning)
 
 
 CHECK_DIGITS = 32

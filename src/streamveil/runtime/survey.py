@@ -157,6 +157,7 @@ class Learned:
     likely: dict[str, Any] = field(default_factory=dict)  # options by bins above the noise
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # outermost, of values
     sizes: dict[str, ValueSizes] = field(default_factory=dict)  # of the same
+    ends: dict[str, tuple[float, float]] = field(default_factory=dict)  # that types give: public
 
     @property
     def sure(self) -> bool:
@@ -242,7 +243,9 @@ def survey(  # noqa: PLR0913  (who asks, of what, for which price, and how)
     ]
     summed = first_counted(counted).expression if valued else None
     what = BinsOf(expressions, summed, 2**level)
-    return values(post_process(learned, float(asked.sigma), what, *noisy)), asked.guarantee
+    found = values(post_process(learned, float(asked.sigma), what, *noisy))
+    ends = {text: one.ends for text, one in zip(expressions, opened, strict=True) if one.ends}
+    return replace(found, ends=ends), asked.guarantee
 
 
 def rows_within(plan: Plan, rows: pa.Table, within: tuple[int, int]) -> pa.Table:

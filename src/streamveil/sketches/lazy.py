@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.counters.cells import CellCounter
-from streamveil.errors import NoiseWarning
+from streamveil.errors import NoiseWarning, warn
 from streamveil.sketches.hashing import Kind, Layout
 from streamveil.sketches.keys import Keys, Words, key_words
 from streamveil.sketches.levels import Levels, LevelWords
@@ -154,9 +153,8 @@ def warn_about_delta(budget: Budget, schedule: PushSchedule) -> None:
     """A delta of 1/T or more allows publishing whole records."""
     horizon = schedule.horizon if schedule.clock == "arrivals" else None
     if horizon is not None and budget.delta is not None and budget.delta * horizon >= 1:
-        warnings.warn(
+        warn(
             f"delta = {float(budget.delta):g} is at least 1 / {horizon}: a mechanism that"
             " publishes a record outright would satisfy it; use a much smaller delta",
             NoiseWarning,
-            stacklevel=4,
         )

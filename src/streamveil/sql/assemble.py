@@ -36,6 +36,7 @@ from streamveil.plan import (
     Window,
     options,
 )
+from streamveil.plan.look import is_open, whole_range
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
@@ -86,7 +87,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             where=conjunction(draft.where) if draft.where else None,
             keys=draft.keys,
             key_set=_key_set(draft, values),
-            aggregates=draft.aggregates,
+            aggregates=_within(draft, values),
             window=window,
             clock=replace(_ticks(draft, values), zone=window.zone).clock(),
             bounding=_bounding(draft, values),
@@ -207,6 +208,18 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
                 "  to fix  give it bounds per group (COUNT: (0, k)), or ask in two queries"
             )
     return draft, {**values, "combine": True}
+
+
+def _within(draft: Draft, values: Mapping[str, Any]) -> tuple[Aggregate, ...]:
+    """The aggregates; of values between known ends, such as IF(x, 1, 0), these are the bounds."""
+    if isinstance(draft.source, TableSource) or values.get("combine"):
+        return draft.aggregates
+    return tuple(
+        replace(one, low=ends[0], high=ends[1])
+        if is_open(one) and (ends := whole_range(one)) is not None
+        else one
+        for one in draft.aggregates
+    )
 
 
 def _without_count_bounds(draft: Draft) -> Draft:

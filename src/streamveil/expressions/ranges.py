@@ -1,0 +1,170 @@
+"""Between which ends the values of an expression lie, whatever the rows: by interval arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, floor, inf, isnan
+from operator import add, mul, sub, truediv
+from typing import TypeAlias
+
+import pyarrow as pa
+from sqlglot import exp
+
+from streamveil.expressions.dialect import canonical
+
+Range: TypeAlias = tuple[float, float]
+Ends: TypeAlias = Callable[[str], Range]  # of a column, by its name
+Rule: TypeAlias = Callable[[Sequence[Range]], Range]  # by those of its parts
+ANY: Range = (-inf, inf)
+NONE: Range = (inf, -inf)  # of what is null in every row
+TRUTH: Range = (0.0, 1.0)  # of FALSE and TRUE, once they are cast
+PARTS: Mapping[str, Range] = {  # of a time
+    "QUARTER": (1, 4), "MONTH": (1, 12), "WEEK": (0, 53), "ISOWEEK": (1, 53), "DAY": (1, 31),
+    "DAYOFYEAR": (1, 366), "DAYOFWEEK": (1, 7), "HOUR": (0, 23), "MINUTE": (0, 59),
+    "SECOND": (0, 59), "MILLISECOND": (0, 999), "MICROSECOND": (0, 999_999),
+}  # fmt: skip
+SMALL: Mapping[pa.DataType, Range] = {  # types of columns with few values
+    pa.bool_(): TRUTH, pa.int8(): (-128, 127), pa.uint8(): (0, 255),
+}  # fmt: skip
+CONDITIONS = (
+    exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.And, exp.Or, exp.Not, exp.Is, exp.In,
+    exp.Between, exp.Like, exp.Boolean, exp.NullSafeEQ, exp.NullSafeNEQ,
+)  # fmt: skip
+ASKING = ("STARTS_WITH", "ENDS_WITH", "CONTAINS_SUBSTR", "REGEXP_CONTAINS", "IS_NAN", "IS_INF")
+
+
+def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
+    """The least and the largest value; infinite where it is not known, `NONE` if all are null.
+
+    Proof: by induction over the tree. A rule holds whatever its parts are within their ranges, and
+        a node without a rule may be anything. A null is no value.
+    """
+    tree = tree.unnest()
+    if isinstance(tree, exp.Column):
+        return ends(tree.name)
+    if isinstance(tree, CONDITIONS):
+        return TRUTH
+    rule = RULES.get(type(tree))
+    return ANY if rule is None else rule(tree, ends)
+
+
+def either(ranges: Sequence[Range]) -> Range:
+    """What holds the values of every one of some ranges."""
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
+
+
+def _literal(tree: exp.Expr, _: Ends) -> Range:
+    if tree.args.get("is_string"):
+        return ANY
+    number = float(tree.this)
+    return number, number
+
+
+def _cast(tree: exp.Expr, ends: Ends) -> Range:
+    low, high = range_of_tree(tree.this, ends)
+    kind = tree.args["to"].this
+    if kind == exp.DataType.Type.BIGINT:
+        return _whole(low, high)
+    return (low, high) if kind == exp.DataType.Type.DOUBLE else ANY
+
+
+def _whole(low: float, high: float) -> Range:
+    """Of values that are rounded, up or down."""
+    return (floor(low), ceil(high)) if -inf < low <= high < inf else (low, high)
+
+
+def _negative(tree: exp.Expr, ends: Ends) -> Range:
+    low, high = range_of_tree(tree.this, ends)
+    return -high, -low
+
+
+def _by_corners(apply: Callable[[float, float], float]) -> Rule:
+    """Of an operator that rises or falls with either part: extremes are at the ends of both."""
+
+    def rule(parts: Sequence[Range]) -> Range:
+        left, right = parts
+        found = [apply(one, other) for one in left for other in right]
+        return (min(found), max(found)) if not any(map(isnan, found)) else ANY
+
+    return rule
+
+
+def _quotient(parts: Sequence[Range]) -> Range:
+    low, high = parts[1]
+    return _by_corners(truediv)(parts) if low > 0 or high < 0 else ANY
+
+
+def _remainder(parts: Sequence[Range]) -> Range:
+    """It has the sign of what is divided, which must be known for a range that is of use."""
+    most = max(map(abs, parts[1]))
+    return (0.0, most) if parts[0][0] >= 0 else ANY
+
+
+def _binary(rule: Rule) -> Callable[[exp.Expr, Ends], Range]:
+    return lambda tree, ends: rule(
+        [range_of_tree(part, ends) for part in (tree.this, tree.expression)]
+    )
+
+
+def _if(tree: exp.Expr, ends: Ends) -> Range:
+    last = tree.args.get("false")
+    chosen = [tree.args["true"], *([last] if last is not None else [])]
+    return either([range_of_tree(one, ends) for one in chosen])
+
+
+def _case(tree: exp.Expr, ends: Ends) -> Range:
+    last = tree.args.get("default")
+    chosen = [one.args["true"] for one in tree.args["ifs"]] + ([last] if last is not None else [])
+    return either([range_of_tree(one, ends) for one in chosen])
+
+
+def _extract(tree: exp.Expr, _: Ends) -> Range:
+    return PARTS.get(canonical(tree.this).upper().partition("(")[0], ANY)
+
+
+def _call(tree: exp.Expr, ends: Ends) -> Range:
+    name = str(tree.this).upper()
+    if name in ASKING:
+        return TRUTH
+    rule = CALLS.get(name)
+    parts = [range_of_tree(one, ends) for one in tree.expressions] if rule is not None else []
+    return rule(parts) if rule is not None and parts else ANY
+
+
+def _rounded(parts: Sequence[Range]) -> Range:
+    """With a number of digits only where they cannot be before the point."""
+    return _whole(*parts[0]) if len(parts) == 1 or parts[1][0] >= 0 else ANY
+
+
+def _of_known(parts: Sequence[Range], choose: Callable[[Iterable[float]], float]) -> Range:
+    """Of a column that is cut at an end, most values are far from it: nothing of use is known."""
+    low, high = either(parts)
+    if not -inf < low <= high < inf:
+        return ANY
+    lows, highs = zip(*parts, strict=True)
+    return choose(lows), choose(highs)
+
+
+def _size(parts: Sequence[Range]) -> Range:
+    low, high = parts[0]
+    return max(low, -high, 0.0), max(abs(low), abs(high))
+
+
+CALLS: Mapping[str, Rule] = {
+    "IF": lambda parts: either(parts[1:]),
+    "IFNULL": either, "COALESCE": either,
+    "NULLIF": lambda parts: parts[0],
+    "LEAST": lambda parts: _of_known(parts, min), "GREATEST": lambda parts: _of_known(parts, max),
+    "MOD": _remainder, "ABS": _size, "SIGN": lambda _: (-1.0, 1.0),
+    "ROUND": _rounded, "TRUNC": _rounded,
+    "FLOOR": lambda parts: _whole(*parts[0]), "CEIL": lambda parts: _whole(*parts[0]),
+    "CEILING": lambda parts: _whole(*parts[0]),
+}  # fmt: skip
+RULES: Mapping[type, Callable[[exp.Expr, Ends], Range]] = {
+    exp.Literal: _literal, exp.Null: lambda *_: NONE,
+    exp.Cast: _cast, exp.TryCast: _cast, exp.Neg: _negative,
+    exp.Add: _binary(_by_corners(add)), exp.Sub: _binary(_by_corners(sub)),
+    exp.Mul: _binary(_by_corners(mul)), exp.Div: _binary(_quotient), exp.Mod: _binary(_remainder),
+    exp.If: _if, exp.Case: _case, exp.Extract: _extract, exp.Anonymous: _call,
+}  # fmt: skip
