@@ -257,6 +257,11 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 def plain(table: pa.Table) -> pa.Table:
     """The same values in columns of plain types."""
     for place, column in enumerate(table.schema):
+        if getattr(column.type, "extension_name", "") == "pandas.period":  # numbers, to Arrow
+            raise SourceError(
+                f"column '{column.name}' has periods, which would be read as numbers.\n"
+                "  to fix  frame[name].dt.to_timestamp(), or .astype(str)"
+            )
         kind = plain_type(column.type)
         if kind != column.type:
             parts = [plain_array(c) for c in table.column(place).chunks]

@@ -169,3 +169,12 @@ def test_rounding_in_the_query_says_that_groups_are_joined(tmp_path: Path) -> No
     asked = sv.memory(table).protect(unit="unit").group_by(k="TIMESTAMP_TRUNC(k, MICROSECOND)")
     plan = asked.agg(n=sv.count()).bound(max_rows=1).release(budget=BUDGET).plan
     assert answer(plan, tmp_path / "s").table["n"].to_pylist() == [UNITS, 2 * UNITS]
+
+
+def test_periods_of_pandas_are_refused_as_they_would_be_numbers() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"user": [1, 2], "m": pandas.period_range("2026-01", periods=2, freq="M")}
+    )
+    with pytest.raises(sv.SourceError, match=r"column 'm' has periods.*\n.*to_timestamp"):
+        sv.memory(frame)
