@@ -16,8 +16,9 @@ last releases again with reals that are near the first ones; what was published 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import hypot
@@ -231,22 +232,30 @@ def as_table(data: Any) -> pa.Table:
     A stream that can be read once is read here, once.
     """
     if isinstance(data, dict):
-        try:
+        with without_values(
+            "dict", "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
+        ):
             return plain(pa.table(data))
-        except (pa.ArrowException, TypeError, ValueError, AttributeError):  # may show a value
-            raise SourceError(
-                "this dict cannot be read as a table.\n"
-                "  to fix  give lists of one length, of one type: {'user': [1, 2], 'ms': [3, 4]}"
-            ) from None
-    if hasattr(data, STREAM):
-        return plain(pa.table(data))
-    if hasattr(data, "__arrow_c_array__"):
-        return plain(pa.Table.from_batches([pa.record_batch(data)]))
+    if hasattr(data, STREAM) or hasattr(data, "__arrow_c_array__"):
+        way = "give each column one type: frame.astype({'page': 'string'}) of pandas"
+        with without_values(type(data).__name__, way):
+            if hasattr(data, STREAM):
+                return plain(pa.table(data))
+            return plain(pa.Table.from_batches([pa.record_batch(data)]))
     lazy = hasattr(data, "collect")
     raise SourceError(
         f"cannot read a {type(data).__name__} as an Arrow table.\n"
         f"  to fix  {'collect it first: .collect()' if lazy else 'give a frame, table or dict'}"
     )
+
+
+@contextmanager
+def without_values(what: str, way: str) -> Iterator[None]:
+    """Says that something is no table, and the way out, where the error of Arrow quotes a value."""
+    try:
+        yield
+    except (pa.ArrowException, ArithmeticError, AttributeError, OSError, TypeError, ValueError):
+        raise SourceError(f"this {what} cannot be read as a table.\n  to fix  {way}") from None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -142,6 +142,21 @@ def test_a_parquet_file_keeps_categories_views_and_ids_readable(tmp_path):
         assert chunk.rows["id"].to_pylist() == [one.as_py().bytes for one in ids]
 
 
+ODD = {
+    "a text among numbers": [1, "a secret", 2],
+    "a number beyond 64 bits": [1, 2**70, 3],
+    "an object of another kind": [1, complex(1, 77), 3],
+}
+
+
+@pytest.mark.parametrize("values", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("made", [pd.DataFrame, dict], ids=["pandas", "a dict"])
+def test_a_frame_whose_values_have_no_common_type_is_refused_without_quoting_one(values, made):
+    with pytest.raises(SourceError, match=r"cannot be read as a table.\n.*to fix") as refused:
+        as_table(made({"u": [1, 2, 3], "k": values}))
+    assert all(str(odd) not in str(refused.value) for odd in ("secret", 2**70, "77"))
+
+
 def test_what_is_no_table_is_refused_with_a_way_out():
     with pytest.raises(SourceError, match=r"LazyFrame.*\n.*\.collect\(\)"):
         sv.memory(pl.DataFrame(DATA).lazy())
