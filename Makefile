@@ -6,6 +6,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 CODE := src tests benchmarks examples tools
 export OPENBLAS_NUM_THREADS := 1
+unexport PYTHONDONTWRITEBYTECODE  # what pytest rewrites is kept: 8 s of CPU for each worker
 
 demo: .venv/demo.ok
 	$(PY) -m streamveil demo

@@ -45,6 +45,7 @@ os.environ[kept.FOLDER] = "off"  # also while the controller collects tests
 
 ELSEWHERE = ("streamveil.", "tests.")  # code of ours, of which these packages search designs:
 SEARCHING = tuple(f"streamveil.{Path(room).stem}" for room in kept.ROOMS if "/" not in room)
+SHARING = ("tests/engines/spark/", "tests/connectors/test_kafka")  # a session, a broker
 
 
 def is_searching(owner):
@@ -119,12 +120,12 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With workers, a file's tests go to one of them; all of Spark's do, which share a session."""
+    """With workers, a file's tests go to one of them; those that share a session or broker do."""
     from xdist.scheduler import LoadFileScheduling
 
-    class OneSession(LoadFileScheduling):
+    class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            spark = "tests/engines/spark/"
-            return spark if nodeid.startswith(spark) else super()._split_scope(nodeid)
+            found = (shared for shared in SHARING if nodeid.startswith(shared))
+            return next(found, None) or super()._split_scope(nodeid)
 
-    return OneSession(config, log) if config.getoption("dist") == "loadfile" else None
+    return Sharing(config, log) if config.getoption("dist") == "loadfile" else None

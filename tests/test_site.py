@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -32,6 +33,9 @@ LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(htt
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    """The pages: those that `.ci/run` has built of this code, where it says so, else built here."""
+    if built := os.environ.get("STREAMVEIL_SITE"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder],

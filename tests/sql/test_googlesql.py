@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.core.noise import SECRET_BYTES, KeyedNoise
 from streamveil.errors import PlanError
 
 PAGE = Path(__file__).parents[2] / "docs" / "googlesql.md"
@@ -38,7 +39,9 @@ def answer(text, state):
 
 
 @pytest.mark.parametrize(("text", "said", "instead"), LINES, ids=range(len(LINES)))
-def test_the_page_is_true(text, said, instead, tmp_path):
+def test_the_page_is_true(text, said, instead, tmp_path, monkeypatch):
+    # with one secret all looks say the same, and what one statement searches for serves others
+    monkeypatch.setattr(KeyedNoise, "fresh", lambda: KeyedNoise(bytes(SECRET_BYTES)))
     if said == "runs":
         assert answer(text, tmp_path / "state").num_rows
         return

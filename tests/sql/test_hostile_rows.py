@@ -263,11 +263,18 @@ def cells(column):
     return column.to_pylist()
 
 
+def bits(column):
+    """Each value as Arrow writes it down: two that are equal here are one to every function."""
+    rows = (pa.concat_arrays([column.slice(row, 1)] * 8) for row in range(len(column)))
+    return [pa.record_batch([row], ["x"]).serialize().to_pybytes() for row in rows]
+
+
 def beside(*parts):
     """Rows one after the other: not all types can be taken by number."""
     return pa.concat_tables([TABLE.slice(start, count) for start, count in parts])
 
 
+VALUES = {name: bits(TABLE[name].chunk(0)) for name in TABLE.column_names}
 ORDER = np.random.default_rng(3).permutation(ROWS).tolist()
 SHUFFLED = beside(*((row, 1) for row in ORDER))
 BEHIND = beside((17, ROWS), (0, ROWS)).combine_chunks().slice(ROWS - 17)
@@ -275,12 +282,22 @@ PIECES = beside((0, 1), (1, 20), (21, 0), (21, ROWS))
 ONE_MORE = [(row, beside((0, 20), (row, 1))) for row in range(20, ROWS, 7)]
 
 
+def alike(text):
+    """For each row the first one with the same values in all columns that an expression reads."""
+    read = {column.name for column in parse_text(text).find_all(exp.Column)}
+    rows = zip(*([0] * ROWS, *(VALUES[name] for name in sorted(read))), strict=True)
+    first = {}
+    return [first.setdefault(values, row) for row, values in enumerate(rows)]
+
+
 def seen_otherwise(text):
     """In which ways the rows of an expression differ where other rows stand around them."""
     run = compile_expression(text, TABLE.schema)
     whole = cells(run(TABLE))
+    first = alike(text)
+    alone = {row: cells(run(TABLE.slice(row, 1)))[0] for row in {*first}}
     found = {
-        "alone": [cells(run(TABLE.slice(row, 1)))[0] for row in range(ROWS)],
+        "alone": [alone[row] for row in first],
         "behind others": cells(run(BEHIND)),
         "in pieces": cells(run(PIECES)),
     }
