@@ -30,6 +30,11 @@ MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 OVER = "are in no number: they were over the contribution bound"
 OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
 UNHELD = "bias", "clamped"  # what facts of a number say that no interval of it holds
+RATIOS = "avg", "variance", "stddev", "quantile"  # functions whose answers do not grow with rows
+OF_KEPT = (
+    "of the rows that were kept, where units with many rows weigh less than among all rows; no"
+    " interval holds what that changes"
+)
 REPEATS = "rows with which a unit repeats a group that counts it are not among them"
 ALLOWED = (
     "intervals allow each group three times its share of these: the true number of a group that"
@@ -104,13 +109,27 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
     if facts.get("uncut"):  # every unit has one row, and every bound lets it in
         return None
     if cut is None:
-        return "; ".join(said_of_outputs(facts, "bias", names)) or None
+        which = said_of_outputs(facts, "bias", names)
+        return "; ".join([*which, *said_of_kept(facts, names)]) if which else None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
     about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
-    return (
-        f"{_rows_over(cut, OF_SHOWN if 'cut_of' in facts else '')}{f'; {about}' if units else ''}"
-        f"{f'; {ALLOWED}' if facts.get('true_intervals') else ''}"
-    )
+    said = [_rows_over(cut, OF_SHOWN if "cut_of" in facts else "")]
+    said += [about] * units + [ALLOWED] * bool(facts.get("true_intervals"))
+    return "; ".join([*said, *said_of_kept(facts, names)])
+
+
+def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
+    """Which means, deviations and quantiles are of other rows than all.
+
+    >>> said_of_kept({"outputs": [{"name": "m", "function": "avg"}]})[0].partition(",")[0]
+    'm: of the rows that were kept'
+    """
+    found = [
+        one["name"]
+        for one in facts.get("outputs", ())
+        if one.get("function") in RATIOS and (names is None or one["name"] in names)
+    ]
+    return [f"{', '.join(found)}: {OF_KEPT}"] if found else []
 
 
 def _rows_over(cut: Facts, whose: str) -> str:

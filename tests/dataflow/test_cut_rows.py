@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil.advise import bias_rows
 from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
@@ -32,7 +33,7 @@ from streamveil.dataflow.outputs import Estimate, Output
 from streamveil.dataflow.release_tables import with_cut
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
-from streamveil.release_metadata import FACTS, cut_sentence, sentences
+from streamveil.release_metadata import FACTS, OF_KEPT, cut_sentence, sentences
 
 ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window
 
@@ -278,6 +279,24 @@ def test_a_release_says_what_its_true_intervals_do_not_hold():
     assert "can lie outside" in cut_sentence(facts(release))
     _, [release] = run(query(steps=1), tables(steps=1), SilentNoise())
     assert "can lie outside" not in cut_sentence(facts(release))
+
+
+@pytest.mark.parametrize("share", [0.01, 0])  # of the budget, for a private count of cut rows
+def test_means_and_quantiles_are_said_to_be_of_kept_rows(share):
+    measures = {
+        "n": sv.count(),
+        "a": sv.avg("v", bounds=(0, 5)),
+        "q": sv.median("v", bounds=(0, 5)),
+    }
+    rows = [table.append_column("v", pa.array(np.ones(len(table)))) for table in tables(steps=1)]
+    operator = query(steps=1, measures=measures, cut_share=share)
+    _, [release] = run(operator, rows, SilentNoise())
+    assert cut_sentence(facts(release)).endswith(f"; a, q: {OF_KEPT}")
+    assert OF_KEPT not in cut_sentence(facts(release), ["n"])
+    assert cut_sentence(facts(release), ["n", "q"]).endswith(f"; q: {OF_KEPT}")
+    assert ("a, q", OF_KEPT) in bias_rows(operator)
+    _, [counted] = run(query(steps=1, cut_share=share), rows, SilentNoise())
+    assert OF_KEPT not in cut_sentence(facts(counted))
 
 
 def test_a_release_does_not_depend_on_the_order_in_which_keys_came():

@@ -42,7 +42,7 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.options import Option
-from streamveil.release_metadata import ALLOWED
+from streamveil.release_metadata import ALLOWED, OF_KEPT, RATIOS
 
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit
@@ -554,6 +554,9 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     rows = [(", ".join(names), note) for note, names in notes.items()]
     if operator.aggregation.cut is not None and not operator.uncut:
         rows.append(("told with each release", "a private count of the rows over the bound"))
+    means = [output.name for output in operator.outputs if output.function in RATIOS]
+    if means and not operator.uncut:
+        rows.append((", ".join(means), OF_KEPT))
     if operator.true_intervals:
         rows.append(("intervals = 'true'", ALLOWED))
     return tuple(rows)

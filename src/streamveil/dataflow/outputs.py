@@ -125,6 +125,7 @@ def quantile_of(confidence: float) -> float:
 
 
 Function = Callable[[Output, Array, Array, float], Estimate]
+Fewest = Callable[[float], Array]  # what a count is at least, but for a chance in deviations
 
 
 def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
@@ -135,8 +136,10 @@ def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimat
     return normal(in_turn(factors * estimate), np.sqrt(in_turn(factors**2 * variance)), z)
 
 
-def average(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
-    """Centre + sum / count, inside the bounds of the values; the interval is Fieller's.
+def average(
+    output: Output, estimate: Array, variance: Array, z: float, fewest: Fewest | None = None
+) -> Estimate:
+    """Centre + sum / count, inside the bounds of the values; its interval: see `ratio_between`.
 
     The standard deviation is that of the delta method.
     """
@@ -144,7 +147,7 @@ def average(output: Output, estimate: Array, variance: Array, z: float) -> Estim
     share = estimate[1] / count
     sd = np.sqrt(variance[1] + share**2 * variance[0]) / count
     parts = (estimate[1], variance[1]), (estimate[0], variance[0])
-    low, high = fieller(*parts, np.zeros(len(share)), z)
+    low, high = ratio_between(*parts, z, fewest)
     found = Estimate(share, sd, np.minimum(low, share), np.maximum(high, share))
     moved = Estimate(found.value + centre, sd, found.low + centre, found.high + centre)
     return clip(moved, output.low, output.high)
@@ -169,7 +172,31 @@ def fieller(
     return low, high
 
 
-def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
+def ratio_between(
+    top: tuple[Array, Array], bottom: tuple[Array, Array], z: float, fewest: Fewest | None
+) -> tuple[Array, Array]:
+    """The ends of an interval for sum / count, whose noise is drawn apart.
+
+    Fieller's; but of a group that is shown since its count is above a threshold, `fewest` says what
+    the count is at least, with the chance of errors that a number of deviations leaves to one side.
+
+    Proof for such a group: let r = S / N be the true ratio, 0 or above; below 0 the ends change
+        sides. Given the condition, the noise of the count tends to be larger than without it, that
+        of y - r x smaller. So r is below Fieller's low end at most as often as without it. It is
+        above (y + z' sd) / n only if S is above y + z' sd or N is below n: each happens with half
+        of the chance that the upper side has.
+    """
+    low, high = fieller(top, bottom, np.zeros(len(top[0])), z)
+    if fewest is None:
+        return low, high
+    each = apart(z, 0.5)
+    least, reach = np.maximum(fewest(each), 1), each * np.sqrt(top[1])
+    return np.minimum(low, (top[0] - reach) / least), np.maximum(high, (top[0] + reach) / least)
+
+
+def variance_of(
+    output: Output, estimate: Array, variance: Array, z: float, fewest: Fewest | None = None
+) -> Estimate:
     """The sample variance from sums of centred values and squares; see `spread_between`.
 
     The standard deviation is that of the delta method.
@@ -181,36 +208,38 @@ def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> E
     sd = np.sqrt(variance[2] + 4 * mean**2 * variance[1] + slope**2 * variance[0]) / count
     bessel, most = count / np.maximum(count - 1, 1), (output.high - output.low) ** 2 / 4
     value = np.clip(value * bessel, 0.0, most * bessel)
-    low, high = spread_between(output, estimate, variance, z)
+    low, high = spread_between(output, estimate, variance, z, fewest)
     return Estimate(value, sd * bessel, np.minimum(low, value), np.maximum(high, value))
 
 
 def spread_between(
-    output: Output, estimate: Array, variance: Array, z: float
+    output: Output, estimate: Array, variance: Array, z: float, fewest: Fewest | None = None
 ) -> tuple[Array, Array]:
-    """The ends of an interval for the sample variance.
+    """The ends of an interval for the sample variance; `fewest` as in `ratio_between`.
 
     Proof: with m the true mean, the squared distances from m have the sum q - 2 m s + m^2 n, whose
-        ratio to the count n is the variance: Fieller's interval at m holds it. Unless the interval
-        of the mean fails, m is one of its places, so the union over them holds the variance; and
-        unless that of the count fails, n / (n - 1) is between the factors at its ends. The three
-        share the chance of errors.
+        ratio to the count n is the variance: (q - 2 m s) / n + m^2, an interval at m holds it.
+        Unless the interval of the mean fails, m is one of its places, so the union over them holds
+        the variance; and unless that of the count fails, n / (n - 1) is between the factors at its
+        ends. The three share the chance of errors.
     Error: the union is taken at `PLACES` of the mean and where the sum is least; tests measure that
         what lies between is covered as well.
     """
     spread, about, some = (apart(z, share) for share in SHARES)
     half, none = (output.high - output.low) / 2, np.zeros(estimate.shape[1])
     (n, s, q), (n_var, s_var, q_var) = estimate, variance
-    ends = [np.clip(end, -half, half) for end in fieller((s, s_var), (n, n_var), none, about)]
+    mean = ratio_between((s, s_var), (n, n_var), about, fewest)
+    ends = [np.clip(end, -half, half) for end in mean]
     places = [ends[0] + (ends[1] - ends[0]) * place for place in np.linspace(0, 1, PLACES)]
     low, high = none + np.inf, none - np.inf
     for m in [np.clip(s / np.maximum(n, 1), *ends), *places]:
-        total = q - 2 * m * s + m**2 * n, q_var + 4 * m**2 * s_var + m**4 * n_var
-        first, last = fieller(total, (n, n_var), m**2 * n_var, spread)
-        low, high = np.minimum(low, first), np.maximum(high, last)
-    fewest, most = (np.maximum(n + side * some * np.sqrt(n_var), 2) for side in (-1, 1))
+        beside = q - 2 * m * s, q_var + 4 * m**2 * s_var
+        first, last = ratio_between(beside, (n, n_var), spread, fewest)
+        low, high = np.minimum(low, first + m**2), np.maximum(high, last + m**2)
+    least = n - some * np.sqrt(n_var) if fewest is None else fewest(some)
+    ends = [np.maximum(end, 2) for end in (least, n + some * np.sqrt(n_var))]
     low, high = (np.clip(end, 0.0, half**2) for end in (low, high))
-    return low * (most / (most - 1)), high * (fewest / (fewest - 1))
+    return low * (ends[1] / (ends[1] - 1)), high * (ends[0] / (ends[0] - 1))
 
 
 def apart(z: float, share: float) -> float:
@@ -218,9 +247,11 @@ def apart(z: float, share: float) -> float:
     return float(portable(-ndtri(share * ndtr(-z))))
 
 
-def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
+def deviation(
+    output: Output, estimate: Array, variance: Array, z: float, fewest: Fewest | None = None
+) -> Estimate:
     """The square root of the variance, and of the ends of its interval."""
-    found = variance_of(output, estimate, variance, z)
+    found = variance_of(output, estimate, variance, z, fewest)
     value = np.sqrt(found.value)
     sd = np.where(value > 0, found.sd / np.where(value > 0, 2 * value, 1.0), np.sqrt(found.sd))
     return Estimate(value, sd, np.sqrt(found.low), np.sqrt(found.high))
@@ -321,6 +352,11 @@ def clip(answer: Estimate, low: float, high: float | Float64[Array, " keys"]) ->
     )
 
 
+COUNTED_MOMENTS: dict[str, Callable[[Output, Array, Array, float, Fewest], Estimate]] = {
+    "avg": average,
+    "variance": variance_of,
+    "stddev": deviation,
+}
 FUNCTIONS: dict[str, Function] = {
     "count": total,
     "count_units": total,

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import ReleaseColumns
-from streamveil.compiled import log_ndtr
+from streamveil.compiled import log_ndtr, ndtr
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
 from streamveil.dataflow.cut_rows import cut_summary, odds_of, with_share
-from streamveil.dataflow.outputs import Estimate, Output, Totals, quantile_of
+from streamveil.dataflow.outputs import COUNTED_MOMENTS, Estimate, Output, Totals, quantile_of
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
-from streamveil.types import Array, Bool, Float64, Int32
+from streamveil.types import Array, Bool, Float64, Int32, Int64
 
 # ---- intervals that cover cut rows too
 
@@ -99,10 +99,7 @@ def since_counted(
         errors, which comes on top of it.
     """
     (count, rest), (factor, _), miss = output.lanes, output.factors, (1 - confidence) / 4
-    far = 2 * quantile_of(1 - 2 * UNSEEN * (1 - confidence))
-    rows = np.flatnonzero(np.isfinite(thresholds) & (answer.sd > 0))
-    seen, doubt = totals.estimate[count, order[rows]], np.sqrt(totals.variance[count, order[rows]])
-    rows = rows[seen <= thresholds[rows] + far * doubt]
+    rows = near_threshold(totals, count, order, thresholds, answer.sd > 0, confidence)
     if not len(rows):
         return answer
     value, sd = (
@@ -118,6 +115,52 @@ def since_counted(
     else:
         high[rows] = np.maximum(end, high[rows])
     return replace(answer, low=low, high=high)
+
+
+def since_divided(
+    answer: Estimate,
+    output: Output,
+    totals: Totals,
+    order: Int32[Array, " keys"],
+    thresholds: Float64[Array, " keys"],
+    confidence: float,
+) -> Estimate:
+    """The same of a mean, variance or deviation of values whose count shows the group.
+
+    See `ratio_between`; which groups are near their thresholds is as in `since_counted`.
+    """
+    lanes, answered = list(output.lanes), COUNTED_MOMENTS[output.function]
+    rows = near_threshold(totals, lanes[0], order, thresholds, answer.sd > 0, confidence)
+    if not len(rows):
+        return answer
+    estimate, variance = (
+        totals.estimate[lanes][:, order[rows]],
+        totals.variance[lanes][:, order[rows]],
+    )
+    seen, doubt, above = estimate[0], np.sqrt(variance[0]), thresholds[rows]
+
+    def fewest(z: float) -> Float64[Array, " rows"]:
+        return mean_above(seen, above, doubt, float(portable(ndtr(-z))))
+
+    found = answered(output, estimate, variance, quantile_of(confidence), fewest)
+    low, high = answer.low.copy(), answer.high.copy()
+    low[rows], high[rows] = np.minimum(found.low, low[rows]), np.maximum(found.high, high[rows])
+    return replace(answer, low=low, high=high)
+
+
+def near_threshold(
+    totals: Totals,
+    lane: int,
+    order: Int32[Array, " keys"],
+    thresholds: Float64[Array, " keys"],
+    noisy: Bool[Array, " keys"],
+    confidence: float,
+) -> Int64[Array, " rows"]:
+    """Groups whose total was seen so near its threshold that its interval is to be corrected."""
+    far = 2 * quantile_of(1 - 2 * UNSEEN * (1 - confidence))
+    rows = np.flatnonzero(np.isfinite(thresholds) & noisy)
+    seen, doubt = totals.estimate[lane, order[rows]], np.sqrt(totals.variance[lane, order[rows]])
+    return np.asarray(rows[seen <= thresholds[rows] + far * doubt])
 
 
 def mean_above(
@@ -211,7 +254,7 @@ def to_columns(
     shared, above = {one.shared for one in moments}, tested_above(moments, parts)
     for output in shape.outputs:
         answer = output.in_order(totals, order, shape.confidence)
-        if output.is_total and shared.intersection(output.lanes):
+        if shared.intersection(output.lanes):
             answer = since_shown(answer, output, totals, order, above, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds)
@@ -309,6 +352,8 @@ def since_shown(
     confidence: float,
 ) -> Estimate:
     """Intervals of groups that one of its totals shows for the first time; no threshold: -inf."""
+    if output.function in COUNTED_MOMENTS:
+        return since_divided(answer, output, totals, order, thresholds, confidence)
     if len(output.lanes) == 1:
         return since_published(answer, np.isfinite(thresholds), thresholds, confidence)
     return since_counted(answer, output, totals, order, thresholds, confidence)
