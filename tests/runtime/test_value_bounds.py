@@ -116,6 +116,17 @@ def test_no_bounds_are_about_zero_because_noise_hides_the_rest():
     assert likely_bounds(beside, 10.0) is None
 
 
+def test_of_values_beyond_all_sizes_that_a_look_tells_a_least_share_is_said(tmp_path):
+    """The bin of 2^63 and more holds 1e300, too: what is clamped there is nearly everything."""
+    far = np.where(np.arange(ROWS) % 50, VALUES["ones"], 1e300)
+    for name, values, words in (
+        ("far", far, "(at least about "),
+        ("near", VALUES["ones"], "(about "),
+    ):
+        release = released(asked(table_of(values)), tmp_path / name)[0].table
+        assert [said for said in sentences(release) if words in said]
+
+
 @pytest.mark.parametrize("unit", [0, 7, 7_999])
 def test_one_unit_moves_the_histogram_by_one(unit):
     """Whatever its values are, and however many: here some cannot be used at all."""

@@ -48,6 +48,7 @@ from streamveil.plan.look import (
     look_share,
     prove_no_overflow,
     rows_of_a_group,
+    share_beyond,
     whole_range,
 )
 from streamveil.plan.options import Option
@@ -440,7 +441,10 @@ class Compiler:
         if (aggregate.low, aggregate.high) == WIDEST:  # a look found none
             said = f"{UNBOUNDED.format(aggregate.expression)}; {said}"
         share = expectations(self.plan.options).get(CLAMPED, {}).get(aggregate.expression)
-        return said if share is None else f"{said} (about {share:.1%} of what values add up to)"
+        if share is None:
+            return said
+        part = share_beyond(share, aggregate.low, aggregate.high or 0.0)
+        return f"{said} ({part} of what values add up to)"
 
     def _holds_all(self, aggregate: Aggregate) -> bool:
         """Whether its bounds hold every value that its expression can have."""

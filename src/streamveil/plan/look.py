@@ -158,6 +158,18 @@ def refusals(plan: Plan) -> Iterator[str]:
         yield "a quantum needs bounds that are known beforehand"
 
 
+def share_beyond(share: float, low: float, high: float) -> str:
+    """Which share of what values add up to lies beyond bounds, in words.
+
+    Where an end is the last size that a look tells, values beyond it may be of any size.
+
+    >>> share_beyond(0.02, 0.0, 512.0), share_beyond(0.163, 0.0, WIDEST[1])
+    ('about 2.0%', 'at least about 16.3%')
+    """
+    endless = share and 2.0**MOST in (-low, high)
+    return f"{'at least ' if endless else ''}about {share:.1%}"
+
+
 def _bounded(aggregate: Aggregate, found: Bounds, centred: Set[str | None]) -> Aggregate:
     low, high = found.get(aggregate.expression or "", WIDEST)
     if aggregate.function == "sum" and aggregate.expression not in centred:

@@ -43,6 +43,7 @@ from streamveil.plan.look import (
     look_share,
     open_values,
     releases_told,
+    share_beyond,
     told,
     with_look,
 )
@@ -248,7 +249,8 @@ def bounds_in_words(expression: str, found: Clamping | None) -> str:
     if found is None:
         return UNBOUNDED.format(expression)
     said = f"values of {expression} from {found.low:.4g} to {found.high:.4g}"
-    return f"{said}, beyond which about {found.beyond:.1%} of what they add up to lies"
+    part = share_beyond(found.beyond, found.low, found.high)
+    return f"{said}, beyond which {part} of what they add up to lies"
 
 
 def shortly(value: float) -> str:
