@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -183,17 +185,62 @@ def home(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 
 
+FORKING = """
+import json, os, signal, sys
+from streamveil import cli
+
+for line in sys.stdin:
+    arguments, env, files = json.loads(line)
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    signal.alarm(120)  # seconds
+    os.environ.clear()
+    os.environ.update(env)
+    for number, name in enumerate(files):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv = ["streamveil", *arguments]
+    cli.main()
+    sys.exit()
+"""
+
+
+@cache
+def loaded():
+    """A process that has loaded the command line and forks one for each call."""
+    return subprocess.Popen([sys.executable, "-c", FORKING], env=environment(), text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forking():
+    yield
+    if loaded.cache_info().currsize:
+        loaded().stdin.close()
+        assert loaded().wait(60) == 0
+
+
+def environment():
+    return {"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1",
+            **{name: os.environ[name] for name in ("HOME", kept.FOLDER)},
+            "PYTHONPATH": str(Path(cli.__file__).parents[1])}  # fmt: skip
+
+
 def call(*arguments, **env):
     """Runs the whole program; returns (exit code, output, errors) without escape codes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "streamveil", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1",
-             **{name: os.environ[name] for name in ("HOME", kept.FOLDER)},
-             "PYTHONPATH": str(Path(cli.__file__).parents[1]), **env},
-    )  # fmt: skip
+    typed = [*map(str, arguments)]
     strip = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-    return done.returncode, strip.sub("", done.stdout), strip.sub("", done.stderr)
+    if env:  # it is read when Python starts
+        done = subprocess.run([sys.executable, "-m", "streamveil", *typed], timeout=120,
+                              capture_output=True, text=True, check=False,
+                              env=environment() | env)  # fmt: skip
+        return done.returncode, strip.sub("", done.stdout), strip.sub("", done.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        shown, errors = (Path(folder) / name for name in ("out", "err"))
+        told = json.dumps([typed, environment(), [os.devnull, str(shown), str(errors)]])
+        print(told, file=loaded().stdin, flush=True)
+        code = int(loaded().stdout.readline())
+        return code, strip.sub("", shown.read_text()), strip.sub("", errors.read_text())
 
 
 NOISE = ("warning: ", "  to fix  a larger epsilon")  # of a few rows: as it is
