@@ -77,6 +77,14 @@ def test_no_value_lies_beyond_its_range():
     assert known > 300
 
 
+def test_nothing_is_said_of_whole_numbers_that_floats_round():
+    """The value is 3, and in floats 4."""
+    text = "IF(ok, 9007199254740995 - 9007199254740992, 0)"
+    assert max(filter(None, compile_expression(text, TABLE.schema)(TABLE).to_pylist())) == 3
+    assert range_of(text) is None
+    assert range_of("IF(ok, 9007199254740991, 0)") == (0.0, 2.0**53 - 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("RULES", exp.Sub), ("RULES", exp.If), ("CALLS", "ABS"), ("CALLS", "ROUND")],

@@ -17,6 +17,7 @@ Ends: TypeAlias = Callable[[str], Range]  # of a column, by its name
 Rule: TypeAlias = Callable[[Sequence[Range]], Range]  # by those of its parts
 ANY: Range = (-inf, inf)
 NONE: Range = (inf, -inf)  # of what is null in every row
+EXACT = 2.0**53  # whole numbers below are floats
 TRUTH: Range = (0.0, 1.0)  # of FALSE and TRUE, once they are cast
 PARTS: Mapping[str, Range] = {  # of a time
     "QUARTER": (1, 4), "MONTH": (1, 12), "WEEK": (0, 53), "ISOWEEK": (1, 53), "DAY": (1, 31),
@@ -37,7 +38,8 @@ def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
     """The least and the largest value; infinite where it is not known, `NONE` if all are null.
 
     Proof: by induction over the tree. A rule holds whatever its parts are within their ranges, and
-        a node without a rule may be anything. A null is no value.
+        a node without a rule may be anything. A null is no value. Ends are computed in floating
+        point, as real values are; whole numbers that it would round are not known.
     """
     tree = tree.unnest()
     if isinstance(tree, exp.Column):
@@ -45,7 +47,8 @@ def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
     if isinstance(tree, CONDITIONS):
         return TRUTH
     rule = RULES.get(type(tree))
-    return ANY if rule is None else rule(tree, ends)
+    found = ANY if rule is None else rule(tree, ends)
+    return found if found == NONE or max(map(abs, found)) < EXACT else ANY
 
 
 def either(ranges: Sequence[Range]) -> Range:
