@@ -47,7 +47,7 @@ import pyarrow.parquet as pq
 
 from saved import save
 from streamveil.batch import Batch
-from streamveil.cli import size_of
+from streamveil.commands.common import size_of
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.accounting import Budget

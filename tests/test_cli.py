@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from streamveil import cli, kept
 from streamveil.commands.answers import place
-from streamveil.commands.common import print_rows, read_query, write_rows
+from streamveil.commands.common import print_rows, read_query, size_of, write_rows
 from streamveil.errors import PlanError
 
 SECRET = "patient-4711"
@@ -92,12 +92,13 @@ BUSY = """
 import sys, time
 from threading import Thread
 from streamveil import cli
+from streamveil.commands import run
 
 def interrupted(*_):
     Thread(target=time.sleep, args=(60,)).start()  # an answer of the disk that takes its time
     raise KeyboardInterrupt
 
-cli.read_script = interrupted
+run.read_script = interrupted
 sys.argv = ["streamveil", "run", "q.sql", "--state", "s"]
 cli.main()
 """
@@ -119,13 +120,14 @@ def test_a_run_that_used_duckdb_ends_in_silence():
     code = """
 import sys
 from streamveil import cli
+from streamveil.commands import run
 
 def used(*_):
     import duckdb
     duckdb.connect().execute("SELECT 1").fetchall()
     sys.exit()
 
-cli.read_script = used
+run.read_script = used
 sys.argv = ["streamveil", "run", "q.sql", "--state", "s"]
 cli.main()
 """
@@ -160,7 +162,7 @@ def test_ctrl_c_while_the_command_line_loads_ends_it_in_silence(before, code):
 @pytest.mark.parametrize("text", ["lots", "-4GB", "0", "nan", "infGB", "1e400GB", "4XB", ""])
 def test_sizes_that_are_none_are_refused(text):
     with pytest.raises(PlanError, match="--memory takes a number above 0"):
-        cli.size_of(text)
+        size_of(text)
 
 
 @pytest.fixture

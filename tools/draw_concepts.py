@@ -17,7 +17,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import streamveil as sv
 from streamveil.compiler import operator_of
-from streamveil.compiler.coin_tables import published_chance
+from streamveil.compiler.plan_forecast import published_chance
 from streamveil.core.noise import SeededNoise
 from streamveil.sketches import Layout
 from streamveil.sketches.keys import key_words

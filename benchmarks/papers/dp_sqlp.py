@@ -46,8 +46,8 @@ import pyarrow as pa
 from dp_sqlp_streams import CODES, FULL, STREAMS, Stream, load, read, sample
 from scipy.stats import norm
 
+import streamveil as sv
 from benchmarks.saved import save
-from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.group_by import compile_plan

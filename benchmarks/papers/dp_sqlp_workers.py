@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from dp_sqlp_streams import Stream
 
-from streamveil.api import builder as sv
+import streamveil as sv
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.session import session

@@ -31,7 +31,8 @@ from streamveil.errors import (
 
 if TYPE_CHECKING:
     from streamveil.api.answers import answers
-    from streamveil.api.builder import (
+    from streamveil.api.builder import files, memory, source
+    from streamveil.api.query_parts import (
         approx_frequency,
         avg,
         count,
@@ -40,21 +41,18 @@ if TYPE_CHECKING:
         count_units,
         cumulate,
         discover,
-        files,
         heavy_hitters,
         hop,
         median,
-        memory,
         public,
         quantile,
         rows,
-        source,
-        sql,
         stddev,
-        sum,  # read as streamveil.sum
+        sum,
         tumble,
         variance,
     )
+    from streamveil.api.script import sql
     from streamveil.api.table_builder import table
     from streamveil.api.what_if import what_if
     from streamveil.batch import Release
@@ -67,11 +65,13 @@ __version__ = "0.1.0"
 # mechanisms for use with NumPy arrays alone
 _MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
-# where the names are that are not of `api.builder`; all are loaded when first asked for
+# where the names are that are not of `api.query_parts`; all are loaded when first asked for
 _ELSEWHERE = {
     "Budget": "streamveil.core.accounting", "Release": "streamveil.batch",
-    "answers": "streamveil.api.answers", "read": "streamveil.runtime.published",
-    "spark": "streamveil.runtime.on_spark", "table": "streamveil.api.table_builder",
+    "answers": "streamveil.api.answers", "files": "streamveil.api.builder",
+    "memory": "streamveil.api.builder", "read": "streamveil.runtime.published",
+    "source": "streamveil.api.builder", "spark": "streamveil.runtime.on_spark",
+    "sql": "streamveil.api.script", "table": "streamveil.api.table_builder",
     "what_if": "streamveil.api.what_if",
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
         known = [*__all__, *_MECHANISMS]
         hint = nearest(_OTHER_NAMES.get(name, name), known)
         raise AttributeError(f"module 'streamveil' has no attribute '{name}'{hint}")
-    found = getattr(_loaded(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
+    found = getattr(_loaded(_ELSEWHERE.get(name, "streamveil.api.query_parts")), name)
     return globals().setdefault(name, found)
 
 
@@ -117,7 +117,7 @@ class _Package(ModuleType):
 
     @property
     def sql(self) -> Any:
-        return import_module("streamveil.api.builder").sql
+        return import_module("streamveil.api.script").sql
 
     @sql.setter
     def sql(self, package: ModuleType) -> None:

@@ -13,16 +13,26 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from streamveil.core.accounting import Budget, Number, exact_between
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.counters import Counter, check_moved
+from streamveil.core.release import WeightRule, weighted_loss
 from streamveil.core.sensitivity import root_up
 from streamveil.errors import BudgetError, PlanError, require_positive
+from streamveil.kept import kept
 from streamveil.types import Exact
 
 SCALE_BITS = 40  # a scale is a multiple of 2^-40 of its size
+MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
+TOO_SMALL = (
+    "the budget is below what 64 bits can account for in this counter, whatever its noise.\n"
+    "  to fix  give the clock an end or a number of steps, use counter = 'auto', a larger budget,"
+    " or tighter bounds on rows"
+)
 
 AnyCounter = TypeVar("AnyCounter", bound=Counter)
 
@@ -160,3 +170,39 @@ def root_down(square: Fraction) -> Fraction:
     """A fraction not above the square root."""
     root = root_up(square)
     return root if root * root <= square else square / root
+
+
+@kept()
+def spread_of(unscaled: Any, triggers: int) -> float:
+    """The deviation of its totals after so many triggers, at the noise that mu = 1 needs."""
+    fine = Fraction(10**6)
+    counter: Any = fit(unscaled, Budget(mu=1), fine, 1)
+    return float(counter.std(np.array([triggers]))[0]) / float(fine)
+
+
+@lru_cache(maxsize=256)
+@kept()
+def least_sigma(
+    unscaled: Any, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
+) -> Exact:
+    """The least noise with which a counter loses at most mu^2, weighted keys included.
+
+    By bisection: the loss falls as the noise grows (`weighted_loss`). What is returned was checked.
+    """
+
+    def fits(sigma: Fraction) -> bool:
+        loss = weighted_loss(replace(unscaled, sigma=sigma), moved, groups, rule)
+        return loss.gaussian <= mu_squared
+
+    try:
+        low = Fraction(fit(unscaled, Budget(mu=root_down(mu_squared)), moved, groups).sigma)
+    except BudgetError:
+        raise PlanError(TOO_SMALL) from None
+    if rule is None or fits(low):
+        return low
+    high = 2 * low
+    while not fits(high):
+        high *= 2
+        if high > low * MOST_FOR_ROUNDING:
+            raise PlanError(TOO_SMALL)
+    return least_between(low, high, fits)

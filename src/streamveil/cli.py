@@ -13,42 +13,31 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from errno import ENOMEM
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from streamveil import __version__
-from streamveil.api.joint import JointQuery
-from streamveil.batch import Release
-from streamveil.commands import (
-    answers,
-    audit,
-    ledger,
-    tuning,
-    verify_privacy,
-)
+from streamveil.commands import answers, audit, ledger, run, tuning, verify_privacy
 from streamveil.commands.common import (
     QueryFile,
     Secret,
     StateFolder,
     Tables,
     Wanted,
-    print_rows,
+    print_answer,
+    print_explanation,
     read_query,
     read_script,
+    size_of,
 )
-from streamveil.commands.stopping import Stopped, stop, stopping
+from streamveil.commands.stopping import Stopped, stop
 from streamveil.errors import (
     INTERRUPTED,
     BudgetError,
@@ -58,18 +47,8 @@ from streamveil.errors import (
     SourceError,
     StoreError,
     StreamveilError,
-    nearest,
 )
-from streamveil.plan import Plan
-from streamveil.plan.joint import JointPlan
-from streamveil.release_metadata import look_sentence
-from streamveil.sql.sql import PlannedJoint
 from streamveil.terminal import Terminal, label, say
-
-if TYPE_CHECKING:
-    from streamveil.advise import Explanation
-    from streamveil.advise.explain_memory import Limit
-    from streamveil.runtime.watch import Watch
 
 CODES: dict[type[StreamveilError], int] = {
     PlanError: 2,
@@ -86,8 +65,6 @@ NO_MEMORY = (
     "          If there is enough, a library cannot be loaded: install streamveil again"
 )
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
-ENGINES = ("embedded", "spark")
-LOCAL = "local[*]"
 
 app = typer.Typer(
     name="streamveil",
@@ -100,6 +77,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     add_completion=False,
 )
+app.command(epilog="Example: streamveil run pages.sql --state pages.veil")(run.run)
 
 
 def main() -> None:
@@ -185,212 +163,6 @@ def fail(error: StreamveilError) -> None:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False)
     sys.exit(next((code for kind, code in CODES.items() if isinstance(error, kind)), 1))
-
-
-@app.command(epilog="Example: streamveil run pages.sql --state pages.veil")
-def run(
-    query: QueryFile,
-    state: Annotated[Path, typer.Option(help="Directory of the job; created, or resumed.")],
-    secret: Secret = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Stop when all rows that are there are read.")
-    ] = False,
-    table: Tables = None,
-    name: Wanted = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of the process, such as 4GB; units beyond it live on disk. Not with Spark."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Threads that compute; default: all processors. Not with Spark.", min=1),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="embedded, or spark (the extra 'spark').")
-    ] = "embedded",
-    master: Annotated[
-        str | None, typer.Option(help="Spark's master, with --engine spark; default: local[*].")
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(help="Partitions of a new state, with --engine spark; default: 8.")
-    ] = None,
-    storage: Annotated[
-        str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
-    ] = None,
-    shared: Annotated[
-        str | None,
-        typer.Option("--ledger", help="A ledger that several jobs share (ledger create)."),
-    ] = None,
-    rejects: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep rows that cannot be used, as they came, in this directory. They are private."
-        ),
-    ] = None,
-    keep_releases: Annotated[
-        int | None,
-        typer.Option(
-            help="How many of the newest releases STATE keeps, at least; default: all.", min=1
-        ),
-    ] = None,
-    log: Annotated[
-        str | None,
-        typer.Option(help="Log public facts on stderr instead of progress: text or json."),
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(help="Serve /metrics and /health at PORT of this machine, or at HOST:PORT."),
-    ] = None,
-    exact_metrics: Annotated[
-        bool,
-        typer.Option(
-            "--exact-metrics",
-            help="With --metrics: exact counts too, which depend on people's rows.",
-        ),
-    ] = False,
-) -> None:
-    """Runs or resumes a query; releases go to its sink, progress to the terminal.
-
-    Kill it at any moment and run the same command again: nothing is lost, nothing is counted
-    twice, and every release has the same bytes. SIGTERM and Ctrl-C end it in order, within eight
-    seconds, and say what is committed.
-    """
-    from streamveil.compiled import COMPILING, ON_COMPILING
-    from streamveil.runtime.progress import tell_all
-    from streamveil.runtime.run import Pace
-    from streamveil.runtime.run import run as start
-    from streamveil.runtime.watch import Watch
-
-    told_of = not quiet and log is None  # when it compiles may depend on rows: no line of a log
-    ON_COMPILING[:] = [lambda: say(COMPILING, err=True)] if told_of else []
-    planned = read_script(query, table).named(name)
-    size = None if memory is None else size_of(memory)
-    pace, told = Pace(once=once, memory=size, threads=threads), Told(log, metrics, exact_metrics)
-    if planned.explain:
-        print_explanation(planned.plan, forecast=False, as_json=False)
-        return
-    if engine not in ENGINES:
-        raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
-    own: dict[str, dict[str, Any]] = {
-        "embedded": {"--memory": memory, "--threads": threads, "--keep-releases": keep_releases},
-        "spark": {"--master": master, "--shards": shards, "--storage": storage},
-    }
-    require_read(engine, own)
-    on = spark_with(master or LOCAL, shards, storage) if engine == "spark" else None
-    if isinstance(planned, PlannedJoint):
-        more = {"pace": pace, "keep_releases": keep_releases} if on is None else {"once": once}
-        run_several(planned.plan, told, state=state, secret=secret, ledger=shared, spark=on,
-                    rejects=rejects, **more)  # fmt: skip
-        return
-    if planned.asks:
-        require_answers(planned.plan, engine, once=once)
-    last = None
-    quiet = quiet or log is not None  # counts of rows are no log lines
-    seen: list[Any] = []  # the last progress
-    watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
-    bar = progress_bar(planned.plan, seen, quiet=quiet)
-    with told.of(planned.plan.name, watch), stopping(seen), bar as show:
-        listen = partial(tell_all, (show, watch.hear))
-        common: dict[str, Any] = {
-            "state": state, "secret": secret, "progress": listen, "ledger": shared,
-            "rejects": rejects,
-        }  # fmt: skip
-        if on is not None:
-            job: Any = on.start(planned.plan, once=once, **common)
-        else:
-            job = start(planned.plan, pace=pace, keep_releases=keep_releases, **common)
-        watch.begin(job.closed_steps)
-        with job:
-            for release in job:
-                last = release
-    if not quiet:
-        done = "nothing left to do: all releases were made before; rows that came since are in none"
-        say(seen[0].summary() if seen else done, err=True)
-        could = engine != "spark" and rejects is None
-        show_unusable(seen, "--rejects DIR" if could else "")
-    show_last(last, planned.plan, lines=log is None)
-    for question in planned.asks:
-        print_answer(planned.plan, question, state, secret)
-
-
-class Told(NamedTuple):
-    """What is told of a run while it goes on: see the options of `run`."""
-
-    log: str | None
-    metrics: str | None
-    exact: bool
-
-    @contextmanager
-    def of(self, job: str, *watches: Watch) -> Iterator[None]:
-        """Log lines of a job, and the metrics of what is watched."""
-        from streamveil.runtime.watch import logged, served
-
-        if self.exact and self.metrics is None:
-            raise PlanError("--exact-metrics adds to --metrics PORT.\n  to fix  give both")
-        at = self.metrics
-        serving = served(at, *watches, exact=self.exact) if at else nullcontext()
-        with logged(self.log, job, several=len(watches) > 1), serving:
-            yield
-
-
-def spark_with(master: str, shards: int | None, storage: str | None) -> Any:
-    """The Spark engine."""
-    from streamveil.runtime.on_spark import spark  # loaded where it is asked for
-
-    return spark(master=master, shards=shards, storage=storage)
-
-
-def run_several(plan: JointPlan, told: Told, *, state: Path, **options: Any) -> None:
-    """Runs several private answers, and shows the last of what is made of their releases."""
-    from streamveil.runtime.joint import run_joint
-    from streamveil.runtime.watch import Watch
-
-    watches = [Watch(part, state / part.name, now=time.time) for part in plan.parts]  # noqa: TID251
-    last, seen = None, list[Any]()
-
-    def hear(progress: Any) -> None:
-        seen[:] = [progress]
-
-    with told.of(plan.name, *watches), stopping(seen):
-        for release in run_joint(plan, state=state, watches=watches, progress=hear, **options):
-            last = release
-    if last is not None and not plan.sinks:
-        print_rows(last.table, f"{last.place} (CREATE SINK keeps them all)")
-    if last is not None:
-        for note in last.notes:
-            say(f"{last.place}: {note}", err=True)
-
-
-def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
-    """Refuses questions in a script that nobody would answer."""
-    if not once and plan.clock.kind == "wall":
-        raise PlanError(
-            "ASK in a script is answered when the run ends, and this one never does.\n"
-            "  to fix  --once, or `streamveil ask` while nothing runs"
-        )
-    if engine == "spark":
-        raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
-
-
-def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses options that an engine would pass over in silence; `own`: of each engine."""
-    for other, options in own.items():
-        for name, value in options.items():
-            if other != engine and value is not None:
-                raise PlanError(
-                    f"{name} is for --engine {other}, and this is --engine {engine}.\n"
-                    f"  to fix  leave it out, or give --engine {other}"
-                )
-
-
-def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> None:
-    """Asks a changing table at rest, and shows what it says."""
-    from streamveil.runtime.ask import ask as answer
-
-    say(str(answer(plan, question, state=state, secret=secret)))
 
 
 @app.command(
@@ -502,59 +274,6 @@ def rekey(
     )
 
 
-def show_unusable(seen: list[Any], way: str) -> None:
-    """How many rows could not be used, where there are any. `way`: what keeps such rows."""
-    for last in seen:
-        if said := last.unusable_summary(way):
-            say(said, err=True)
-
-
-def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
-    """The last release, of a query without a sink; and in `lines` what no number of it holds."""
-    if last is None:
-        return
-    if not plan.sinks:
-        print_rows(last.table, f"{last.place} (CREATE SINK keeps them all)")
-    if not lines:
-        return
-    look = look_sentence(last.table.schema)
-    if look is not None:
-        say(look, err=True)
-    for sentence in last.notes:
-        say(f"{last.place}: {sentence}", err=True)
-
-
-@contextmanager
-def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
-    """A progress line on stderr; yields the listener for a job, which keeps what it heard last.
-
-    Only where somebody watches: in a log it would be noise.
-    """
-    console = Terminal(stderr=True)
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("starting", total=plan.clock.steps, rate="")
-
-        def listen(seen: Any) -> None:
-            last[:] = [seen]
-            bar.update(
-                task,
-                description=f"step {seen.step:,} · {seen.releases:,} releases",
-                completed=seen.step,
-                rate=f"{seen.rows_per_second:,.0f} rows/s · {seen.memory_bytes / 2**20:,.0f} MiB",
-            )
-
-        yield listen
-
-
 @app.command(epilog="Example: streamveil explain pages.sql --forecast")
 def explain(
     query: QueryFile,
@@ -580,44 +299,6 @@ def explain(
     planned = read_script(query, table).named(name)
     limit = Limit(None if memory is None else size_of(memory), groups, units)
     print_explanation(planned.plan, forecast=forecast, as_json=as_json, limit=limit)
-
-
-def size_of(text: str) -> int:
-    """Bytes from a text such as 4GB, 500MB or 123456.
-
-    >>> size_of("1.5 kb")
-    1500
-    """
-    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    number = text.strip().upper().rstrip("KMGTB")
-    unit = text.strip().upper()[len(number) :]
-    try:
-        size = int(float(number) * units[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size < 1:
-        raise PlanError(f"--memory takes a number above 0 and a unit (4GB), not '{text[:20]}'")
-    return size
-
-
-def print_explanation(
-    plan: Plan | JointPlan, *, forecast: bool, as_json: bool, limit: Limit | None = None
-) -> None:
-    """Text for people, or JSON for programs."""
-    from streamveil.advise import explain as describe
-
-    def made() -> Explanation:
-        if isinstance(plan, JointPlan):
-            return JointQuery(plan).explain(forecast=forecast)
-        return describe(plan, forecast=forecast, limit=limit)
-
-    console = Terminal(stderr=True)
-    watched: AbstractContextManager[Any] = nullcontext()
-    if console.is_terminal:
-        watched = console.status("choosing the noise")  # seconds, for a small epsilon
-    with watched:
-        found = made()
-    say(json.dumps(found.facts, indent=2) if as_json else str(found), nl=as_json)
 
 
 @app.command()

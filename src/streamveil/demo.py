@@ -20,7 +20,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 
-from streamveil.api.builder import sql
+from streamveil.api.script import sql
 from streamveil.errors import MissingExtraError
 from streamveil.runtime.run import run
 from streamveil.terminal import Terminal

@@ -6,6 +6,7 @@ Whatever an answer says beside its numbers is shown with them, in each form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from io import BytesIO
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from streamveil.errors import PlanError, nearest, requires_extra, visible
+from streamveil.errors import PlanError, nearest, requires_extra, visible, visible_lines
 from streamveil.release_metadata import ENDS, SUFFIXES, numbers_of
 
 if TYPE_CHECKING:
@@ -275,3 +276,67 @@ def value_of(cell: Any) -> Any:
         return cell.as_py()
     except (OverflowError, ValueError):
         return cell.cast(pa.string()).as_py()
+
+
+# ---- explanations of queries
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table of texts; the first row may be a heading."""
+
+    title: str
+    rows: tuple[Row, ...]
+    heading: Row | None = None
+
+    def html(self) -> str:
+        """The table for a page."""
+        head = row_html(self.heading, "th") if self.heading else ""
+        body = "".join(row_html(row, "td") for row in self.rows)
+        title = escape(visible_lines(self.title))
+        table = f'<table class="streamveil">{head}{body}</table>'
+        return f"<details open><summary><b>{title}</b></summary>{table}</details>"
+
+
+def row_html(row: Row, kind: str) -> str:
+    """The cells of one row."""
+    cells = (escape(visible_lines(text)).replace("\n", "<br>") for text in row)
+    return f"<tr>{''.join(f'<{kind}>{cell}</{kind}>' for cell in cells)}</tr>"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The description of one query. `str` of it is what `streamveil explain` prints."""
+
+    promise: str
+    sections: tuple[Section, ...]
+    facts: dict[str, Any] = field(default_factory=dict, compare=False)  # the same, as numbers
+
+    def __str__(self) -> str:
+        parts = [f"PROMISE\n  {self.promise}"]
+        parts += [_text(section) for section in self.sections]
+        return visible_lines("\n\n".join(parts)) + "\n"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        tables = "".join(section.html() for section in self.sections)
+        return f"{STYLE}<p><b>{escape(visible_lines(self.promise))}</b></p>{tables}"
+
+
+def _text(section: Section) -> str:
+    rows = ([section.heading] if section.heading else []) + list(section.rows)
+    if not rows:
+        return f"{section.title}\n  none"
+    columns = max(len(row) for row in rows)
+    widths = [
+        max((len(row[i]) for row in rows if i < len(row) - 1), default=0) for i in range(columns)
+    ]
+    lines = [
+        "  " + "  ".join(
+            cell.ljust(widths[i]) if i < len(row) - 1 else cell for i, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]  # fmt: skip
+    return "\n".join([section.title, *lines])

@@ -11,17 +11,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Exact: TypeAlias = int | Fraction  # a privacy number that is never rounded
 
 if TYPE_CHECKING:
-    from jaxtyping import (
-        Bool,
-        Float32,
-        Float64,
-        Int32,
-        Int64,
-        UInt8,
-        UInt16,
-        UInt32,
-        UInt64,
-    )
+    from jaxtyping import Bool, Float32, Float64, Int32, Int64, UInt8, UInt16, UInt32, UInt64
 else:  # names for readers and type checkers: jaxtyping is slow to load
 
     class _Shaped:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import streamveil.api.builder as sv
+import streamveil as sv
 from streamveil import sql
 from streamveil.advise import explain, mechanism_rows, published_chance, shown_triggers
 from streamveil.advise.explain_memory import Limit

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil import cli
 from streamveil.advise.what_if import compiled, posterior
-from streamveil.compiler.coin_tables import lane_sd
+from streamveil.compiler.plan_forecast import lane_sd
 from streamveil.errors import PlanError
 
 ROWS = pa.table({

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import streamveil.api.builder as sv
+import streamveil as sv
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
 from streamveil.sql.parts import duration_us

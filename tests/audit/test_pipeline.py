@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.api import builder as sv
+import streamveil as sv
 from streamveil.audit.pipeline import Scenario, unbroken
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import SeededNoise

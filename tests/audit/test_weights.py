@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import streamveil.api.builder as sv
+import streamveil as sv
 from streamveil.audit.pipeline import Scenario, unbroken
 from streamveil.audit.worst import WorstFound, accounts
 from streamveil.compiler.group_by import compile_plan

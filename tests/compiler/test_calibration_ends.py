@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamveil.advise import explain
-from streamveil.compiler.sizing import least_sigma
+from streamveil.calibrate import least_sigma
 from streamveil.core.accounting import Budget
 from streamveil.core.release import WeightRule, weighted_loss
 from streamveil.counters import COUNTERS, AnytimeBltCounter, BltCounter, fit

@@ -13,15 +13,12 @@ from benchmarks.clicks import drawn, repeated
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.design_choice import SHARES, SLOTS, Given, Problem, choose
-from streamveil.compiler.error_forecast import (
+from streamveil.compiler.error_forecast import ForecastNoise, Settings, admit, forecast
+from streamveil.compiler.expected_stream import (
     MOST_ROWS,
     ExpectedStream,
-    ForecastNoise,
-    Settings,
-    admit,
     draw_stream,
     expected,
-    forecast,
     group_law,
     row_law,
     tail_of,
@@ -358,7 +355,7 @@ def test_a_sum_alone_carries_weights_by_its_own_size():
 
 def test_a_known_share_of_repeats_has_a_law_in_which_all_of_them_are_in_large_groups():
     """Without it, repeats that are in large groups were taken for repeats in all alike."""
-    from streamveil.compiler.error_forecast import repeated_by_chance
+    from streamveil.compiler.expected_stream import repeated_by_chance
 
     stream = ExpectedStream(units=30_000, rows=6.0, groups=3_600, most=44.0, again=0.05)
     steep = max(stream.family(), key=lambda one: one.steep)

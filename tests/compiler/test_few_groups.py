@@ -9,9 +9,8 @@ from math import sqrt
 import pytest
 
 import streamveil as sv
-from streamveil.compiler.coin_tables import lane_sd
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.plan_forecast import forecasts
+from streamveil.compiler.plan_forecast import forecasts, lane_sd
 from streamveil.core.reference import UnitLimits, UnitMemory, UnitRow, bound_unit
 from streamveil.core.sensitivity import Bounds
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from streamveil.compiler.by_unit import ByUnit, shape_of
-from streamveil.compiler.error_forecast import ExpectedStream, group_law
+from streamveil.compiler.expected_stream import ExpectedStream, group_law
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
     BUCKETS,

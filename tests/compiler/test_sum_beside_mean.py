@@ -11,8 +11,8 @@ import pytest
 import streamveil as sv
 from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch
-from streamveil.compiler.coin_tables import answer_sd, lane_sd
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import answer_sd, lane_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow.outputs import Output, Totals
 from streamveil.dataflow.release_tables import since_counted, since_divided

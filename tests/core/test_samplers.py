@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from streamveil.compiler.coin_tables import TableShape
+from streamveil.compiler.table_design import TableShape
 from streamveil.core.accounting import coin_table
 from streamveil.core.counters.blt import BltCounter, prepare
 from streamveil.core.noise import KeyedNoise, SeededNoise, SilentNoise, samplers

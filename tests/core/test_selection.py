@@ -11,22 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from streamveil.compiler.coin_tables import TableShape, opening_chance
-from streamveil.compiler.table_design import NoTableError, SelectionDesign, design_selection
-from streamveil.core.accounting import Budget
-from streamveil.core.accounting.coin_table import (
-    COIN,
-    Coins,
-    worst_near,
-    worst_openings,
+from streamveil.compiler.table_design import (
+    NoTableError,
+    SelectionDesign,
+    TableShape,
+    design_selection,
+    opening_chance,
 )
+from streamveil.core.accounting import Budget
+from streamveil.core.accounting.coin_table import COIN, Coins, worst_near, worst_openings
 from streamveil.core.accounting.convert import nothing_delta
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.core.selection.coins import (
-    COARSE,
-    NEVER,
-    SelectionTable,
-)
+from streamveil.core.selection.coins import COARSE, NEVER, SelectionTable
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 
 EPSILONS = np.array([-2.0, -0.7, -0.2, 0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0, 7.0])

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import stats
 
-from streamveil.compiler.coin_tables import TableShape, law_near
+from streamveil.compiler.table_design import TableShape, law_near
 from streamveil.core.accounting import convert
 from streamveil.core.accounting.coin_table import (
     COIN,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import streamveil as sv
 from streamveil.advise import bias_rows
-from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from streamveil.api import builder as sv
+import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget
 from streamveil.core.counters.kernels import Coefficients

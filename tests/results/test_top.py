@@ -10,7 +10,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import Address, SeededNoise
 from streamveil.dataflow.grouping import hidden_facts
 from streamveil.errors import PlanError
-from streamveil.results.answers import HIDDEN_SHARE, ceiling, rank, with_moves
+from streamveil.results.ranks import HIDDEN_SHARE, ceiling, rank, with_moves
 from tests.results.streams import DESIGNS, TRIGGERS, query, released, truth
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value
 

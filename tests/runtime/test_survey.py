@@ -24,19 +24,8 @@ from streamveil.core.accounting import Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.look import HISTOGRAM, LAWS
-from streamveil.runtime.survey import (
-    ROW_EDGES,
-    SAMPLE_WEIGHT,
-    SHARE_QUANTA,
-    VAGUE,
-    BinsOf,
-    Survey,
-    histograms,
-    learn,
-    learned,
-    likely,
-    survey,
-)
+from streamveil.runtime.noisy_bins import SHARE_QUANTA, VAGUE, BinsOf, learn, learned, likely
+from streamveil.runtime.survey import ROW_EDGES, SAMPLE_WEIGHT, Survey, histograms, survey
 from tests.advise.test_tune import clicks, plan
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 

@@ -22,17 +22,10 @@ from streamveil.release_metadata import sentences
 from streamveil.runtime import formats
 from streamveil.runtime import look as looks
 from streamveil.runtime import survey as surveys
+from streamveil.runtime.noisy_bins import SIGNED_EDGES, likely_bounds, mean_size, signed_bins
 from streamveil.runtime.run import run
 from streamveil.runtime.store import LOOK
-from streamveil.runtime.survey import (
-    SIGNED_EDGES,
-    Survey,
-    counted_plan,
-    likely_bounds,
-    mean_size,
-    signed_bins,
-    survey,
-)
+from streamveil.runtime.survey import Survey, counted_plan, survey
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 UNITS, ROWS, PAGES = 8_000, 24_000, 5

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import streamveil.api.builder as sv
+import streamveil as sv
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
 from streamveil.plan import Bounding

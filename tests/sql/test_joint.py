@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil.accounts import Journal
 from streamveil.accounts.ledger import Ledger
-from streamveil.api.builder import query_of
-from streamveil.api.joint import JointQuery
+from streamveil.api.script import JointQuery, query_of
 from streamveil.batch import Release
 from streamveil.cli import app
 from streamveil.core.accounting import Budget, Neighbours

@@ -22,7 +22,8 @@ from streamveil.errors import PlanError
 from streamveil.expressions import compile_predicate, compile_value
 from streamveil.plan import KeyColumn, SortKey, check_own_rows, combined_plan
 from streamveil.plan import own_rows as module
-from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
+from streamveil.plan.own_columns import OwnColumn
+from streamveil.plan.own_rows import OwnGroup, OwnWindows, own_rows
 from streamveil.runtime.combined import MappedSource
 
 PRIVATE = (

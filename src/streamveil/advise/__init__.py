@@ -7,38 +7,39 @@ noise of a release from their matrices, the thresholds from the selection. Nothi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from html import escape
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from streamveil.calendars import Cells, clock_of
 from streamveil.compiler import is_sketched, require_ends
-from streamveil.compiler.coin_tables import answer_sd, lane_sd, published_chance, threshold
 from streamveil.compiler.group_by import OF_MANY, compile_plan
-from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
-from streamveil.core.accounting import exact
-from streamveil.core.accounting.guarantee import Guarantee, rounded_up
+from streamveil.compiler.plan_forecast import (
+    HEADING,
+    answer_sd,
+    forecast_rows,
+    lane_sd,
+    noise_warning,
+    published_chance,
+    threshold,
+)
+from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Shape
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.windows import Schedule, better_start, periods_until
-from streamveil.display import STYLE
-from streamveil.errors import visible_lines
+from streamveil.display import Explanation, Row, Section
 from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
 from streamveil.plan.look import (
-    MOST_RELEASES,
-    SKETCHED,
-    blurs_periods,
-    can_look,
     first_alone,
     in_units,
     is_open,
     look_share,
     open_values,
+    why_no_look,
     with_look,
 )
 from streamveil.plan.options import Option
@@ -47,81 +48,13 @@ from streamveil.release_metadata import ALLOWED, OF_KEPT, RATIOS
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit
     from streamveil.changing_tables.operator import ChangingTable
-    from streamveil.plan.joint import JointPlan
     from streamveil.sketches.operator import SketchQuery
-
-
-def explain_joint(joint: JointPlan, together: Guarantee, *, forecast: bool = False) -> Explanation:
-    """Describes every answer, and before them what all of them come to."""
-    each = [explain(part, forecast=forecast) for part in joint.parts]
-    delta = sum(exact("delta", part.budget.quoted_delta) for part in joint.parts)
-    costs = [(part.name, made.facts["epsilon"], made.facts["delta"])
-             for part, made in zip(joint.parts, each, strict=True)]  # fmt: skip
-    total = together.epsilon(delta)
-    rows = [(name, f"epsilon = {rounded_up(epsilon)}, delta = {lost:.3g}")
-            for name, epsilon, lost in (*costs, ("all together", total, float(delta)))]  # fmt: skip
-    sections = [Section("PRIVATE ANSWERS (each is charged for itself)", tuple(rows))]
-    for part, made in zip(joint.parts, each, strict=True):
-        sections += [replace(one, title=f"{part.name}: {one.title}") for one in made.sections]
-    words = tuple((post.words,) for post in joint.post)
-    free = "POST-PROCESSING (of the releases of all answers: it costs nothing)"
-    sections += [Section(free, words)] if words else []
-    facts = {
-        "epsilon": total, "delta": float(delta), "guarantee": together.to_dict(),
-        "parts": {part.name: made.facts for part, made in zip(joint.parts, each, strict=True)},
-    }  # fmt: skip
-    return Explanation(together.sentence(delta), tuple(sections), facts)
 
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth
 KEY_BYTES = 50  # taken for a key: a number with what finds it, or a text
-Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A titled table of texts; the first row may be a heading."""
-
-    title: str
-    rows: tuple[Row, ...]
-    heading: Row | None = None
-
-    def html(self) -> str:
-        """The table for a page."""
-        head = row_html(self.heading, "th") if self.heading else ""
-        body = "".join(row_html(row, "td") for row in self.rows)
-        title = escape(visible_lines(self.title))
-        table = f'<table class="streamveil">{head}{body}</table>'
-        return f"<details open><summary><b>{title}</b></summary>{table}</details>"
-
-
-def row_html(row: Row, kind: str) -> str:
-    """The cells of one row."""
-    cells = (escape(visible_lines(text)).replace("\n", "<br>") for text in row)
-    return f"<tr>{''.join(f'<{kind}>{cell}</{kind}>' for cell in cells)}</tr>"
-
-
 MOST_LINE = "16,777,216"  # of the source 'files'
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The description of one query. `str` of it is what `streamveil explain` prints."""
-
-    promise: str
-    sections: tuple[Section, ...]
-    facts: dict[str, Any] = field(default_factory=dict, compare=False)  # the same, as numbers
-
-    def __str__(self) -> str:
-        parts = [f"PROMISE\n  {self.promise}"]
-        parts += [_text(section) for section in self.sections]
-        return visible_lines("\n\n".join(parts)) + "\n"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        tables = "".join(section.html() for section in self.sections)
-        return f"{STYLE}<p><b>{escape(visible_lines(self.promise))}</b></p>{tables}"
 
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
@@ -399,31 +332,6 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def why_no_look(plan: Plan) -> str | None:
-    """Why no look tells how many rows units have; None where one does, or would change nothing."""
-    given, source = plan.options, plan.source
-    bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
-    known = plan.key_set.public is not None or not plan.keys
-    settled = options.EXPECTED_ROWS.given_in(given) or (bounded and known) or plan.counts_once
-    if settled or look_share(plan) or plan.preset != "default":
-        return None
-    if options.LOOK_SHARE.given_in(given):
-        return "look_share is 0"
-    if can_look(plan):
-        if blurs_periods(plan):
-            return "less could be said of somebody present in many periods (see look_share)"
-        return f"of more than {MOST_RELEASES} releases the first one tells too little"
-    if any(agg.function in SKETCHED for agg in plan.aggregates):
-        return "no look is made for sketches"
-    if plan.window.kind != "whole":
-        return "they come later, and in windows"
-    if source.combines:
-        return "they come later, and are made of several rows of a unit"
-    if not (source.known.is_whole or source.known.keeps):
-        return "they come later, and are not read twice"
-    return "they come later, in no known number of releases"
-
-
 def selection_rows(operator: GroupBy) -> list[Row]:
     """How discovered groups are chosen."""
     selection: Any = operator.aggregation.selection
@@ -684,20 +592,3 @@ def facts(plan: Plan, operator: GroupBy, triggers: tuple[int, ...]) -> dict[str,
         "threshold": {t: threshold(operator, t) for t in triggers},
         "group_bytes": group_bytes(operator),
     }
-
-
-def _text(section: Section) -> str:
-    rows = ([section.heading] if section.heading else []) + list(section.rows)
-    if not rows:
-        return f"{section.title}\n  none"
-    columns = max(len(row) for row in rows)
-    widths = [
-        max((len(row[i]) for row in rows if i < len(row) - 1), default=0) for i in range(columns)
-    ]
-    lines = [
-        "  " + "  ".join(
-            cell.ljust(widths[i]) if i < len(row) - 1 else cell for i, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]  # fmt: skip
-    return "\n".join([section.title, *lines])

@@ -7,13 +7,7 @@ from typing import Any
 
 from streamveil.compiler.tables import Design
 from streamveil.plan import Aggregate, Plan
-from streamveil.plan.options import (
-    ASK_SHARE,
-    CONFIDENCE,
-    EXPECTED_UPDATES,
-    MAX_CHANGES,
-    MECHANISM,
-)
+from streamveil.plan.options import ASK_SHARE, CONFIDENCE, EXPECTED_UPDATES, MAX_CHANGES, MECHANISM
 
 Row = tuple[str, ...]
 MANY = 12  # values of a domain or sets of columns that are written out

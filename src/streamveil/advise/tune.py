@@ -15,16 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.compiled import erf, njit
-from streamveil.compiler.coin_tables import answer_sd, published_chance, total_chance
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.numbered_rows import (
-    Sample,
-    first_counted,
-    ranks,
-    row_pairs,
-    usable_rows,
-)
+from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
+from streamveil.compiler.plan_forecast import answer_sd, published_chance, total_chance
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, require_one_of
 from streamveil.plan import Bounding, Plan

@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.advise.tune import forecast, read_sample, require_whole
-from streamveil.compiler.coin_tables import answer_sd, published_chance
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import first_counted
-from streamveil.compiler.plan_forecast import NOISE
+from streamveil.compiler.plan_forecast import NOISE, answer_sd, published_chance
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy

@@ -16,7 +16,7 @@ from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
 if TYPE_CHECKING:
-    from streamveil.advise import Explanation
+    from streamveil.display import Explanation
     from streamveil.results.answers import Answers
     from streamveil.runtime.ask import Answer
     from streamveil.runtime.progress import Progress

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from streamveil.api import Query
-from streamveil.api.joint import JointQuery
+from streamveil.api.script import JointQuery
 from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError, fitting

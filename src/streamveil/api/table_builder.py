@@ -1,10 +1,10 @@
 """The Python spelling of queries over changing tables.
 
->>> from streamveil.api.builder import Budget, count, files, rows
->>> people = table(files("changes.parquet"), id="id", operation="op",
-...                domains={"city": ["Oslo", "Rome"], "age": range(100)})
->>> query = people.marginals(ways=1).agg(n=count()).release(
-...     every=rows(1000), steps=50, expected_size=20_000, budget=Budget(epsilon=1, delta=1e-6))
+>>> import streamveil as sv
+>>> people = sv.table(sv.files("changes.parquet"), id="id", operation="op",
+...                   domains={"city": ["Oslo", "Rome"], "age": range(100)})
+>>> query = people.marginals(ways=1).agg(n=sv.count()).release(every=sv.rows(1000), steps=50,
+...     expected_size=20_000, budget=sv.Budget(epsilon=1, delta=1e-6))
 >>> query.plan.sets, query.plan.source.changelog
 ((('city',), ('age',)), 'insert-delete')
 """
@@ -17,14 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamveil.api import Query
-from streamveil.api.builder import (
-    InTheMaking,
-    Measure,
-    RowCount,
-    Stream,
-    require_settings,
-    ticks_of,
-)
+from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
+from streamveil.api.query_parts import Measure, RowCount
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan import Aggregate, SinkSpec, TableSource

@@ -20,15 +20,7 @@ from streamveil.core.selection.gaussian import GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
-from streamveil.plan import (
-    Aggregate,
-    Clock,
-    KeyColumn,
-    Plan,
-    SourceSpec,
-    Window,
-    combined_plan,
-)
+from streamveil.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window, combined_plan
 from streamveil.plan.options import SELECTION
 
 STEP = 3_600_000_000  # microseconds

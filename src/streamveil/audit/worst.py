@@ -14,14 +14,7 @@ from streamveil.audit.account import TOGETHER, MechanismLoss, QueryAccount, acco
 from streamveil.audit.laid_open import Key, Transcript, run
 from streamveil.audit.laid_open_rounds import RoundsTold, account_of_rounds, run_rounds
 from streamveil.audit.laid_open_sketches import CellNoise, run_sketch, sketch_account
-from streamveil.audit.neighbours import (
-    Examined,
-    Pair,
-    World,
-    drawn,
-    varied,
-    with_another_unit,
-)
+from streamveil.audit.neighbours import Examined, Pair, World, drawn, varied, with_another_unit
 from streamveil.batch import Batch
 from streamveil.core.release import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection

@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,13 +18,18 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from streamveil.api import Query
-from streamveil.api.joint import JointQuery
+from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import to_csv
 from streamveil.display import rows_of
 from streamveil.errors import PlanError
-from streamveil.plan import SourceSpec
+from streamveil.plan import Plan, SourceSpec
+from streamveil.plan.joint import JointPlan
 from streamveil.sql.sql import Planned, Script, parse_script
 from streamveil.terminal import Terminal, label, say
+
+if TYPE_CHECKING:
+    from streamveil.advise.explain_memory import Limit
+    from streamveil.display import Explanation
 
 SHOWN_ROWS = 10
 LONG = 1e15  # numbers from here on are not written out
@@ -90,7 +95,7 @@ def read_script(path: Path, tables: list[str] | None = None) -> Script:
 
 def query_of(path: Path | None) -> Query | JointQuery | None:
     """The query of a file, if one was named."""
-    from streamveil.api.builder import query_of as made_of
+    from streamveil.api.script import query_of as made_of
 
     return None if path is None else made_of(read_script(path).named(None).plan)
 
@@ -208,3 +213,48 @@ def open_ledger(where: str) -> Any:
 
     path = Path(where)
     return Ledger.load(path / LEDGER if path.is_dir() else where)
+
+
+def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> None:
+    """Asks a changing table at rest, and shows what it says."""
+    from streamveil.runtime.ask import ask as answer
+
+    say(str(answer(plan, question, state=state, secret=secret)))
+
+
+def size_of(text: str) -> int:
+    """Bytes from a text such as 4GB, 500MB or 123456.
+
+    >>> size_of("1.5 kb")
+    1500
+    """
+    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    number = text.strip().upper().rstrip("KMGTB")
+    unit = text.strip().upper()[len(number) :]
+    try:
+        size = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise PlanError(f"--memory takes a number above 0 and a unit (4GB), not '{text[:20]}'")
+    return size
+
+
+def print_explanation(
+    plan: Plan | JointPlan, *, forecast: bool, as_json: bool, limit: Limit | None = None
+) -> None:
+    """Text for people, or JSON for programs."""
+    from streamveil.advise import explain as describe
+
+    def made() -> Explanation:
+        if isinstance(plan, JointPlan):
+            return JointQuery(plan).explain(forecast=forecast)
+        return describe(plan, forecast=forecast, limit=limit)
+
+    console = Terminal(stderr=True)
+    watched: AbstractContextManager[Any] = nullcontext()
+    if console.is_terminal:
+        watched = console.status("choosing the noise")  # seconds, for a small epsilon
+    with watched:
+        found = made()
+    say(json.dumps(found.facts, indent=2) if as_json else str(found), nl=as_json)

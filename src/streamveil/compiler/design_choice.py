@@ -9,13 +9,8 @@ from itertools import product
 from math import inf, isqrt, sqrt
 from typing import Any
 
-from streamveil.compiler.error_forecast import (
-    ExpectedStream,
-    ForecastNoise,
-    Kind,
-    Settings,
-    forecast,
-)
+from streamveil.compiler.error_forecast import ForecastNoise, Kind, Settings, forecast
+from streamveil.compiler.expected_stream import ExpectedStream
 from streamveil.kept import kept
 from streamveil.plan.look import LARGEST_WEIGHT
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamveil.compiled import gammainc, log_ndtr, ndtri, njit
-from streamveil.compiler.error_forecast import ExpectedStream, group_law, mixed_uniform
+from streamveil.compiler.expected_stream import ExpectedStream, group_law, mixed_uniform
 from streamveil.types import Array, Float64, Int64, UInt32, UInt64
 
 SIZES = np.unique(np.round(2.0 ** (np.arange(0, 81) / 4))).astype(np.int64)  # 1, 2, 3, ... 2^20

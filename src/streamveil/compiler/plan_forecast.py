@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, pi, sqrt
+from functools import lru_cache
+from math import hypot, inf, pi, sqrt
 from operator import attrgetter
 from typing import Any, cast
 
-from streamveil.compiler.coin_tables import lane_sd, opens_at, tested
-from streamveil.compiler.error_forecast import (
-    CAUTION,
-    Errors,
+import numpy as np
+
+from streamveil.compiled import ndtr
+from streamveil.compiler.error_forecast import CAUTION, Errors, Kind, Settings, Threshold, errors_of
+from streamveil.compiler.expected_stream import (
     ExpectedStream,
-    Kind,
-    Settings,
-    Threshold,
-    errors_of,
-)
-from streamveil.compiler.sizing import (
     clamped_share,
     expected_stream,
     public_groups,
     value_shares,
 )
+from streamveil.compiler.table_design import opening_chance
+from streamveil.core.counters import Counter
+from streamveil.core.selection.gaussian import FINE
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
+from streamveil.kept import kept
 from streamveil.plan import Bounding, Plan
 from streamveil.plan.look import LOOKED, can_look
 from streamveil.plan.options import EXPECTED_ROWS
+from streamveil.types import Array, Float64
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 NOISE = 0.5  # a share of error from which an answer is little but noise
@@ -192,3 +194,80 @@ def threshold_of(
 def windows_of(operator: GroupBy) -> int | None:
     """Windows that the scope of a unit meets; groups expected are those of one. None: no end."""
     return periods_met(operator.schedule, operator.periods)
+
+
+# ---- noise of answers, and which groups are published
+
+
+def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
+    """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
+    aggregation = operator.aggregation
+    counter = aggregation.counters[lane]
+    sd = deviation(counter, trigger)  # type: ignore[arg-type]  # every counter is a frozen dataclass
+    if lane == aggregation.shared:
+        return sqrt(sd**2 / FINE**2 + 1 / 12)
+    rule = aggregation.rule
+    weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
+    return sd * float(aggregation.lanes[lane].quantum) / weight
+
+
+def answer_sd(operator: GroupBy, output: Output, trigger: int) -> float:
+    """The same of a count or sum."""
+    parts = zip(output.factors, output.lanes, strict=True)
+    return hypot(*(factor * lane_sd(operator, lane, trigger) for factor, lane in parts))
+
+
+@lru_cache(maxsize=256)
+@kept()
+def deviation(counter: Counter, trigger: int) -> float:
+    """Standard deviation of a counter's totals at a trigger, in quanta."""
+    return float(counter.std(np.array([trigger]))[0])
+
+
+def threshold(operator: GroupBy, trigger: int) -> float | None:
+    """Units a group's noisy count must exceed to be shown; None where none do, or all are."""
+    selection: Any = operator.aggregation.selection
+    if hasattr(selection, "deviation"):
+        return tested(selection, trigger)[0]
+    test = getattr(selection, "threshold", None)
+    return None if test is None or test(trigger) == inf else float(test(trigger))
+
+
+@lru_cache(maxsize=256)
+@kept()
+def tested(selection: Any, trigger: int) -> tuple[float, float]:
+    """What a noisy count of units must exceed at a trigger, and its standard deviation."""
+    return float(selection.threshold(trigger)), float(selection.deviation(trigger))
+
+
+def opens_at(operator: GroupBy, trigger: int) -> float | None:
+    """Units that a group needs to be shown by a trigger as likely as not; None: all are shown."""
+    usual: float | None = getattr(operator.aggregation.selection, "usual", None)
+    return threshold(operator, trigger) if usual is None else float(usual)
+
+
+def total_chance(
+    operator: GroupBy, rows: Float64[Array, " groups"], trigger: int
+) -> Float64[Array, " groups"]:
+    """The chance that groups of such totals, in largest rows, pass the test at a trigger."""
+    test = operator.aggregation.test
+    assert test is not None  # noqa: S101  (a type narrowing)
+    passed = rows * test.lane.reach - test.threshold(trigger)
+    return np.asarray(ndtr(passed / test.deviation(trigger)))
+
+
+def published_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
+    """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
+    selection: Any = operator.aggregation.selection
+    if selection is None:
+        return None
+    if operator.aggregation.selected_by == "totals":  # each unit brings the most that a row may
+        return float(total_chance(operator, np.array([float(units)]), trigger)[0])
+    if not hasattr(selection, "table"):  # at this very trigger: a little less
+        level, sd = tested(selection, trigger)
+        return float(ndtr((units - level) / sd))
+    steps = np.arange(1, selection.horizon + 1)
+    arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)
+    return opening_chance(
+        selection.coins.chances, float(selection.shift_epsilon), np.maximum(arrived, 0)
+    )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import inf, sqrt
 from typing import Any, Protocol
 
-import numpy as np
-
-from streamveil.calibrate import fit, gaussian_mu, least_between, root_down, zcdp_rho
+from streamveil.calibrate import fit, gaussian_mu, least_sigma, root_down, spread_of, zcdp_rho
 from streamveil.compiler.design_choice import (
     UNKNOWN_OPENING,
     Given,
@@ -19,43 +17,34 @@ from streamveil.compiler.design_choice import (
     usual_family,
     weight_quanta,
 )
-from streamveil.compiler.error_forecast import (
-    CAUTION,
-    ExpectedStream,
-    ForecastNoise,
-    Kind,
-    Settings,
-    expected,
+from streamveil.compiler.error_forecast import CAUTION, ForecastNoise, Kind, Settings
+from streamveil.compiler.expected_stream import (
+    clamped_share,
+    expected_stream,
+    public_groups,
+    sizing_lane,
+    value_shares,
 )
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, Discovery, MechanismDesign
-from streamveil.core.release import WeightRule, blt_of, weighted_loss
+from streamveil.core.release import WeightRule, blt_of
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone, TotalTesting, can_test
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS
 from streamveil.dataflow.release import AggregationPlan, driver
-from streamveil.errors import BudgetError, PlanError, nearest
-from streamveil.kept import kept
+from streamveil.errors import PlanError, nearest
 from streamveil.plan import Plan, options
-from streamveil.plan.look import CLAMPED, STEEPEST, VALUES, expectations, of_kept_rows
+from streamveil.plan.look import STEEPEST, expectations, of_kept_rows
 from streamveil.plan.options import EXPECTED_REPEATS, Option
 from streamveil.types import Exact
 
-MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
-TOO_SMALL = (
-    "the budget is below what 64 bits can account for in this counter, whatever its noise.\n"
-    "  to fix  give the clock an end or a number of steps, use counter = 'auto', a larger budget,"
-    " or tighter bounds on rows"
-)
 FAR = 1_000  # releases of a query without end, for forecasts
 TEST_SHARE = Fraction(1, 20)  # of delta, for them
 FEW_SLOTS = 6
-UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
-LEAST_SHARE = 1e-6
 USUAL_REPEATS = 0.3  # of rows, a group of their unit
 MOST_APART = 8.0
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
@@ -560,65 +549,9 @@ class Sizing:
         return left
 
 
-def expected_stream(plan: Plan, windows: int | None) -> ExpectedStream | None:
-    """The stream that a query expects in one scope of a unit, if it says so or a look did."""
-    known = expectations(plan.options)
-    return expected(known, windows or 1, public_groups(plan, windows))
-
-
-def public_groups(plan: Plan, windows: int | None) -> int | None:
-    """How many groups there are, all windows together; None: nobody knows beforehand.
-
-    A query without keys has one group in a window.
-    """
-    public = plan.key_set.public if plan.keys else ((),)
-    return None if public is None or windows is None else len(public) * windows
-
-
-def sizing_lane(lanes: tuple[Lane, ...]) -> int:
-    """The lane whose errors are forecast; -1: none. Not the units, if rows or values are counted.
-
-    >>> sizing_lane((Lane(kind="units"), Lane(kind="sum", value=0, high=1.0)))
-    1
-    """
-    place, kinds = driver(lanes), [lane.kind for lane in lanes]
-    return (
-        kinds.index("sum") if place >= 0 and kinds[place] == "units" and "sum" in kinds else place
-    )
-
-
 def weighing(limits: Bounds, rule: WeightRule | None) -> Bounds:
     """The limits, with the weights of a rule as the core derives them."""
     return limits if rule is None else replace(limits, scale=rule.scale, heaviest=rule.entry)
-
-
-def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
-    """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
-
-    A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
-    """
-    place = sizing_lane(lanes)
-    if place < 0 or lanes[place].kind != "sum":
-        return (1.0,)
-    size = said_of_values(plan, VALUES)
-    if size is None:
-        return UNKNOWN_SHARES
-    share = size / (lanes[place].reach * float(lanes[place].quantum))
-    return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
-
-
-def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
-    """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
-    place = sizing_lane(lanes)
-    summed = place >= 0 and lanes[place].kind == "sum"
-    return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
-
-
-def said_of_values(plan: Plan, what: str) -> float | None:
-    """What a look said of the values that are summed first; None where it said nothing."""
-    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
-    found: float | None = expectations(plan.options).get(what, {}).get(summed)
-    return found
 
 
 def shown_digits(number: float) -> float:
@@ -628,42 +561,6 @@ def shown_digits(number: float) -> float:
     (0.1235, 1.235e-06)
     """
     return round(number, 4) or float(f"{number:.4g}")
-
-
-@kept()
-def spread_of(unscaled: Any, triggers: int) -> float:
-    """The deviation of its totals after so many triggers, at the noise that mu = 1 needs."""
-    fine = Fraction(10**6)
-    counter: Any = fit(unscaled, Budget(mu=1), fine, 1)
-    return float(counter.std(np.array([triggers]))[0]) / float(fine)
-
-
-@lru_cache(maxsize=256)
-@kept()
-def least_sigma(
-    unscaled: Any, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
-) -> Exact:
-    """The least noise with which a counter loses at most mu^2, weighted keys included.
-
-    By bisection: the loss falls as the noise grows (`weighted_loss`). What is returned was checked.
-    """
-
-    def fits(sigma: Fraction) -> bool:
-        loss = weighted_loss(replace(unscaled, sigma=sigma), moved, groups, rule)
-        return loss.gaussian <= mu_squared
-
-    try:
-        low = Fraction(fit(unscaled, Budget(mu=root_down(mu_squared)), moved, groups).sigma)
-    except BudgetError:
-        raise PlanError(TOO_SMALL) from None
-    if rule is None or fits(low):
-        return low
-    high = 2 * low
-    while not fits(high):
-        high *= 2
-        if high > low * MOST_FOR_ROUNDING:
-            raise PlanError(TOO_SMALL)
-    return least_between(low, high, fits)
 
 
 def is_open(plan: Plan) -> bool:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import cache, cached_property, lru_cache, partial
 from itertools import islice, product
 from math import ceil, exp, inf, log
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from streamveil.calibrate import gaussian_mu
-from streamveil.compiler.coin_tables import TableShape, law_near, opening_chance
+from streamveil.compiled import njit
 from streamveil.core.accounting import Budget, Number, convert, exact_between
 from streamveil.core.accounting.coin_table import (
+    COIN,
     DRAWS,
     REACH,
     Coins,
@@ -31,13 +33,14 @@ from streamveil.core.accounting.coin_table import (
     worst_near,
     worst_openings,
 )
+from streamveil.core.accounting.convert import CurvePoints, LossLaw
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.selection.coins import FINE, SelectionTable
 from streamveil.errors import require_positive
 from streamveil.kept import kept
 from streamveil.plan.options import MU_SHARE
-from streamveil.types import Array, Float64
+from streamveil.types import Array, Float64, Int64
 
 Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
 ROUGH = 16  # lattice steps per slope for comparing shapes; `FINE` of them for the one chosen
@@ -52,6 +55,7 @@ FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried u
 MOST_EPSILON = 500  # beyond, its exponential has no float64; tables end long before
 LONGEST = 1 << 14  # gaps of a table that is compared: seconds to certify
 MOST_WORK = 1 << 23  # of its gaps times its tests, likewise
+STEEPEST = 6  # the largest fall of ln(pi) per gap
 CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
 
 
@@ -379,3 +383,120 @@ def _half(horizon: int, chances: Float64[Array, " gaps"], shift_epsilon: float) 
         low, high = (low, middle) if chance(middle) >= 0.5 else (middle, high)
     below, above = chance(low), chance(high)
     return low + (high - low) * (0.5 - below) / (above - below)
+
+
+# ---- families of tables, and about what one does: the core certifies what was found
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A family of tables: ln(pi) falls by `slope` per gap, and faster where openings are rare.
+
+    With rare = ln(1 / (horizon pi)) > 0 it falls by slope + bend * rare^power, at most by STEEPEST.
+    The table ends with the first coin of at most floor / horizon. Every coin is rounded once to
+    2^-64; the guarantee is computed from the rounded coins.
+    """
+
+    horizon: int  # tests of one key
+    slope: Fraction
+    bend: Fraction  # how fast the fall grows beyond that point
+    power: Fraction
+    floor: Fraction  # what an opening at the last gap may cost in delta
+
+    def coins(self) -> Coins:
+        """The table. Decimal arithmetic: the same on every machine."""
+        with localcontext() as context:
+            context.prec = 50
+            log_horizon, floor = Decimal(self.horizon).ln(), _decimal(self.floor) / self.horizon
+            numbers = (_decimal(number) for number in (self.slope, self.bend, self.power))
+            coins = []
+            for log_pi in _logs(log_horizon, *numbers):
+                chance = log_pi.exp()
+                coins.append(int(chance * COIN + Decimal("0.5")))
+                if chance <= floor:
+                    return Coins(tuple(coins))
+        raise AssertionError("chances fall below any floor")
+
+    def near(self, longest: int) -> Float64[Array, " gaps"] | None:
+        """About `Coins.chances`; None for a table of more than `longest` gaps."""
+        last = log(self.floor) - log(self.horizon)
+        numbers = (float(number) for number in (self.slope, self.bend, self.power))
+        logs = [0.0]
+        for log_pi in islice(_logs(log(self.horizon), *numbers), longest):
+            logs.append(log_pi)
+            if log_pi <= last:
+                return np.append(np.exp(logs), 0.0)
+        return None
+
+
+def _logs(log_horizon: Any, slope: Any, bend: Any, power: Any) -> Iterator[Any]:
+    """ln(pi) at gap 1, 2, ..., see `TableShape`; in decimals or in floats."""
+    log_pi = -0 * slope
+    while True:
+        rare = -(log_horizon + log_pi)
+        fall = slope + bend * rare**power if rare > 0 else slope
+        log_pi -= min(STEEPEST, fall)
+        yield log_pi
+
+
+def _decimal(number: Fraction) -> Decimal:
+    return Decimal(number.numerator) / Decimal(number.denominator)
+
+
+def opening_chance(
+    chances: Float64[Array, " gaps"], shift_epsilon: float, units: Int64[Array, " horizon"]
+) -> float:
+    """The chance that a key with this path of units has opened by its end; for forecasts.
+
+    Given Z, every test adds ln(1 - pi) at its gap: for all Z at once, the sum of a slice of these
+    for each number of units that the path has, as often as it has it.
+    """
+    threshold = len(chances)
+    shifts = np.arange(int(40 / shift_epsilon) + 2)
+    often = np.bincount(np.minimum(units, threshold + len(shifts)))
+    shifts = shifts[: len(often)]  # with a larger one no gap is inside the table
+    gaps = threshold + np.arange(1 - len(often), len(shifts))
+    with np.errstate(divide="ignore"):
+        closed = np.maximum(np.log1p(-chances), -1e3)[np.clip(gaps, 0, threshold - 1)]
+    never = np.zeros(len(shifts))
+    for count in np.flatnonzero(often):  # few: a path has one number of units for each test
+        first = len(often) - 1 - count
+        never += often[count] * closed[first : first + len(shifts)]
+    never = np.exp(never)
+    law = -np.expm1(-shift_epsilon) * np.exp(-shift_epsilon * shifts)
+    return float(law @ (1 - never))
+
+
+def law_near(points: CurvePoints, step: float) -> LossLaw:
+    """About `law_under`, in floats: for searches, whose result is then certified by that."""
+    order = np.argsort(points.gammas)
+    gammas, heights = points.gammas[order], points.heights[order]
+    nodes, found = hull_near(gammas, heights)
+    places = points.places[order][nodes]
+    masses = np.zeros(int(places[-1] - places[0]) + 1)
+    masses[places - places[0]] = found
+    return LossLaw(step, int(places[0]), masses, float(heights[nodes[-1]]))
+
+
+@njit(cache=True)
+def hull_near(
+    gammas: Float64[Array, " n"], heights: Float64[Array, " n"]
+) -> tuple[Int64[Array, " nodes"], Float64[Array, " nodes"]]:
+    """The nodes of `hull` and their masses, in floats."""
+    nodes = np.empty(len(gammas), np.int64)
+    slopes = np.zeros(len(gammas) + 1)
+    count = 0
+    for place in range(len(gammas)):
+        slope = (heights[place] - 1.0) / gammas[place]
+        while count:
+            before = nodes[count - 1]
+            slope = (heights[place] - heights[before]) / (gammas[place] - gammas[before])
+            if slopes[count - 1] < slope:
+                break
+            count -= 1
+            slope = (heights[place] - 1.0) / gammas[place]
+        nodes[count], slopes[count] = place, slope
+        count += 1
+    slopes[count] = 0.0
+    kept = nodes[:count].copy()
+    return kept, gammas[kept] * np.diff(slopes[: count + 1])

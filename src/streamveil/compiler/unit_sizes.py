@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiler.design_choice import USUAL_ROWS
-from streamveil.compiler.error_forecast import MOST_ROWS
+from streamveil.compiler.expected_stream import MOST_ROWS
 from streamveil.plan.look import LAWS, MEAN_ROWS, VALUES
 from streamveil.plan.options import EXPECTED_ROWS, EXPECTED_UNITS
 from streamveil.types import Array, Float64, Int64

@@ -9,10 +9,9 @@ from math import hypot, log, log2, sqrt
 import numpy as np
 
 from streamveil.compiled import gammainc, gammaincinv, ndtr
-from streamveil.compiler.coin_tables import lane_sd
 from streamveil.compiler.error_forecast import errors_of
-from streamveil.compiler.plan_forecast import as_settings, threshold_of, windows_of
-from streamveil.compiler.sizing import expected_stream
+from streamveil.compiler.expected_stream import expected_stream
+from streamveil.compiler.plan_forecast import as_settings, lane_sd, threshold_of, windows_of
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import driver

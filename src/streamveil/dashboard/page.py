@@ -19,15 +19,9 @@ import pyarrow as pa
 
 from streamveil.api import Query
 from streamveil.api.answers import answers
-from streamveil.api.joint import JointQuery
+from streamveil.api.script import JointQuery
 from streamveil.core.accounting.guarantee import rounded_up
-from streamveil.dashboard.view import (
-    NO_ANSWER,
-    PageTable,
-    Records,
-    ledger_records,
-    page_of,
-)
+from streamveil.dashboard.view import NO_ANSWER, PageTable, Records, ledger_records, page_of
 from streamveil.display import html_of
 from streamveil.results.answers import Answers
 from streamveil.results.charts import bias_of, tick

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from streamveil.api import Query
 from streamveil.api.answers import answers
-from streamveil.api.joint import JointQuery
+from streamveil.api.script import JointQuery
 from streamveil.dashboard import page, view
 from streamveil.errors import PlanError, StreamveilError
 from streamveil.results.answers import Answers

@@ -18,12 +18,7 @@ from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations
 from streamveil.dataflow.grouping import Grouping, ahead, constant_facts, heading
 from streamveil.dataflow.keys import Types
-from streamveil.dataflow.release import (
-    Released,
-    WindowState,
-    driver,
-    published_keys,
-)
+from streamveil.dataflow.release import Released, WindowState, driver, published_keys
 from streamveil.dataflow.release_tables import (
     DrawnRelease,
     ReleasePoint,
@@ -33,9 +28,7 @@ from streamveil.dataflow.release_tables import (
     to_columns,
 )
 from streamveil.dataflow.rows import Prepared
-from streamveil.dataflow.state import (
-    State,
-)
+from streamveil.dataflow.state import State
 from streamveil.dataflow.windows import is_over
 from streamveil.types import Array
 

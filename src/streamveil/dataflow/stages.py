@@ -42,13 +42,7 @@ from streamveil.dataflow.grouping import (
 from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
-from streamveil.dataflow.rows import (
-    Prepared,
-    groups_of,
-    lane_hits,
-    lane_quanta,
-    leave_out,
-)
+from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta, leave_out
 from streamveil.dataflow.state import (
     BatchScratch,
     Index,

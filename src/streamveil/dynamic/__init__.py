@@ -17,13 +17,7 @@ from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.dynamic.pmwg import Pmwg
 from streamveil.dynamic.protocol import Bag, Changes, DynamicMechanism
 from streamveil.dynamic.records import Records
-from streamveil.dynamic.schedulers import (
-    BBImprover,
-    BBScheduler,
-    DisjointDoubling,
-    Reruns,
-    growing,
-)
+from streamveil.dynamic.schedulers import BBImprover, BBScheduler, DisjointDoubling, Reruns, growing
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.dynamic.trees import Hybrid, Tree
 

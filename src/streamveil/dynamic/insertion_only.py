@@ -11,13 +11,7 @@ import numpy as np
 from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
-from streamveil.dynamic.partition import (
-    EVENT,
-    Partition,
-    PartitionState,
-    TimeVarying,
-    updates,
-)
+from streamveil.dynamic.partition import EVENT, Partition, PartitionState, TimeVarying, updates
 from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_growth
 from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
 from streamveil.linear.budget_shares import Share

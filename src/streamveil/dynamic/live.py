@@ -9,13 +9,7 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
-from streamveil.dynamic.records import (
-    BORN,
-    GONE,
-    Records,
-    RecordsState,
-    protected,
-)
+from streamveil.dynamic.records import BORN, GONE, Records, RecordsState, protected
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.types import Array, Int64
 

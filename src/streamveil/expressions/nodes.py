@@ -29,14 +29,7 @@ from streamveil.expressions.convert import (
     wrong,
 )
 from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, shown
-from streamveil.expressions.kernels import (
-    INT_MAX,
-    INT_MIN,
-    Column,
-    float_op,
-    int_negate,
-    int_op,
-)
+from streamveil.expressions.kernels import INT_MAX, INT_MIN, Column, float_op, int_negate, int_op
 
 Reader = Callable[[str], Node]
 Builder = Callable[[exp.Expr, Reader], Node]

@@ -6,12 +6,7 @@ from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.mwem import Mwem
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
 from streamveil.linear.queries import Matrix, Queries, functions
-from streamveil.linear.strategies import (
-    Direct,
-    Points,
-    Residuals,
-    Strategy,
-)
+from streamveil.linear.strategies import Direct, Points, Residuals, Strategy
 from streamveil.linear.structured import Marginals, Ranges
 from streamveil.linear.sums import Sums, Through, best_strategy
 

@@ -431,3 +431,28 @@ def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | No
 def expectations(options: Any) -> dict[str, Any]:
     """The options of a query, with what a look said."""
     return {**options, **options.get(LOOKED, {}).get("options", {})}
+
+
+def why_no_look(plan: Plan) -> str | None:
+    """Why no look tells how many rows units have; None where one does, or would change nothing."""
+    given, source = plan.options, plan.source
+    bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
+    known = plan.key_set.public is not None or not plan.keys
+    settled = EXPECTED_ROWS.given_in(given) or (bounded and known) or plan.counts_once
+    if settled or look_share(plan) or plan.preset != "default":
+        return None
+    if LOOK_SHARE.given_in(given):
+        return "look_share is 0"
+    if can_look(plan):
+        if blurs_periods(plan):
+            return "less could be said of somebody present in many periods (see look_share)"
+        return f"of more than {MOST_RELEASES} releases the first one tells too little"
+    if any(agg.function in SKETCHED for agg in plan.aggregates):
+        return "no look is made for sketches"
+    if plan.window.kind != "whole":
+        return "they come later, and in windows"
+    if source.combines:
+        return "they come later, and are made of several rows of a unit"
+    if not (source.known.is_whole or source.known.keeps):
+        return "they come later, and are not read twice"
+    return "they come later, in no known number of releases"

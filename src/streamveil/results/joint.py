@@ -17,12 +17,7 @@ from streamveil.dataflow.grouping import counter_from
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.release_metadata import Facts
 from streamveil.results.intervals import LINEAR, deviations
-from streamveil.results.noise import (
-    ROUNDING,
-    covariance,
-    tested_covariance,
-    weighted_covariance,
-)
+from streamveil.results.noise import ROUNDING, covariance, tested_covariance, weighted_covariance
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 

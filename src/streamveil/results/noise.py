@@ -19,12 +19,7 @@ import numpy as np
 
 from streamveil.core.counters import Counter
 from streamveil.core.counters.restarting_trees import refined_variances
-from streamveil.counters import (
-    AnytimeBltCounter,
-    BltCounter,
-    HonakerCounter,
-    KaryTreeCounter,
-)
+from streamveil.counters import AnytimeBltCounter, BltCounter, HonakerCounter, KaryTreeCounter
 from streamveil.counters.kary import blocks_of
 from streamveil.types import Array, Float64, Int64
 

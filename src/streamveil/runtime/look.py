@@ -60,7 +60,7 @@ from streamveil.sql.schema import check_schema, needed_columns
 if TYPE_CHECKING:
     from streamveil.compiler.value_sizes import Clamping
     from streamveil.dataflow.group_by import GroupBy
-    from streamveil.runtime.survey import Learned
+    from streamveil.runtime.noisy_bins import Learned
 
 KIND = "look"
 CHUNK = 500_000  # rows

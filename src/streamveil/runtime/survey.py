@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,27 +13,12 @@ import pyarrow.compute as pc
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
-from streamveil.compiled import ndtri
 from streamveil.compiler.by_unit import UnitFacts, by_rows, middle_of_each, shape_of
-from streamveil.compiler.error_forecast import (
-    MOST_REPEATS,
-    drawn_lengths,
-    expected,
-    tail_of,
-)
-from streamveil.compiler.group_sizes import (
-    BUCKET_WEIGHT,
-    WEIGHT,
-    Units,
-    groups_by_size,
-    likely_laws,
-    rows_by_bucket,
-)
+from streamveil.compiler.group_sizes import BUCKET_WEIGHT, WEIGHT, groups_by_size, rows_by_bucket
 from streamveil.compiler.numbered_rows import compiled_times, first_counted
 from streamveil.compiler.numbering import GroupRows, ValueRows, taken
 from streamveil.compiler.unit_sample import WORDS, UnitSample, level_for, most_units
-from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
-from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
+from streamveil.compiler.unit_sizes import ROW_EDGES
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.measure import about
@@ -43,33 +28,19 @@ from streamveil.core.sensitivity import histograms_move
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
 from streamveil.plan import Aggregate, Plan
-from streamveil.plan.look import COUNTED, HISTOGRAM, LAWS, VALUES, is_open, open_values
-from streamveil.plan.options import (
-    EXPECTED_MOST_ROWS,
-    EXPECTED_REPEATS,
-    EXPECTED_ROWS,
-    EXPECTED_UNITS,
+from streamveil.plan.look import COUNTED, is_open, open_values
+from streamveil.runtime.noisy_bins import (
+    SHARE_QUANTA,
+    SHARES,
+    VALUE_EDGES,
+    BinsOf,
+    Learned,
+    learned,
+    signed_bins,
 )
-from streamveil.types import Array, Bool, Float64, Int64
+from streamveil.types import Array, Float64, Int64
 
 SAMPLE_WEIGHT = 16  # the noise of the number that says how large a sample is, in times of a bin's
-SHARES = 1  # which histogram holds shares; 0 holds units by rows
-SHARE_QUANTA = 256  # of the share of rows that repeat a group
-VALUE_EDGES = 2.0 ** np.arange(-20, 41)
-SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
-LOOKS = 400  # sums of bins that are compared with their noise, at most
-DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
-BEYOND = 0.01  # share of units that may have more rows than counted
-OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 350 looks
-TOLD = 1e-5  # share of units below which a bin is left out
-LENGTHS = 16  # rows of so many units stand for all
-TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
-CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
-TOGETHER = (2, 4, 8, 16)  # bins of values side by side that are added up
-OF_ZERO = np.isin(np.arange(len(SIGNED_EDGES) + 1), (len(POWERS), len(POWERS) + 1))
-BESIDE = 2.0  # the same, for bins next to such a one
-FEWEST = 5.0  # deviations of all units together below which nothing is said
-VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
 
 
 @dataclass(frozen=True)
@@ -129,64 +100,6 @@ class Survey:
         """Of all histograms together."""
         loss = Loss(gaussian=self._moved**2 / self.sigma**2)
         return Guarantee(self.protects, loss, separate=self.periods is not None)
-
-
-class Measured(NamedTuple):
-    """A number, and between which ends the truth lies: all ends of a survey with 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def sure(self) -> bool:
-        """Whether a choice may rest on it."""
-        return self.high <= VAGUE * self.low
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What the survey says, and how sure it is; None where the noise hides it."""
-
-    units: Measured | None = None
-    rows: Measured | None = None  # of one unit, on average; more than `cap` count as `cap`
-    most: Measured | None = None  # rows that 99 of 100 units do not exceed
-    repeats: Measured | None = None  # share of rows that repeat a group of their unit
-    high: Measured | None = None  # what 99 of 100 values do not exceed
-    cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
-    likely: dict[str, Any] = field(default_factory=dict)  # options by bins above the noise
-    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # outermost, of values
-    sizes: dict[str, ValueSizes] = field(default_factory=dict)  # of the same
-    ends: dict[str, tuple[float, float]] = field(default_factory=dict)  # that types give: public
-
-    @property
-    def sure(self) -> bool:
-        """Whether the noise leaves enough to choose from."""
-        return self.rows is not None and self.rows.sure
-
-    @property
-    def numbers(self) -> list[tuple[str, Measured]]:
-        """What is known, by the names of options where there are such."""
-        named = {
-            EXPECTED_UNITS.name: self.units, EXPECTED_ROWS.name: self.rows,
-            EXPECTED_MOST_ROWS.name: self.most, EXPECTED_REPEATS.name: self.repeats,
-            "99 of 100 values at most": self.high,
-        }  # fmt: skip
-        return [(name, found) for name, found in named.items() if found is not None]
-
-    @property
-    def options(self) -> dict[str, float]:
-        """As the options of a query; none where a choice would follow the noise."""
-        known = {name: found.value for name, found in self.numbers if name.startswith("expected")}
-        return known if self.sure else {}
-
-
-class BinsOf(NamedTuple):
-    """What noisy bins are of; settings."""
-
-    expressions: tuple[str, ...] = ()  # without bounds
-    summed: str | None = None  # the one that is summed with bounds
-    times: int = 1  # so many units stand for each that was counted
 
 
 Rows: TypeAlias = pa.Table | Iterable[pa.Table] | Callable[[], Iterable[pa.Table]]
@@ -299,123 +212,6 @@ def counted_plan(plan: Plan) -> Plan:
     return replace(plan, aggregates=kept or (rows,))
 
 
-def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learned:
-    """Post-processing: all that is said of noisy bins.
-
-    Those of values without bounds come after the shapes, then the numbers of groups by size, and
-    the rows in buckets. Bins of a sample become those of all units, with more noise; its groups
-    stay those of its rows, of which laws are made as of all.
-    """
-    (expressions, summed, times), (*counted, sizes, buckets) = asked, noisy
-    bins, of_groups, sigma = [times * some for some in counted], sigma, times * sigma
-    shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
-    bounds = {
-        text: found
-        for text, bins in zip(expressions, signed, strict=True)
-        if (found := likely_bounds(bins, sigma)) is not None
-    }
-    known = likely(shapes, sigma)
-    rows = known.get(EXPECTED_ROWS.name, 1.0)
-    valued = {text: value_sizes(bins, sigma, rows)
-             for text, bins in zip(expressions, signed, strict=True) if text in bounds}  # fmt: skip
-    if known and tells(known[EXPECTED_UNITS.name], sigma):
-        known[HISTOGRAM] = histogram_of(shapes, sigma)
-    if known:
-        units = units_of(known, shapes, sigma)
-        units = units._replace(number=units.number / times)
-        known[LAWS] = likely_laws(sizes, buckets, units, of_groups)
-        every = {text: float(f"{one.mean:.3g}") for text, one in valued.items()}
-        if summed is not None:
-            every[summed] = mean_size(shapes[2], VALUE_EDGES, sigma)
-        known[VALUES] = {text: size for text, size in every.items() if size}
-    return replace(learn(shapes, sigma, times), likely=known, bounds=bounds, sizes=valued)
-
-
-def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: float) -> Units:
-    """What is known of units, for the laws of their groups."""
-    stream = expected(known, 1)
-    assert stream is not None  # noqa: S101  (a look that knows something knows the rows)
-    if not stream.histogram and stream.most is not None:
-        heavy, even = tail_of(stream.rows, stream.most)
-        stream = replace(stream, heavy=heavy, even=even)
-    middle = ((ROW_EDGES + ROW_ENDS) / 2)[holding_units(noisy, sigma)]
-    off = sigma * float((middle**2).sum()) ** 0.5 / (stream.units * stream.rows)
-    return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
-
-
-def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
-    """Counts of values: below all edges, between each two, from the last one on."""
-    place = np.searchsorted(SIGNED_EDGES, sizes, side="right")
-    return np.bincount(place, minlength=len(SIGNED_EDGES) + 1).astype(np.int64)
-
-
-def value_sizes(noisy: Int64[Array, " bins"], sigma: float, rows: float) -> ValueSizes:
-    """How many units have values of which size, with the tails that laws add to what is seen."""
-    seen = np.where(holding_values(noisy, sigma), noisy, 0).astype(np.float64)
-    below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
-    return ValueSizes(*(with_tail(noisy[side], seen[side], sigma, rows) for side in (below, above)))
-
-
-def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:
-    """How large values are on average, whichever their sign, by bins between edges of that size.
-
-    0 where no bin stands out of the noise.
-
-    >>> bins = signed_bins(np.array([3.0] * 500 + [-0.3] * 500))
-    >>> mean_size(bins, np.abs(SIGNED_EDGES), 10.0)
-    1.83
-    """
-    ends = np.sqrt(np.append(edges[0], edges) * np.append(edges, edges[-1]))
-    counts = np.where(outstanding(noisy, sigma), noisy, 0)
-    return float(f"{float((counts * ends).sum()) / max(int(counts.sum()), 1):.3g}")
-
-
-def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, float] | None:
-    """The ends of the outermost bins that hold values; None where none but 0 stands out of noise.
-
-    A bin of noise alone, far out, would make all noise as much larger: none does, but once in 10^8.
-    Where 0 alone stands out, noise hides how large other values are: bounds about 0 would clamp
-    them all.
-
-    >>> bins = signed_bins(np.array([3.0] * 500 + [-0.3] * 500))
-    >>> low, high = likely_bounds(bins, 10.0)
-    >>> round(low, 3), high
-    (-0.354, 4.0)
-    """
-    holding = holding_values(noisy, sigma)
-    standing = np.flatnonzero(holding)
-    if not holding[~OF_ZERO].any():
-        return None
-    edges = np.concatenate([SIGNED_EDGES[:1], SIGNED_EDGES, SIGNED_EDGES[-1:]])
-    low, high = float(edges[standing[0]]), float(edges[standing[-1] + 1])
-    return (low, high) if low < high else (-abs(low), abs(high))
-
-
-def holding_values(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " bins"]:
-    """Bins of values that stand out; where none but that of 0 does, those that do so together.
-
-    Of the fewest bins side by side that hold more than noise: those above it, or all of them.
-
-    >>> bins = signed_bins(np.array([0.0] * 900 + [3.0] * 60 + [5.0] * 60))
-    >>> outstanding(bins, 10.0, CERTAIN).sum(), holding_values(bins, 10.0).sum()
-    (np.int64(1), np.int64(3))
-    """
-    sized = np.where(OF_ZERO, 0, noisy)
-    if outstanding(sized, sigma, CERTAIN).any():
-        return outstanding(noisy, sigma, CERTAIN)
-    zero = OF_ZERO & (noisy > CERTAIN * sigma)
-    for width in TOGETHER:
-        sums = np.convolve(sized, np.ones(width), mode="valid")
-        begins = np.flatnonzero(sums > CERTAIN * width**0.5 * sigma)
-        if len(begins):
-            near = np.zeros(len(noisy), np.bool_)
-            near[np.unique(begins[:, None] + np.arange(width))] = True
-            near &= ~OF_ZERO
-            above = near & (noisy > BESIDE * sigma)
-            return np.asarray(zero | (above if above.any() else near))
-    return zero
-
-
 def histograms(
     shape: UnitFacts, first: Float64[Array, " units"] | None
 ) -> list[Int64[Array, " bins"]]:
@@ -433,212 +229,3 @@ def by_edges(counts: Int64[Array, " sizes"]) -> Int64[Array, " bins"]:
     place = np.searchsorted(ROW_EDGES, np.arange(1, len(counts)), side="right") - 1
     found = np.bincount(place, counts[1:], minlength=len(ROW_EDGES))
     return np.asarray(found.astype(np.int64))
-
-
-def learn(noisy: list[Int64[Array, " bins"]], sigma: float, times: int = 1) -> Learned:
-    """Numbers with intervals from noisy bins, of a sample `times` as small as all units.
-
-    Proof: what is said is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
-        (bins up to which rows are told apart, tails of which the share is looked at): each misses
-        by more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
-        95 %, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
-        w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
-        sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more, and
-        so does the share of rows that repeat a group: what few units have beyond that drowns in the
-        noise of bins that are empty. A sample adds the variance of its draw to each bin
-        (`variances`), and noise and draw together are about Gaussian. Of shares that of the units:
-        for 0 <= s <= 1 the square of s w - r n is at most w^2 + (r n)^2.
-    """
-    total = float(noisy[0].sum())
-    if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
-        return Learned()
-    spread = variances(noisy[0], sigma, times)
-    most = _quantile(noisy[0], ROW_ENDS, ROW_EDGES, spread)
-    off = DEVIATIONS * float(spread.sum()) ** 0.5
-    units = Measured(float(f"{total:.3g}"), total - off, total + off)
-    high = None
-    if len(noisy) > 2:
-        above = np.append(VALUE_EDGES, 2 * VALUE_EDGES[-1])
-        by_value = variances(noisy[2], sigma, times)
-        high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), by_value)
-    if most is None:
-        return Learned(units=units, high=high)
-    low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ROW_ENDS, most.high)
-    repeats = _share(noisy[0], noisy[SHARES] / SHARE_QUANTA, (low, top), spread)
-    rows = _mean(noisy[0], low, top, spread)
-    if rows is not None:
-        rows = Measured(round(max(rows.value, 1.0), 2), max(rows.low, 1.0), max(rows.high, 1.0))
-    return Learned(units, rows, most, repeats, high, most.high)
-
-
-def variances(noisy: Int64[Array, " bins"], sigma: float, times: int) -> Float64[Array, " bins"]:
-    """Of bins: of their noise, and of the draw of a sample, rather too large.
-
-    A bin of n units, of which one in `times` was drawn, has the variance n (times - 1); n is at
-    most two deviations of the noise more than it seems.
-    """
-    return np.asarray(sigma**2 + (times - 1) * (np.maximum(noisy, 0) + 2 * sigma))
-
-
-def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
-    """What a forecast should expect: estimates from the bins that stand out of the noise.
-
-    An estimate for a choice, not a statement: it has no interval. What few units have, beyond all
-    bins that stand out, is what a law says that fits them. Empty where no bin stands out.
-
-    >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
-    >>> bins[0][:3], bins[1][2] = (500, 300, 200), 40 * SHARE_QUANTA
-    >>> for name, value in likely(bins, 10.0).items():
-    ...     print(name, value)
-    expected_units 1060.0
-    expected_rows 1.88
-    expected_most_rows 5.0
-    expected_repeats 0.0706
-    """
-    standing, rows = holding_units(noisy, sigma), units_by_rows(noisy, sigma)
-    again = np.where(standing, noisy[SHARES] / SHARE_QUANTA, 0.0)
-    if not standing.any():
-        return {}
-    units, middle = float(rows.sum()), (ROW_EDGES + ROW_ENDS) / 2
-    most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
-    mean = max(1.0, float((rows * middle).sum()) / units)
-    seen = float((rows * middle)[standing].sum())
-    repeated = min(float((again * middle).sum()) / seen, MOST_REPEATS)
-    found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
-    return {
-        f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
-        for name, value in found.items()
-    }
-
-
-def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
-    """From and to how many rows, and the share of units that have them."""
-    units = units_by_rows(noisy, sigma)
-    return [
-        (int(ROW_EDGES[place]), int(ROW_ENDS[place]), float(f"{units[place] / units.sum():.4g}"))
-        for place in np.flatnonzero(units > TOLD * units.sum())
-    ]
-
-
-def units_by_rows(noisy: list[Int64[Array, " bins"]], sigma: float) -> Float64[Array, " bins"]:
-    """Bins above the noise as they are, and those beyond the last of them by the law that fits.
-
-    Where noise hides much, as many laws fit as one likes: then no units are beyond.
-    """
-    standing, units = holding_units(noisy, sigma), noisy[0]
-    seen = np.where(standing, np.maximum(units, 0), 0).astype(np.float64)
-    if not tells(seen.sum(), sigma):
-        return seen
-    beyond = np.arange(len(units)) > np.flatnonzero(standing)[-1]
-    return np.where(beyond, fitted_units(units, sigma), seen)
-
-
-def tells(units: float, sigma: float) -> bool:
-    """Whether a bin of one unit in twenty would stand out."""
-    return OUTSTANDING * sigma <= TELLING * units
-
-
-def holding_units(noisy: list[Int64[Array, " bins"]], sigma: float) -> Bool[Array, " bins"]:
-    """Bins of rows that stand out by their units, or by these and the shares that they repeat.
-
-    Units of many rows repeat most of them: then both say the same, with noise of their own.
-
-    >>> bins = np.array([[900, 0, 35], [0, 0, 30 * SHARE_QUANTA]])
-    >>> holding_units([*bins], 10.0).tolist(), outstanding(bins[0], 10.0).tolist()
-    ([True, False, True], [True, False, False])
-    """
-    units, again = noisy[0], noisy[SHARES] / SHARE_QUANTA
-    return outstanding(units, sigma) | outstanding(units + again, sigma * 2**0.5)
-
-
-def outstanding(noisy: Array, sigma: float, least: float = OUTSTANDING) -> Bool[Array, " bins"]:
-    """Bins above the noise, and those beside them, one after the other, that are likely so.
-
-    One bin of noise alone, far out, would make the mean of rows a hundred times too large.
-
-    >>> outstanding(np.array([50, 25, 21, 0, 39, 0]), 10.0).tolist()
-    [True, True, True, False, False, False]
-    """
-    standing, may = noisy > least * sigma, noisy > BESIDE * sigma
-    for _ in range(len(noisy)):
-        beside = np.append(standing[1:], False) | np.append(False, standing[:-1])
-        standing = standing | (may & beside)
-    return np.asarray(standing)
-
-
-def _share(
-    units: Int64[Array, " bins"],
-    shares: Float64[Array, " bins"],
-    ends: tuple[Array, Array],
-    spread: Float64[Array, " bins"],
-) -> Measured | None:
-    """The share of rows that repeat, of units whose rows lie between the ends of their bin.
-
-    The r for which sum(size * shares) - r * sum(size * units) may be noise (Fieller 1954), at both
-    ends of the sizes.
-    """
-    found, (low, top) = [], ends
-    for over, under in ((low, top), (top, low)):
-        off = DEVIATIONS**2 * spread
-        above = float((shares * over).sum()), float((off * over**2).sum())
-        below = float((units * under).sum()), float((off * under**2).sum())
-        between = _between(above, below)
-        if between is None or below[0] <= 0:
-            return None
-        found.append(between)
-    least, largest = max(found[0][0], 0.0), min(found[1][1] + 1 / SHARE_QUANTA, 1.0)
-    middle = float((shares * (low + top)).sum() / (units * (low + top)).sum())
-    return Measured(round(min(max(middle, least), largest, MOST_REPEATS), 2), least, largest)
-
-
-def _mean(
-    noisy: Int64[Array, " bins"], low: Array, high: Array, spread: Float64[Array, " bins"]
-) -> Measured | None:
-    """The mean over units whose sizes lie between the ends of their bins; None: noise alone."""
-    total = float(noisy.sum())
-    found = [_ratio(noisy, size, spread) for size in (low, high)]
-    if total <= 0 or found[0] is None or found[1] is None:
-        return None
-    middle = float((noisy * (low + high)).sum()) / 2 / total
-    ends = max(found[0][0], float(low.min())), min(found[1][1], float(high.max()))
-    return Measured(min(max(middle, ends[0]), ends[1]), *ends)
-
-
-def _ratio(
-    noisy: Int64[Array, " bins"], size: Array, spread: Float64[Array, " bins"]
-) -> tuple[float, float] | None:
-    """The r for which sum(size * bins) - r * sum(bins) may be noise (Fieller 1954)."""
-    off = DEVIATIONS**2 * spread
-    top = float((noisy * size).sum()), float((off * size**2).sum())
-    bottom = float(noisy.sum()), float(off.sum())
-    return _between(top, bottom, float((off * size).sum()))
-
-
-def _between(
-    top: tuple[float, float], bottom: tuple[float, float], both: float = 0.0
-) -> tuple[float, float] | None:
-    """The ends of the r for which top - r * bottom may be noise; None where they are no interval.
-
-    Each number comes with the square of what its noise may be; `both`: the same of their product.
-    """
-    (y, y_off), (x, x_off) = top, bottom
-    a, b, c = x**2 - x_off, y * x - both, y**2 - y_off
-    if a <= 0:
-        return None
-    root = max(b * b - a * c, 0.0) ** 0.5
-    return (b - root) / a, (b + root) / a
-
-
-def _quantile(
-    noisy: Int64[Array, " bins"], ends: Array, starts: Array, spread: Float64[Array, " bins"]
-) -> Measured | None:
-    """What 99 of 100 units do not exceed; None where the noise does not tell."""
-    tails = np.append(np.cumsum(noisy[::-1])[::-1][1:], 0)  # units beyond each bin
-    excess = tails - BEYOND * noisy.sum()  # above 0: more than 1 of 100
-    upto = np.cumsum(spread)  # of bins that count with -BEYOND; the others count with 1 - BEYOND
-    off = DEVIATIONS * np.sqrt(upto * BEYOND**2 + (upto[-1] - upto) * (1 - BEYOND) ** 2)
-    if not (excess[-1] < -off[-1]):
-        return None
-    value, high = (int(np.argmax(excess + more < 0)) for more in (0.0, off))
-    low = int(np.argmax(excess - off < 0))
-    return Measured(float(ends[value]), float(starts[low]), float(ends[high]))

@@ -67,9 +67,9 @@ class Figures:
 class Watch:
     """Listens to a job and tells what it hears. `now`: seconds since 1970.
 
-    >>> from streamveil.api.builder import memory, Budget, count
-    >>> plan = memory({"u": [1]}).protect("u").agg(n=count()).bound(max_rows=1).release(
-    ...     budget=Budget(epsilon=1, delta=1e-9)).plan
+    >>> import streamveil as sv
+    >>> plan = sv.memory({"u": [1]}).protect("u").agg(n=sv.count()).bound(max_rows=1).release(
+    ...     budget=sv.Budget(epsilon=1, delta=1e-9)).plan
     >>> watch = Watch(plan, Path("no state"), now=lambda: 0.0)
     >>> watch.hear(Progress(1, 1, 900, 1, 0.5, 0, 0))
     >>> watch.figures().step, watch.figures().releases

@@ -1,11 +1,7 @@
 """Private frequency sketches: what `sv.sketches` shows."""
 
 from streamveil.sketches.hashing import Layout
-from streamveil.sketches.heavy_hitters import (
-    HeavyHitters,
-    HeavyKeys,
-    PublishedHierarchy,
-)
+from streamveil.sketches.heavy_hitters import HeavyHitters, HeavyKeys, PublishedHierarchy
 from streamveil.sketches.heavy_texts import HeavyTexts, HeavyTextsFound, PublishedTexts
 from streamveil.sketches.keys import text_words, words_text
 from streamveil.sketches.lazy import LazySketch

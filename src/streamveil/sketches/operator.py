@@ -41,13 +41,7 @@ from streamveil.dataflow.windows import (
 from streamveil.dataflow.witness import check_apart
 from streamveil.errors import PlanError, StoreError
 from streamveil.release_metadata import noted
-from streamveil.sketches import (
-    HeavyHitters,
-    HeavyTexts,
-    LazySketch,
-    text_words,
-    words_text,
-)
+from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch, text_words, words_text
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.items import Items, chosen, packed, unpacked
 from streamveil.sketches.keys import is_utf8, key_words, words_bytes

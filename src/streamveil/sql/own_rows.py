@@ -18,13 +18,9 @@ from streamveil.expressions import conjunction, normalize_expression
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan import KeyColumn, SortKey, SourceSpec
 from streamveil.plan.check import HABITS
+from streamveil.plan.own_columns import MOVED, PLACES, RUNNING, TOTALS, OwnColumn
 from streamveil.plan.own_rows import (
-    MOVED,
-    PLACES,
-    RUNNING,
     SET,
-    TOTALS,
-    OwnColumn,
     OwnGroup,
     OwnRows,
     OwnSets,

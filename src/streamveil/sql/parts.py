@@ -15,15 +15,7 @@ from typing import Any, NamedTuple, get_args
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import conjunction, normalize_expression, times
-from streamveil.plan import (
-    Aggregate,
-    Clock,
-    Function,
-    KeyColumn,
-    Plan,
-    TableSource,
-    Window,
-)
+from streamveil.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource, Window
 from streamveil.plan.check import check_plan
 
 UNIT_MONTHS = {unit.lower(): months for unit, months in times.UNIT_MONTHS.items()}

@@ -79,12 +79,12 @@ class SelectionTable:
         Gaussian one (Vadhan & Zhang 2023, arXiv:2207.08335; Lyu 2022, arXiv:2207.10635; adaptively
         opened: Haney et al. 2023, arXiv:2309.05901), and loses at most what the product of the
         dominating pairs does, in each direction (`pld`).
-    Error: see `compiler.coin_tables.opening_chance`.
+    Error: see `compiler.table_design.opening_chance`.
     Memory: one Z and one opening time per unopened key.
     Numerics: coins are integers over 2^64; what 128-bit draws leave undecided is charged, see
         `CoinTable`.
 
-    >>> from streamveil.compiler.coin_tables import TableShape
+    >>> from streamveil.compiler.table_design import TableShape
     >>> numbers = (Fraction(text) for text in ("0.55", "0.1172", "1", "1e-10"))
     >>> coins = TableShape(100, *numbers).coins()
     >>> selection = SelectionTable(

@@ -1,0 +1,440 @@
+"""What is handed to the steps of a query in Python: aggregates, keys, windows and distances."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamveil.errors import PlanError, fitting, nearest
+from streamveil.plan import Aggregate, Window
+from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, window_of
+
+Ends = tuple[float, float]  # the least and the largest value that counts as it is
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An aggregate that has no name yet."""
+
+    function: str
+    expression: str | None = None
+    bounds: tuple[float, float] | None = None
+    quantum: float | None = None
+    per_group: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def named(self, name: str) -> Aggregate:
+        """The aggregate of one output column."""
+        return make_aggregate(
+            name,
+            self.function,
+            self.expression,
+            bounds=self.bounds,
+            quantum=self.quantum,
+            options=self.options,
+        )
+
+
+@fitting('count(), or count("column")')
+def count(column: str | None = None, *, per_unit: tuple[float, float] | None = None) -> Measure:
+    """Rows, or rows where a column is not null.
+
+    Args:
+        column: counts rows where this column or per-row expression is not null; all if left out.
+        per_unit: the most rows of one unit that count in a group, as (0, k).
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count())
+    """
+    return Measure("count", column, per_unit, per_group=per_unit is not None)
+
+
+@fitting('count_if("ms > 100")')
+def count_if(condition: str) -> Measure:
+    """Rows for which a per-row SQL condition holds.
+
+    Args:
+        condition: SQL over the columns of one row.
+
+    Raises:
+        PlanError: the condition is not text.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count_if('ms > 100'))
+    """
+    if not isinstance(condition, str):
+        raise PlanError("count_if takes a condition as SQL text, such as count_if('ms > 100')")
+    return Measure("count", f"IF({condition}, TRUE, NULL)")
+
+
+@fitting("count_units()")
+def count_units() -> Measure:
+    """How many different privacy units.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count_units())
+    """
+    return Measure("count_units")
+
+
+@fitting('count_distinct("url")')
+def count_distinct(column: str) -> Measure:
+    """How many different values; of other columns than the unit with twice the noise.
+
+    Of a changing table: the values that its records have now, with `max_changes` in `release`.
+
+    Args:
+        column: a column or a per-row SQL expression.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count_distinct("url"))
+    """
+    return Measure("count_distinct", column)
+
+
+@fitting('sum("ms", bounds=(0, 60_000))')
+def sum(  # reads as streamveil.sum
+    column: str, *, bounds: Ends | None = None, quantum: float | None = None
+) -> Measure:
+    """The sum of values clamped to the bounds.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
+        quantum: the step to which values are rounded, in the unit of the column; chosen
+            from the bounds if left out.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.sum("ms / 1000.0", bounds=(0, 60)))
+    """
+    return Measure("sum", column, bounds, quantum)
+
+
+@fitting('avg("ms", bounds=(0, 60_000))')
+def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
+    """The mean of values clamped to the bounds.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.avg("ms", bounds=(0, 60_000)))
+    """
+    return Measure("avg", column, bounds, quantum)
+
+
+@fitting('variance("ms", bounds=(0, 60_000))')
+def variance(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
+    """The sample variance of values clamped to the bounds, in the column's unit squared.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.variance("ms", bounds=(0, 60_000)))
+    """
+    return Measure("variance", column, bounds, quantum)
+
+
+@fitting('stddev("ms", bounds=(0, 60_000))')
+def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
+    """The standard deviation of values clamped to the bounds, in the column's unit.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.stddev("ms", bounds=(0, 60_000)))
+    """
+    return Measure("stddev", column, bounds, quantum)
+
+
+@fitting('quantile("ms", 0.5, bounds=(0, 60_000))')
+def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
+    """The value below which a share q of the values lies, in the column's unit.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        q: the share, between 0 and 1.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+
+    Raises:
+        PlanError: q is not a number.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.quantile("ms", 0.9, bounds=(0, 60_000)))
+    """
+    if isinstance(q, bool) or not isinstance(q, int | float):
+        raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
+    return Measure("quantile", column, bounds, options={"q": float(q)})
+
+
+@fitting('median("ms", bounds=(0, 60_000))')
+def median(column: str, *, bounds: Ends | None = None) -> Measure:
+    """The value in the middle, in the column's unit: `quantile` at 0.5.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column, as for `sum`.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.median("ms", bounds=(0, 60_000)))
+    """
+    return quantile(column, 0.5, bounds=bounds)
+
+
+@fitting('heavy_hitters("url", k=100)')
+def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
+    """The k most frequent values, in bounded memory; stands alone in its query.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        k: how many, at least 1.
+        **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
+            of texts that count, at most 1,024; fewer mean less noise).
+
+    Raises:
+        PlanError: a size is unknown or not a whole number of at least 1.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.heavy_hitters("url", k=10))
+    """
+    return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}))
+
+
+@fitting('approx_frequency("url")')
+def approx_frequency(column: str, **sizes: int) -> Measure:
+    """How often given public values occur, in bounded memory; stands alone in its query.
+
+    Args:
+        column: a column or a per-row SQL expression.
+        **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
+            of texts that count, at most 1,024; fewer mean less noise).
+
+    Raises:
+        PlanError: a size is unknown or not a whole number of at least 1.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.approx_frequency("url", memory=1 << 20))
+    """
+    return Measure("approx_frequency", column, options=sketch_sizes(sizes))
+
+
+def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
+    """Checked sizes of a sketch, in the order that makes equal plans equal."""
+    known = ("k", "memory", "bits", "text_length")
+    for name, value in sizes.items():
+        if name not in known:
+            raise PlanError(f"unknown size '{name}'{nearest(name, known)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PlanError(f"{name} must be a whole number of at least 1")
+    return dict(sizes)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which groups may be shown."""
+
+    min_units: int | None = None
+    public: tuple[tuple[Any, ...], ...] | str | None = None
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """A number of source rows, as a distance between releases."""
+
+    n: int
+
+
+@fitting('tumble("1 month", tz="Europe/Berlin")')
+def tumble(
+    size: Duration,
+    *,
+    tz: str = "",
+    origin: Instant | None = None,
+    offset: Duration | None = None,
+    week_start: str | None = None,
+) -> Window:
+    """Windows side by side, of one length: "1 day", "1 week", "1 month", "1 quarter".
+
+    By the clocks of a time zone, which is that of the whole query. They begin at midnight of
+    1970-01-01, weeks on Mondays or on `week_start`; or at `origin`, a time on those clocks; or
+    later by `offset`.
+
+    Args:
+        size: the length, "15 min", "1 day", "1 month", or a timedelta.
+        tz: a time zone such as "Europe/Berlin"; UTC if left out.
+        origin: a time on the zone's clocks at which a window begins.
+        offset: how much later windows begin than they would.
+        week_start: the weekday on which weeks begin, such as "sunday"; Monday if left out.
+
+    Raises:
+        PlanError: a length cannot be read, or lengths do not go together.
+
+    >>> import streamveil as sv
+    >>> sv.tumble("1 month", tz="Europe/Berlin").size_months
+    1
+    """
+    return window_of(
+        "tumble", length_of(size, "size"), zone=tz, origin=origin, offset=offset,
+        week_start=week_start,
+    )  # fmt: skip
+
+
+@fitting('hop("1 day", "1 hour")')
+def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None = None) -> Window:
+    """Overlapping windows: one of `size` starts every `slide`. A row counts in each that holds it.
+
+    Args:
+        size: the length, "15 min", "1 day", "1 month", or a timedelta.
+        slide: the distance between starts, likewise.
+        tz: a time zone such as "Europe/Berlin"; UTC if left out.
+        origin: a time on the zone's clocks at which a window begins.
+
+    Raises:
+        PlanError: a length cannot be read, or lengths do not go together.
+
+    >>> import streamveil as sv
+    >>> sv.hop("1 day", "1 hour").slide_us // 1_000_000  # seconds
+    3600
+    """
+    lengths = length_of(size, "size"), length_of(slide, "slide")
+    return window_of("hop", *lengths, zone=tz, origin=origin)
+
+
+@fitting('cumulate("1 day", "1 hour")')
+def cumulate(
+    size: Duration, step: Duration, *, tz: str = "", origin: Instant | None = None
+) -> Window:
+    """Windows that share a start and grow by `step` up to `size`.
+
+    Args:
+        size: the length of the last, "15 min", "1 day", "1 month", or a timedelta.
+        step: the length of the first, and by how much each is longer.
+        tz: a time zone such as "Europe/Berlin"; UTC if left out.
+        origin: a time on the zone's clocks at which a window begins.
+
+    Raises:
+        PlanError: a length cannot be read, or lengths do not go together.
+
+    >>> import streamveil as sv
+    >>> sv.cumulate("1 day", "6 hours").kind
+    'cumulate'
+    """
+    lengths = length_of(size, "size"), length_of(step, "step")
+    return window_of("cumulate", *lengths, zone=tz, origin=origin)
+
+
+@fitting("discover(min_units=20)")
+def discover(min_units: int = 1) -> Keys:
+    """Groups appear by a private threshold, well above `min_units` privacy units.
+
+    Args:
+        min_units: the number of units, at least 1, of which a group must certainly have more.
+
+    Raises:
+        PlanError: an argument is unknown.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]}).protect("user_id")
+    >>> query = visits.group_by("url", keys=sv.discover(min_units=20))
+    """
+    return Keys(min_units=min_units)
+
+
+@fitting('public(["a", "b"])')
+def public(groups: Iterable[Any] | str) -> Keys:
+    """Groups that are public anyway: values (tuples for several columns), or a file of them.
+
+    Each is shown in every release, also where nobody is in it. Never take them from private rows.
+
+    Args:
+        groups: the values, or the path of a file of them.
+
+    Raises:
+        PlanError: this is no list, or a group is not a value or a tuple of values.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]}).protect("user_id")
+    >>> query = visits.group_by("url", keys=sv.public(["/a", "/b", "/c"]))
+    """
+    if isinstance(groups, str):
+        return Keys(public=groups)
+    if not isinstance(groups, Iterable) or isinstance(groups, bytes | Mapping):
+        raise PlanError(
+            "public takes a list of groups, or the path of a file of them.\n"
+            "  to fix  public(['a', 'b']), for two columns public([('a', 1), ('b', 1)])"
+        )
+    found = tuple(tuple(g) if isinstance(g, tuple | list) else (g,) for g in groups)
+    for value in itertools.chain.from_iterable(found):
+        if not isinstance(value, Hashable):
+            raise PlanError(
+                f"a public group is a value, or a tuple of one for each column, not a "
+                f"{type(value).__name__}.\n  to fix  public([('a', 1), ('b', 1)])"
+            )
+    return Keys(public=found)
+
+
+@fitting("rows(1000)")
+def rows(n: int) -> RowCount:
+    """A release every n source rows. It says that row positions are public.
+
+    Args:
+        n: rows between releases, at least 1.
+
+    Raises:
+        PlanError: n is not a whole number of at least 1.
+
+    >>> import streamveil as sv
+    >>> sv.rows(1000)
+    RowCount(n=1000)
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise PlanError("rows takes a whole number of at least 1")
+    return RowCount(n)

@@ -1,0 +1,472 @@
+"""Streams that one may expect: laws of rows per unit, of groups and of repeated groups.
+
+Nothing here reads data, and nothing is random: what is drawn from a law comes from fixed numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import exp, log, sqrt
+from typing import Any
+
+import numpy as np
+
+from streamveil.compiled import ndtr, ndtri, njit
+from streamveil.core.sensitivity import Lane
+from streamveil.dataflow.release import driver
+from streamveil.errors import PlanError
+from streamveil.plan import Plan
+from streamveil.plan.look import CLAMPED, HISTOGRAM, LAWS, MEAN_ROWS, VALUES, expectations
+from streamveil.plan.options import (
+    EXPECTATIONS,
+    EXPECTED_GROUPS,
+    EXPECTED_MOST_ROWS,
+    EXPECTED_REPEATS,
+    EXPECTED_ROWS,
+    EXPECTED_UNITS,
+)
+from streamveil.types import Array, Bool, Float64, Int64
+
+UNITS = 1_000
+DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # of drawn units together; units, whatever rows they have
+MOST_ROWS = 1_000  # of one drawn unit
+CLASSES = 240  # of groups of about equal size
+FEW = 3.0  # rows that the share over all classes counts as
+NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
+GOLDEN = 0x9E3779B97F4A7C15
+STEEP = (0.0, 0.8, 1.2, 1.4, 1.6)  # see `ExpectedStream.family`
+HEAVY, REPEATS = (3.2, 8.0), (0.0, 0.3)
+TOLD_REPEATS = 0.01  # fewer are lost in the noise of a look: no law of groups is made of them
+STEEPEST = 1.61  # of laws that a share of repeats is compared with; none of its halves is 1
+USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
+MOST_REPEATS = 0.95
+SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
+MOST_OF_UNITS = 0.99  # what `most` is a quantile of
+UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
+LEAST_SHARE = 1e-6
+LIGHT, EVENEST = 50.0, 200.0  # the lightest power, about geometric; the most even gamma law
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedStream:
+    """A stream that one may expect within one scope of a unit.
+
+    A unit has n rows, weight (n + b)^-heavy with b from the mean, or n^(even - 1) e^-cn with c from
+    it; a row has the group of rank k, weight (k + groups / 1000)^-steep or, with a `spread`, by a
+    log-normal law, or with chance `repeats` a group its unit had before, or with chance `single`
+    one that no other row has.
+    """
+
+    units: float
+    rows: float  # of one unit, on average
+    groups: int
+    most: float | None = None  # rows that 99 of 100 units do not exceed, if known
+    again: float | None = None  # share of rows that repeat a group of their unit, if known
+    steep: float = 1.4
+    heavy: float = 5.0
+    even: float = 0.0  # shape of a gamma law of rows, where tails fall faster; 0: by `heavy`
+    repeats: float = 0.0
+    drawn: int = UNITS  # units that a forecast draws, each standing for the same number of rows
+    single: float = 0.0  # share of rows that have a group of their own
+    spread: float = 0.0  # deviation of the logarithm of groups' rows; 0: by `steep`
+    laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
+    histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
+    means: tuple[float, ...] = ()  # other rows of a unit, if the same rows may be of other units
+    value: float = 1.0  # what a row adds on average, as a share of the most that it may add
+    clamped: float = 0.0  # share of all that values add up to, beyond their bounds
+    once: bool = False  # only a unit's first row in a group counts, and no other is cut
+    ratio: bool = False  # answers are means or quantiles: what is cut takes no part in them
+
+    def family(self) -> tuple[ExpectedStream, ...]:
+        """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
+
+        Shapes are rarely known beforehand: settings are chosen for all of these together. A share
+        of repeats that is known tells of the groups as well: where some are so large that units
+        meet them again by chance, more rows than that would repeat. For the steepest, the steepest
+        that it allows stands in: there all repeats are in large groups, which a bound per group
+        cuts. Known laws of groups (`group_sizes.likely_laws`) stand in for flat and steep ones, a
+        known histogram of the rows of units for even and heavy tails. Where a unit has one of some
+        `means` of rows, all units together have as many in each.
+        """
+        if self.means:
+            every = self.units * self.rows
+            return tuple(
+                shape
+                for mean in self.means
+                for shape in replace(self, rows=mean, units=every / mean, means=()).family()
+            )
+        tails = tuple((heavy, 0.0) for heavy in HEAVY)
+        tails = tails if self.most is None else (tail_of(self.rows, self.most),)
+        tails = ((self.heavy, self.even),) if self.histogram else tails
+        laws = self.laws or tuple((self.groups, steep, 0.0, 0.0) for steep in STEEP)
+        shapes = [
+            replace(
+                self, groups=groups, steep=steep, single=single, spread=spread, heavy=heavy,
+                even=even, laws=(), repeats=0.0,
+            )
+            for (groups, steep, single, spread), (heavy, even) in product(laws, tails)
+        ]  # fmt: skip
+        if self.again is None:
+            return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
+        by_chance = [repeated_by_chance(one) for one in shapes]
+        most = max(self.again * SPREAD_OF_REPEATS, min(by_chance))
+        if max(by_chance) > most and self.again >= TOLD_REPEATS:
+            shapes += [steepest(one, self.again) for one in shapes[: len(tails)]]
+            by_chance += [self.again] * len(tails)
+        return tuple(
+            replace(one, repeats=repeats_beyond(one, self.again, part))
+            for one, part in zip(shapes, by_chance, strict=True)
+            if part <= most
+        )
+
+
+@lru_cache(maxsize=64)
+def steepest(stream: ExpectedStream, again: float) -> ExpectedStream:
+    """The stream with groups so unequal that units meet them again by chance as often as known."""
+    low, high, stream = 0.0, STEEPEST, replace(stream, spread=0.0)
+    for _ in range(8):
+        middle = (low + high) / 2
+        less = repeated_by_chance(replace(stream, steep=middle)) < again
+        low, high = (middle, high) if less else (low, middle)
+    return replace(stream, steep=low)
+
+
+def repeated_by_chance(stream: ExpectedStream) -> float:
+    """The share of rows that repeat a group of their unit though nothing makes them."""
+    drawn = draw_stream(stream)
+    again = drawn.first < np.arange(len(drawn.first))
+    return float(drawn.weight[again].sum() / drawn.weight.sum())
+
+
+def repeats_beyond(stream: ExpectedStream, again: float, by_chance: float) -> float:
+    """The chance r to repeat a group by which rows do as often as known.
+
+    A share f of rows are a unit's first ones and never do. By chance a row does if it is new, and
+    the one that it meets as well: r (1 - f) + (1 - r)^2 by_chance = again.
+    """
+    drawn = draw_stream(stream)
+    first = drawn.weight[drawn.ends - 1].sum() / drawn.weight.sum()  # a unit's rows weigh the same
+    more, half = max(0.0, again - by_chance), (1 - float(first)) / 2 - by_chance
+    return min(more / max(half + sqrt(half**2 + by_chance * more), TOLD_REPEATS), 1.0)
+
+
+def expected(
+    given: Mapping[str, Any], windows: int, public: int | None = None
+) -> ExpectedStream | None:
+    """The stream that the options of a query expect in one scope of a unit; None: they do not.
+
+    `public`: all groups, where their number is declared.
+    """
+    rows = EXPECTED_ROWS.of(given)
+    if rows is None:
+        return None
+    for option in EXPECTATIONS:
+        number = option.of(given)
+        low, high = (0, MOST_REPEATS) if option is EXPECTED_REPEATS else (1, 10**12)
+        if number is not None and not low <= float(number) <= high:
+            raise PlanError(f"{option} must be a number between {low} and {high:,}")
+    most, again = EXPECTED_MOST_ROWS.of(given), EXPECTED_REPEATS.of(given)
+    if most is not None and most < rows:
+        raise PlanError(f"{EXPECTED_MOST_ROWS} must be at least {EXPECTED_ROWS}, a mean")
+    units = float(EXPECTED_UNITS.of(given) or USUAL_UNITS)
+    groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
+    laws = () if groups else tuple(law_of(*law) for law in laws)
+    groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP)) * windows
+    if public is not None:
+        groups = min(groups, public) if EXPECTED_GROUPS.of(given) else public
+        laws = tuple((min(law[0], public), law[1], 0.0, law[3]) for law in laws)
+    return ExpectedStream(
+        units=units,
+        rows=max(float(rows), 1.01),
+        groups=max(1, round(groups)),
+        most=None if most is None else float(most),
+        again=None if again is None else float(again),
+        laws=laws,
+        histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
+        means=tuple(max(float(mean), 1.01) for mean in given.get(MEAN_ROWS, ())),
+    )
+
+
+def law_of(
+    groups: float, steep: float, single: float, spread: float = 0.0
+) -> tuple[int, float, float, float]:
+    """A law of groups as a look says it, or as it was said before laws had a spread."""
+    return max(2, round(groups)), float(steep), float(single), float(spread)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows of the drawn units, unit after unit in order of time, and the law of the groups."""
+
+    ends: Int64[Array, " units"]
+    place: Int64[Array, " rows"]  # the class of the row's group
+    first: Int64[Array, " rows"]  # the unit's first row in the same group
+    time: Float64[Array, " rows"]  # 0..1
+    weight: Float64[Array, " rows"]  # rows of the stream that it stands for
+    totals: Float64[Array, " classes"]  # expected rows of one group
+    counts: Float64[Array, " classes"]  # groups
+    near: Float64[Array, "classes classes"]  # how much classes of like sizes share what is averaged
+
+    @cached_property
+    def new(self) -> Bool[Array, " rows"]:
+        """Whether a row is its unit's first in its group."""
+        return np.asarray(self.first == np.arange(len(self.first)))
+
+    @cached_property
+    def all_rows(self) -> Bool[Array, " rows"]:
+        """Every row."""
+        return np.ones(len(self.first), np.bool_)
+
+    @cached_property
+    def share_of_first(self) -> Float64[Array, " classes"]:
+        """The share of rows that are `new`, by class."""
+        return averaged(self, self.new)
+
+    @cached_property
+    def of_all(self) -> tuple[Float64[Array, " classes"], np.float64]:
+        """All rows, as `weighed` has them."""
+        return weighed(self, self.all_rows)
+
+
+def mixed_uniform(n: int, salt: int) -> Float64[Array, " n"]:
+    """Fixed numbers in (0, 1) without visible pattern (the finalizer of SplitMix64)."""
+    word = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(salt)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray((((word ^ (word >> np.uint64(31))) >> np.uint64(11)) + 0.5) / 2.0**53)
+
+
+def group_law(
+    stream: ExpectedStream, classes: int = CLASSES
+) -> tuple[Float64[Array, " classes"], Float64[Array, " classes"]]:
+    """Expected totals of classes of groups, and how many groups each holds."""
+    mass, whole, counts = masses(stream.groups, stream.steep, stream.spread, classes)
+    rows = stream.units * stream.rows
+    totals = rows * (1 - stream.single) * mass / whole
+    if not stream.single:
+        return totals / counts, counts
+    return np.append(totals / counts, 1.0), np.append(counts, round(rows * stream.single))
+
+
+@lru_cache(maxsize=1024)
+def masses(
+    groups: int, steep: float, spread: float = 0.0, classes: int = CLASSES
+) -> tuple[Float64[Array, " classes"], float, Float64[Array, " classes"]]:
+    """Classes of groups by rank: the weight of each and of all together, and its groups.
+
+    Of a log-normal law, the groups of the ranks up to k hold ndtr(spread + ndtri(k / groups)) of
+    all rows.
+    """
+    edges = np.unique(np.round(np.geomspace(1, groups + 1, classes)))
+    low, high = edges[:-1], edges[1:]
+    if spread:
+        mass = np.diff(ndtr(spread + ndtri((edges - 1) / groups)))
+    else:
+        shift, power = groups / 1000 - 0.5, 1 - steep
+        mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
+    return mass, mass.sum(), high - low
+
+
+def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " sizes"]:
+    """Share of units with n = 1, 2, ... rows."""
+    n = np.arange(1, MOST_ROWS + 1)
+
+    def law(size: float) -> Float64[Array, " sizes"]:  # its mean grows with the size
+        powers = -heavy * np.log((n + size - 1) / size)
+        logs = (even - 1) * np.log(n) - n / size if even else powers
+        weights = np.exp(logs - logs.max())
+        return np.asarray(weights / weights.sum())
+
+    low, high = -6.0, 16.0  # of the logarithm of the size
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean = float((law(exp(middle)) * n).sum())
+        low, high = (middle, high) if mean < rows else (low, middle)
+    return law(exp(high))
+
+
+def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
+    """Share of units with n = 1, 2, ... rows; more than `MOST_ROWS` stand as so many more units.
+
+    >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (2000, 2000, 1.0)))[[0, 1, 2, 3, 999]].tolist()
+    [30.0, 4.0, 4.0, 0.0, 2.0]
+    """
+    law = np.zeros(MOST_ROWS)
+    for low, high, units in histogram:
+        more = max(1.0, (low + high) / 2 / MOST_ROWS)
+        first, last = min(low, MOST_ROWS) - 1, min(high, MOST_ROWS)
+        law[first:last] += units * more / (last - first)
+    return law
+
+
+@lru_cache(maxsize=64)
+def tail_of(rows: float, most: float) -> tuple[float, float]:
+    """`heavy` and `even` of the law by which 99 of 100 units have at most so many rows.
+
+    Powers fall as slowly as they must; what falls faster than a geometric law is a gamma law.
+    """
+
+    def within(heavy: float, even: float) -> float:
+        return float(row_law(rows, heavy, even)[: int(most)].sum())
+
+    light = within(LIGHT, 0.0) < MOST_OF_UNITS
+    low, high = (0.0, log(EVENEST)) if light else (log(2.05), log(LIGHT))
+    for _ in range(20):
+        middle = (low + high) / 2
+        less = within(LIGHT, exp(middle)) if light else within(exp(middle), 0.0)
+        low, high = (middle, high) if less < MOST_OF_UNITS else (low, middle)
+    return (LIGHT, exp(high)) if light else (exp(high), 0.0)
+
+
+def drawn_lengths(stream: ExpectedStream, drawn: int) -> Int64[Array, " units"]:
+    """Rows of some units, each standing for the same number of rows."""
+    known = stream.histogram
+    law = known_rows(known) if known else row_law(stream.rows, stream.heavy, stream.even)
+    law = law * np.arange(1, MOST_ROWS + 1)
+    edges = np.cumsum(law) / law.sum()
+    middles = (np.arange(drawn) + 0.5) / drawn
+    return np.asarray(np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1)
+
+
+@lru_cache(maxsize=64)
+def draw_stream(stream: ExpectedStream) -> Drawn:
+    """Units chosen in proportion to their rows, so that heavy ones are well represented."""
+    lengths = drawn_lengths(stream, stream.drawn)
+    if lengths.sum() > DRAWN_ROWS:  # fewer units of many rows tell as much
+        fewer = round(stream.drawn * DRAWN_ROWS / int(lengths.sum()))
+        lengths = drawn_lengths(stream, max(FEWEST_DRAWN, fewer))
+    ends = np.cumsum(lengths)
+    n, start = int(ends[-1]), np.repeat(ends - lengths, lengths)
+    order = np.arange(n) - start
+    totals, counts = group_law(stream)
+    mass = np.cumsum(totals * counts)
+    which = np.minimum(
+        np.searchsorted(mass, mixed_uniform(n, 1) * mass[-1], side="right"), len(mass) - 1
+    )
+    group = np.cumsum(counts)[which] - 1 - np.floor(mixed_uniform(n, 4) * counts[which])
+    source = np.where(mixed_uniform(n, 2) < stream.repeats, start + (
+        mixed_uniform(n, 3) * order).astype(np.int64), np.arange(n))  # fmt: skip
+    for _ in range(int(lengths.max()).bit_length()):
+        source = source[source]
+    named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(len(lengths)), lengths)
+    _, first, back = np.unique(named, return_index=True, return_inverse=True)
+    per_unit, size = stream.units * stream.rows / len(lengths), np.log(totals)
+    near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
+    drawn = Drawn(
+        ends, which[source], first[back], (order + 0.5) / np.repeat(lengths, lengths),
+        per_unit / np.repeat(lengths, lengths), totals, counts, near,
+    )  # fmt: skip
+    return first_rows(drawn) if stream.once else drawn
+
+
+def first_rows(drawn: Drawn) -> Drawn:
+    """Only the first row of each unit in each group; totals are units."""
+    new, units = drawn.new, drawn.totals * drawn.share_of_first
+    return replace(
+        drawn, ends=np.cumsum(new)[drawn.ends - 1], place=drawn.place[new],
+        first=np.arange(int(new.sum())), time=drawn.time[new], weight=drawn.weight[new],
+        totals=units,
+    )  # fmt: skip
+
+
+def averaged(
+    drawn: Drawn, rows: Bool[Array, " rows"], among: Bool[Array, " rows"] | None = None
+) -> Float64[Array, " classes"]:
+    """The share of such rows among some, by class of groups, averaged over classes of like sizes.
+
+    Where a class has few of these, the share over all classes counts as `FEW` more.
+    """
+    if among is None:
+        number, (whole, total) = len(rows), drawn.of_all
+    else:
+        number, (whole, total) = int(np.count_nonzero(among)), weighed(drawn, among)
+        rows = rows & among
+    held, part = weighed(drawn, rows)
+    few, share = FEW * total / max(number, 1), part / max(total, 1e-9)
+    return np.asarray((held + few * share) / np.maximum(whole + few, 1e-9))
+
+
+def weighed(
+    drawn: Drawn, rows: Bool[Array, " rows"]
+) -> tuple[Float64[Array, " classes"], np.float64]:
+    """The weight of some rows: by class, together with classes of like sizes, and of all."""
+    each, together = in_classes(drawn.place, drawn.weight, rows, len(drawn.totals))
+    return drawn.near @ together, each.sum()
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def in_classes(
+    place: Int64[Array, " rows"],
+    weight: Float64[Array, " rows"],
+    rows: Bool[Array, " rows"],
+    classes: int,
+) -> tuple[Float64[Array, " rows"], Float64[Array, " classes"]]:
+    """The weights of such rows, 0 for others, and their sums by class."""
+    each, together = np.zeros(len(place)), np.zeros(classes)
+    for i in range(len(place)):
+        if rows[i]:
+            each[i] = weight[i]
+            together[place[i]] += weight[i]
+    return each, together
+
+
+# ---- what a plan says of its stream
+
+
+def expected_stream(plan: Plan, windows: int | None) -> ExpectedStream | None:
+    """The stream that a query expects in one scope of a unit, if it says so or a look did."""
+    known = expectations(plan.options)
+    return expected(known, windows or 1, public_groups(plan, windows))
+
+
+def public_groups(plan: Plan, windows: int | None) -> int | None:
+    """How many groups there are, all windows together; None: nobody knows beforehand.
+
+    A query without keys has one group in a window.
+    """
+    public = plan.key_set.public if plan.keys else ((),)
+    return None if public is None or windows is None else len(public) * windows
+
+
+def sizing_lane(lanes: tuple[Lane, ...]) -> int:
+    """The lane whose errors are forecast; -1: none. Not the units, if rows or values are counted.
+
+    >>> sizing_lane((Lane(kind="units"), Lane(kind="sum", value=0, high=1.0)))
+    1
+    """
+    place, kinds = driver(lanes), [lane.kind for lane in lanes]
+    return (
+        kinds.index("sum") if place >= 0 and kinds[place] == "units" and "sum" in kinds else place
+    )
+
+
+def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
+    """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
+
+    A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
+    """
+    place = sizing_lane(lanes)
+    if place < 0 or lanes[place].kind != "sum":
+        return (1.0,)
+    size = said_of_values(plan, VALUES)
+    if size is None:
+        return UNKNOWN_SHARES
+    share = size / (lanes[place].reach * float(lanes[place].quantum))
+    return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
+
+
+def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
+    """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
+    place = sizing_lane(lanes)
+    summed = place >= 0 and lanes[place].kind == "sum"
+    return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
+
+
+def said_of_values(plan: Plan, what: str) -> float | None:
+    """What a look said of the values that are summed first; None where it said nothing."""
+    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
+    found: float | None = expectations(plan.options).get(what, {}).get(summed)
+    return found
