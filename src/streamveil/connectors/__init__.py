@@ -374,15 +374,16 @@ class SeveralSinks(Sink):
                 stack.callback(sink.close)
 
 
+MADE_BY = {name: one.made_by for name, one in SOURCES.items()}
+
+
 def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
     """The source of a plan; unknown kinds and options fail with the nearest known name.
 
     `times`: columns that the query reads as times, so that files of text need not declare them.
     """
-    made = opened("source", {name: one.made_by for name, one in SOURCES.items()}, kind, options)
-    if kind == "files":
-        made.times = tuple(name for name in times if name is not None)
-    source: Source = made
+    source: Source = opened("source", MADE_BY, kind, options)
+    hand_on(source, "read_as_times", [name for name in times if name is not None])
     return source
 
 
@@ -402,7 +403,8 @@ def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
 
 def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, Any]) -> Any:
     """Builds one connector from its registry."""
-    made = require_options(what, known, kind, options)
+    made = class_of(what, known, kind)
+    require_options(what, kind, made, options)
     try:
         return made(**options)
     except ValueError as error:
@@ -416,26 +418,32 @@ def require_connectors(
 ) -> None:
     """SourceError unless connectors take the options that a query gives, by kind and options.
 
-    No file, server or driver is touched; what a server would refuse is found when a job starts. A
-    plan over rows in memory may be explained before it has them.
+    No file, server or driver is touched; what a server would refuse is found when a job starts.
+    Of a connector that has an attribute `is_explained_without`, options of these names may come
+    later; one that `looks_at_options_alone` is made.
     """
-    made_by = {name: one.made_by for name, one in SOURCES.items()}
-    sources = [(kind, options) for kind, options in sources if (kind, options) != ("memory", {})]
-    for what, known, asked in (("source", made_by, sources), ("sink", SINKS, sinks)):
+    for what, known, asked in (("source", MADE_BY, sources), ("sink", SINKS, sinks)):
         for kind, options in asked:
-            require_options(what, known, kind, options)
-            if kind == "files":
-                opened(what, known, kind, options)  # looks at its options alone
+            made = class_of(what, known, kind)
+            later = getattr(made, "is_explained_without", ())
+            require_options(what, kind, made, {**dict.fromkeys(later), **options})
+            if getattr(made, "looks_at_options_alone", False):
+                opened(what, known, kind, options)
 
 
-def require_options(
-    what: str, known: Mapping[str, str], kind: str, options: dict[str, Any]
-) -> Callable[..., Any]:
-    """The class of a connector; SourceError unless it takes the options, by name and type."""
+def class_of(what: str, known: Mapping[str, str], kind: str) -> Callable[..., Any]:
+    """The class of a kind of connector, which is loaded."""
     if kind not in known:
         raise SourceError(f"unknown {what} '{kind}'{nearest(kind, known)}")
     module, name = known[kind].split(".")
     made: Callable[..., Any] = getattr(import_module(f"streamveil.connectors.{module}"), name)
+    return made
+
+
+def require_options(
+    what: str, kind: str, made: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """SourceError unless a connector takes the options, by name and type."""
     types = {n: t for n, t in made.__init__.__annotations__.items() if n != "return"}  # type: ignore[misc]
     for given, value in options.items():
         if given not in types:
@@ -455,7 +463,6 @@ def require_options(
             f"{what} '{kind}' needs {', '.join(missing)}.\n"
             "  to fix  give them among its options, and columns by their names and types"
         )
-    return made
 
 
 def mistaken(declared: Any, value: Any) -> str | None:

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from glob import has_magic
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -69,6 +69,8 @@ class FilesSource(TracedSource):
     An address of an object store stands for a path: s3://bucket/folder/*.csv (`remote`).
     """
 
+    looks_at_options_alone: ClassVar = True  # when it is made
+
     def __init__(  # noqa: PLR0913  (the options of a source, by name)
         self,
         path: str | list[str],
@@ -104,7 +106,7 @@ class FilesSource(TracedSource):
         self.bounded = not follow
         self.max_line_bytes = max_line_bytes
         self.fill_missing = fill_missing  # a declared column that a file lacks is null in its rows
-        self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
+        self._times: set[str] = set()  # columns that hold times, since a query says so
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
         self._store = store_of(self.patterns)
         self.names: list[str] = []
@@ -134,6 +136,10 @@ class FilesSource(TracedSource):
                 "  to fix  run on the embedded engine, or copy the files to a disk"
             )
         return [Path(name) for name in self._store.found(self.patterns)]
+
+    def read_as_times(self, columns: list[str]) -> None:
+        """Tells which columns a query reads as times: files of text need not declare them."""
+        self._times = {name.lower() for name in columns}
 
     def schema(self) -> pa.Schema:
         """Declared columns, and the others of the first file that has any bytes."""
@@ -205,7 +211,7 @@ class FilesSource(TracedSource):
 
     def _timed(self, field: pa.Field) -> pa.Field:
         """A column of text that a query reads as times holds times: no value has a say in it."""
-        named = field.name.lower() in {name.lower() for name in self.times}
+        named = field.name.lower() in self._times
         return field.with_type(TIME) if named and pa.types.is_string(field.type) else field
 
     def read(

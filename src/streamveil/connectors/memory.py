@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ class MemorySource(TracedSource):
     """Rows of one table, in table order. The position is a row number."""
 
     bounded = True
+    is_explained_without: ClassVar = ("table",)  # a query may be explained before it has its rows
 
     def __init__(self, table: Any) -> None:
         self.table = as_table(table)
