@@ -276,8 +276,8 @@ class Stream(InTheMaking):
     ) -> Stream:
         """How much one unit may contribute (in its period, if it has one); the rest is left out.
 
-        Tighter bounds mean less noise and more rows that are cut. What is left out is chosen from a
-        forecast, or from a private look at the rows.
+        Tighter bounds mean less noise and more rows that are cut. Bounds that are not given are
+        chosen from a forecast, or from a private look at the rows.
 
         Args:
             max_rows: rows in all.

@@ -303,9 +303,9 @@ def tumble(
 ) -> Window:
     """Windows side by side, of one length: "1 day", "1 week", "1 month", "1 quarter".
 
-    By the clocks of a time zone, which is that of the whole query. They begin at midnight of
-    1970-01-01, weeks on Mondays or on `week_start`; or at `origin`, a time on those clocks; or
-    later by `offset`.
+    They follow the clocks of a time zone, which is that of the whole query. They begin at midnight
+    of 1970-01-01, weeks on Mondays or on `week_start`; with `origin` at that time on those clocks,
+    with `offset` so much later.
 
     Args:
         size: the length, "15 min", "1 day", "1 month", or a timedelta.
@@ -373,10 +373,10 @@ def cumulate(
 
 @fitting("discover(min_units=20)")
 def discover(min_units: int = 1) -> Keys:
-    """Groups appear by a private threshold, well above `min_units` privacy units.
+    """Groups found in the data, published once they have well above `min_units` privacy units.
 
     Args:
-        min_units: the number of units, at least 1, of which a group must certainly have more.
+        min_units: the number of units that a group must certainly exceed, at least 1.
 
     Raises:
         PlanError: an argument is unknown.
@@ -423,7 +423,7 @@ def public(groups: Iterable[Any] | str) -> Keys:
 
 @fitting("rows(1000)")
 def rows(n: int) -> RowCount:
-    """A release every n source rows. It says that row positions are public.
+    """A release every n source rows. Row positions are then public.
 
     Args:
         n: rows between releases, at least 1.

@@ -254,7 +254,7 @@ class Compiler:
     # ---- aggregates
 
     def _in_order(self, outputs: list[Output]) -> tuple[Output, ...]:
-        """The outputs, with the lanes that trees are made of behind all others (`GroupBy`)."""
+        """The outputs, with the lanes of trees moved behind all others (`GroupBy`)."""
         new = self.book.nodes_last()
         self.trees = [(new[start], lane, levels) for start, lane, levels in self.trees]
         return tuple(replace(one, lanes=tuple(new[old] for old in one.lanes)) for one in outputs)
@@ -409,7 +409,7 @@ class Compiler:
         }
 
     def _named(self) -> tuple[int, ...]:
-        """Value functions whose results are told apart."""
+        """Value functions whose different results are counted."""
         return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
 
     def _bias(self, aggregate: Aggregate) -> str:

@@ -213,7 +213,7 @@ class Sizing:
 
     @property
     def _testable(self) -> bool:
-        """Whether some total that is released only grows."""
+        """Whether a total is released that can only grow."""
         counter, wanted = self._unscaled(), options.TOTAL_TESTS.of(self.plan.options) != 0
         return wanted and any(can_test(counter, lane, self.bounds, None) for lane in self.lanes)
 
@@ -273,9 +273,9 @@ class Sizing:
     def _test(
         self, design: MechanismDesign, selection: Discovery, tests: int, beta: Fraction
     ) -> TotalTesting | None:
-        """The test of totals by the lane whose threshold is lowest, if any lane can be tested.
+        """The test of totals on the lane with the lowest threshold; None: no lane can be tested.
 
-        Of like lanes that of all rows: no row lacks what it counts.
+        Among like lanes a count of all rows comes first: no row lacks what it counts.
         """
         asked = TotalTesting(place=0, tests=tests, beta=beta)
         design = replace(design, selection=selection, test=asked)
@@ -379,10 +379,10 @@ class Sizing:
         )
 
     def _part(self, parts: dict[int, float]) -> float:
-        """Of mu squared, for the total that is forecast.
+        """The part of mu squared for the total that is forecast.
 
-        A quantile has none: it goes by ranks, sums of a node of each level, and levels divide a
-        part between them. So a rank has the noise of one total with that part of a level's part.
+        A quantile has no total. It reads ranks, each a sum of one node per level: a rank is as
+        noisy as one total with the part of a level divided by the number of levels.
         """
         place = sizing_lane(self.lanes)
         if place >= 0 or not self.trees:
@@ -417,7 +417,7 @@ class Sizing:
         return filtered and driver(self.lanes) >= 0 and blt_of(self._unscaled()) is not None
 
     def _bounds(self, rule: WeightRule | None, chosen: Settings | None) -> Bounds:
-        """The bounds asked for; with weights or without, where the forecast chooses them."""
+        """The bounds that the query gives, or that the forecast chose, with weights or without."""
         if chosen is None or not is_open(self.plan):
             return self.bounds
         groups = self.bounds.groups if chosen.entered == inf else round(chosen.entered)
@@ -433,7 +433,7 @@ class Sizing:
 
     @cached_property
     def _cut_share(self) -> Fraction:
-        """Of mu squared, for the private count of cut rows."""
+        """The part of mu squared for the private count of cut rows."""
         return Fraction(self.setting(options.CUT_SHARE)).limit_denominator(10**6)
 
     def _cut(self, mu_squared: Fraction) -> Exact | None:
@@ -465,11 +465,11 @@ class Sizing:
     def _parts(self, bounds: Bounds | None) -> dict[int, float]:
         """The part of mu squared for each lane, by its place; for a tree level its first node.
 
-        As often as it is read. Errors fall as the root of a part, so the sum of errors, each as a
-        share of its total, is least where parts are as these shares, were mu squared divided
-        evenly, to the power of 2/3. How that of units compares to that of rows is known, about:
-        from the `bounds` (None: not chosen yet) and from how many rows repeat a group of their
-        unit. It is taken at most `MOST_APART` times as large or as small.
+        In proportion to how often a lane is read. Errors fall as the root of a part, so the sum of
+        relative errors is least where parts are in proportion to the relative errors of an even
+        division, to the power of 2/3. For units beside rows these are about known: from the
+        `bounds` (None: not chosen yet) and from how many rows repeat a group of their unit. One is
+        taken to be at most `MOST_APART` times the other.
         """
         weights = {
             place: float(self.uses[place])
@@ -539,7 +539,7 @@ class Sizing:
         return Fraction(gaussian_mu(budget))
 
     def _left(self, threshold: Fraction) -> Fraction:
-        """What of delta the Gaussian part may use."""
+        """The part of delta that Gaussian mechanisms may use."""
         left = (self.plan.budget.delta or Fraction(0)) - self.collision - threshold
         if left <= 0:
             raise PlanError(

@@ -49,9 +49,9 @@ class Discovery(Protocol):
 class Look:
     """A survey of the rows that chose the settings of everything after it.
 
-    Guarantee: `loss` and `after` together. What was chosen may lose less; that is not said, since a
-        guarantee is one statement for all answers of the survey, and only the largest loss of them
-        is true of each.
+    Guarantee: `loss` and `after` together. What was chosen may lose less. That is not claimed: a
+        guarantee is one statement for all answers of the survey, and only the largest loss holds
+        for each of them.
     Proof: the survey is Gaussian and loses `loss` (`runtime.survey`, `plan.look.divided`). `after`
         is fixed before it, and what is more is refused. Where all it may choose is Gaussian, beside
         a delta, `after` adds to `loss`, whatever the survey said (Dong, Roth & Su 2019

@@ -110,7 +110,7 @@ def post_process(function: Callable[..., R], *arguments: Any) -> Noisy[R]:
 
 
 def values(noisy: Noisy[T]) -> T:
-    """What may leave, for whom it leaves to: sinks, results, and the state it is kept in.
+    """Unwraps what may leave, for sinks, results, and the state that keeps it.
 
     Raises:
         TypeError: the argument is anything else.

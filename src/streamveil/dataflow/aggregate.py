@@ -148,7 +148,7 @@ class KeyTable:
             self._grow_slots(at, 2 * len(self.slots))
 
     def make_room(self, more: int) -> None:
-        """Grows once for so many more keys: as far as the same keys one by one would have it."""
+        """Grows once for so many more keys, to the size to which they would lead one by one."""
         keys, slots, rows = self.keys + more, len(self.slots), len(self.names)
         while keys > int(LOAD * slots):
             slots *= 2

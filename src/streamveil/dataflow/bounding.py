@@ -198,7 +198,7 @@ class UnitTable:
 
     @property
     def most(self) -> int:
-        """How many units are in it when it grows."""
+        """The number of units at which it grows."""
         return FULL * self.capacity // 1000
 
     def lengthen(self, name: str, items: int) -> None:
@@ -207,7 +207,7 @@ class UnitTable:
         lengthen(self, name, items, LARGE // each if items * each >= ROOMY else 0)
 
     def copied(self) -> UnitTable:
-        """The same in memory of its own, where lines of the cache begin at buckets."""
+        """A copy in memory of its own, aligned so that buckets begin at cache lines."""
         new = UnitTable(self.slots, self.pool, np.array(self.meta))
         new.lengthen("slots", len(self.slots))
         new.lengthen("pool", len(self.pool))
@@ -233,7 +233,7 @@ def decide(
     rows: UnitRows,
     bounds: Bounds,
 ) -> Passed:
-    """The same for 2^k tables, of which the low bits of a fingerprint choose one.
+    """The same for 2^k tables: the low bits of a fingerprint choose the table.
 
     `heads` has their heads (and is kept true as they grow), `metas` is the memory of their `meta`.
     """
@@ -281,7 +281,7 @@ def most_remembered(shape: Shape, bounds: Bounds) -> int:
 
 
 def grow_table(table: UnitTable, units: int = 0) -> None:
-    """Makes room for more units: one step of growth, or at once as many as so many units need."""
+    """Makes room for more units: by one step of growth, or at once for so many units."""
     shape, before = table.shape, table.capacity
     words, slots = WORDS[shape.layout], before
     while slots == before or FULL * slots // 1000 < units:

@@ -357,8 +357,8 @@ def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
 def ahead(operator: Grouping, batches: Iterator[Batch], noise: Noise) -> Iterator[Batch]:
     """The same micro-batches, large ones with their row stage done.
 
-    Whoever takes one does not use the one before it any more: each lies in the memory of the next
-    but one, as in `runtime.grouping.Prefetch`.
+    Whoever takes one must be done with the one before it, whose memory is used for the one that
+    follows, as in `runtime.grouping.Prefetch`.
     """
     rooms = cycle((BatchScratch(), BatchScratch()))
     for batch in batches:

@@ -34,7 +34,7 @@ COUNTING = ("rows", "valid", "units")
 def driver(lanes: tuple[Lane, ...]) -> int:
     """The lane that tells how large a key is; -1 if none does.
 
-    A count of all rows before all others: a condition or a value that is missing leaves rows out.
+    A count of all rows comes first: others leave out rows that lack a condition or a value.
 
     >>> driver((Lane(kind="valid", value=0), Lane(kind="units"), Lane(kind="rows")))
     2
@@ -213,7 +213,7 @@ def new_window(aggregation: AggregationPlan, monotone: int) -> WindowState:
 
 
 def empty_span(aggregation: AggregationPlan, first: int, last: int) -> CounterState:
-    """Lanes that step together, of no keys."""
+    """The state of lanes that step together, without keys."""
     blt, counter = blt_of(aggregation.counters[first]), aggregation.counters[first]
     return counter.init(0) if blt is None else lanes_start(blt, last - first, 0)
 
@@ -239,7 +239,7 @@ def publish_keys(
 def with_lowest(
     shown: Float64[Array, "outputs known"], more: int
 ) -> Float64[Array, "outputs shown"]:
-    """Last values with those of further keys, which have none yet."""
+    """The last values, and -inf for further keys, which have none yet."""
     return np.concatenate([shown, np.full((len(shown), more), -np.inf)], axis=1)
 
 

@@ -1,7 +1,7 @@
 """The row stage: per-row expressions to units, event times, keys and integer quanta.
 
-Everything here is a function of one row; of each micro-batch one row shows it (`prepare`). A row
-whose unit or event time is missing, or whose value is not a finite number, is counted by reason
+Everything here is a function of one row; `prepare` checks that on one row of each micro-batch. A
+row whose unit or event time is missing, or whose value is not a finite number, is counted by reason
 and left out; a null value only leaves its own aggregate out, as in SQL.
 """
 
@@ -134,7 +134,7 @@ def prepare_batch(
 ) -> Prepared:
     """`prepare` of a micro-batch. The rows of a block are prepared once, and witnessed once.
 
-    So where micro-batches are small, a row of some thousand is run again, as where they are large.
+    So one row of some thousands is run again, however small micro-batches are.
     """
     if batch.prepared is not None:
         prepared: Prepared = batch.prepared
@@ -150,7 +150,7 @@ def prepare_batch(
 
 @dataclass(frozen=True, repr=False)  # secret
 class PreparedBlock:
-    """The rows of a block that may count, and which of its rows they and the others are."""
+    """The rows of a block that may count, and the places in it of these and of the others."""
 
     whole: Prepared
     kept: Int64[Array, " kept"]

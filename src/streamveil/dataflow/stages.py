@@ -1,8 +1,8 @@
-"""One micro-batch through a group-by: from rows to a changed state, and from a logged delta again.
+"""One micro-batch through a group-by: from rows to a changed state, and again from the log.
 
 Per row there is one look-up of its key (which tells what bounding may know of it), one visit to its
-unit, and one addition. Where all rows share a window or a period, which is the rule, nothing is
-divided and nothing copied.
+unit, and one addition. Usually all rows share one window and one period: then nothing is divided
+and nothing is copied.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def missing_room(state: State, rows: int) -> tuple[Array, Array, Array]:
 
 
 def weighed(operator: Grouping, state: State, window: int) -> Lookup:
-    """The look-up of a window with the weights of now: 0 where bounding does not ask for them."""
+    """The look-up of a window with its present weights: 0 where bounding needs none."""
     held = state.windows[window]
     lookup = state.lookups.setdefault(window, Lookup())
     asks = operator.aggregation.rule is not None or operator.bounds.slots is not None
@@ -497,7 +497,7 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
 
 
 def add_cut(state: State, delta: Mapping[str, Array]) -> None:
-    """What `cut_rows` said, once more."""
+    """Repeats what `cut_rows` did, from the log."""
     windows = delta["cut_window"].tolist()
     for period, mine in parts(delta["cut_period"]):
         lost = state.cut.setdefault(period, CutUnits())
@@ -535,7 +535,7 @@ def unpacked_firsts(delta: Mapping[str, Array], n: int) -> UInt8[Array, " kept"]
 def remembered(
     operator: Grouping, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
 ) -> Recognised:
-    """What `recognised` said, from the key rows."""
+    """What `recognised` gave, rebuilt from the key rows."""
     n, rule = len(found), operator.aggregation.rule
     names, weight = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
     for window, mine in parts(windows):

@@ -202,7 +202,7 @@ class Schedule:
         return begins if self.spans is None else self.spans.starts(self.spans.numbers(begins))
 
     def _void(self, windows: Numbers) -> Bool[Array, " windows"]:
-        """Which windows hold nothing that the one before does not hold: clocks left it out."""
+        """Which windows add nothing to the one before, as the clocks left that time out."""
         if self.fixed:
             return np.zeros(len(windows), np.bool_)
         if self.spans is not None:
@@ -466,7 +466,7 @@ def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
 def most_windows(schedule: Schedule, periods: Cells | None) -> int | None:
     """At least as many windows, side by side, as any unit meets in its scope; None: no end.
 
-    With lateness these begin before the job does. Rows dated after its end are not reckoned with.
+    With lateness these begin before the job does. Rows dated after its end are not considered.
     """
     if periods is None or schedule.cells is None:
         met = periods_met(schedule, periods)

@@ -65,7 +65,7 @@ class PostShift:
 
     @property
     def row_column(self) -> str:
-        """Of which row of the release it is."""
+        """The row of the release that it comes from."""
         return self.name + "_row"
 
 
@@ -182,7 +182,7 @@ class SourceSpec:
 
     @property
     def omitted(self) -> tuple[str, ...]:
-        """What makes the rows may leave out of every number, in words: public."""
+        """What its steps may leave out of every number, in words. Public."""
         return ()
 
     @property
@@ -192,7 +192,7 @@ class SourceSpec:
 
     @property
     def known(self) -> SourceKind:
-        """What its kind tells; of one that there is not, nothing."""
+        """The facts of its kind; empty ones where the kind is unknown."""
         return SOURCES.get(self.kind, UNKNOWN)
 
     @property
@@ -202,7 +202,7 @@ class SourceSpec:
 
     @property
     def has_one_row_each(self) -> bool:
-        """Whether every unit has one row at most, by what makes the rows."""
+        """Whether its steps leave every unit one row at most."""
         return False
 
 
@@ -284,7 +284,7 @@ class Window:
 
     @property
     def size(self) -> Cells:
-        """Cells as long as a window; windows are made of whole ones but where they hop."""
+        """Cells as long as a window. Windows consist of whole cells, except where they hop."""
         return Cells(
             length_us=self.size_us,
             months=self.size_months,
@@ -299,7 +299,7 @@ class Window:
 
     @property
     def slide(self) -> Cells:
-        """Cells as long as a window's begin is from the next one's, or as it grows by."""
+        """Cells as long as the distance of two starts, or as the step by which windows grow."""
         if not self.slide_us and not self.slide_months:
             return self.size
         return replace(self.size, length_us=self.slide_us, months=self.slide_months)
@@ -422,8 +422,8 @@ class Plan:
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released.
 
-        Sinks do not, nor does post-processing, and where the source lies does not: what was
-        read is checked by its reader, by names below the place, sizes and more.
+        Sinks, post-processing and the place of the source do not. A reader checks by itself that it
+        finds what was read before: by names below that place, sizes and more.
         """
         later = ("sets", "period_months", "period_origin_us")  # older states do not know them
         unsaid = {"sinks", "post", *(name for name in later if not getattr(self, name))}
@@ -438,7 +438,7 @@ class Plan:
 
 
 def unplaced(source: dict[str, Any]) -> None:
-    """Leaves out where a source lies, and where those lie that its rows are joined with."""
+    """Removes the places of a source, and of all that its rows are joined with."""
     for place in SOURCES.get(source["kind"], UNKNOWN).places:
         source["options"].pop(place, None)
         source["name"] = ""  # which may come from the place

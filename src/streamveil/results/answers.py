@@ -41,7 +41,7 @@ class Derived(AnswerTable):
     """An answer: the key columns, then NAME, NAME_sd, NAME_low and NAME_high, and what to know.
 
     Intervals cover the noise with the stated confidence, key by key (of `top`: all keys at once).
-    They do not cover the bias of bounding, which the notes carry on.
+    They do not cover the bias of bounding, which the notes tell of.
     """
 
     table: pa.Table

@@ -217,7 +217,7 @@ def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
 def window_of(file: Path, operator: GroupBy | None, turn: int) -> int:
     """The number of the window in whose folder a release is.
 
-    The release says it, or its query knows it; or else it is the window's turn among the folders.
+    From the release or from its query; where neither tells, from the order of the folders.
     """
     number = NUMBER.search(file.parent.name)
     if number:

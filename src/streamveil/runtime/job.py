@@ -209,7 +209,7 @@ class Job:
         return routing.open(directory, epoch, committed)
 
     def _draw(self, step: int, *, closed: bool) -> Sequence[Any]:
-        """Closes a step, if it ends now. What it makes public."""
+        """Closes a step, if it ends now, and returns what it makes public."""
         operator: Any = self.work.operator
         draw = getattr(operator, "draw", operator.release)
         return draw(self._state, step, self._noise) if closed else ()
@@ -240,7 +240,7 @@ class Job:
         self._last = replace(record, delta={})
 
     def _goes_on(self, batch: Batch, drawn: Sequence[Any]) -> bool:
-        """Whether what follows a micro-batch is published with what it made."""
+        """Whether the next micro-batch is published together with this one."""
         together = self.work.together
         if together is None or not batch.closes_step:
             return together is not None
@@ -381,8 +381,8 @@ class Job:
     def _compute(self, batch: Batch, folded: Callable[[], None]) -> Computed:
         """Folds one micro-batch; the state in memory is now ahead of the durable one.
 
-        What its rows were prepared in is free once they are `folded`: while a release is drawn,
-        which takes one thread, the next micro-batch but one is read.
+        Once its rows are `folded`, the memory that they were prepared in is free: while a release
+        is drawn, which takes one thread, the micro-batch after the next one is read.
         """
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
@@ -450,7 +450,7 @@ class Job:
         self._store.finish_checkpoint(draft, until, self._archive.extent)
 
     def _send(self, releases: tuple[Release, ...]) -> tuple[Release, ...]:
-        """Sends what a durable record leads to to the sink; safe to repeat. Gives what was sent."""
+        """Sends the releases of a durable record to the sink, and yields them; safe to repeat."""
         shown = releases
         if self.work.post:
             from streamveil.results.post import post_processed  # loaded when there is some

@@ -165,8 +165,8 @@ def before_look(plan: Plan, work: Work) -> Work:
 def warn_of_nothing(plan: Plan) -> None:
     """Tells the operator, before a new job is charged, that there is nothing to release.
 
-    A warning and no refusal: whether a job runs must not depend on rows, and none is a neighbour of
-    one.
+    It warns and does not refuse: whether a job runs must not depend on rows, and an input without
+    rows is a neighbour of one with a row.
     """
     if plan.source.combines:
         return
@@ -184,7 +184,7 @@ def warn_of_nothing(plan: Plan) -> None:
 
 
 def nothing_in_files(plan: Plan) -> str | None:
-    """What to tell where files hold no row of a query's time; None where later ones may."""
+    """The warning where files hold no row within a query's time; None where later ones may."""
     clock = plan.clock
     ends = clock.start_us, clock.end_us
     span = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])

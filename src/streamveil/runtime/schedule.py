@@ -126,9 +126,9 @@ class MicroBatches:
     def _event(self, at: dict[str, Any]) -> Iterator[Batch]:
         """A replay: rows in order of (step of their own arrival, position).
 
-        The source is read again after a restart. Which step a row is in is its own matter, so rows
+        The source is read again after a restart. A row's step depends on that row alone, so rows
         that came or went elsewhere move no other. Within a step that was taken in part, positions
-        decide what is left: the rows taken must be there as they were, by their arrivals.
+        decide what is left: the rows taken must still be there, with the same arrivals.
         """
         clock = self.clock
         if clock.start_us is None or clock.end_us is None:
@@ -179,7 +179,7 @@ class MicroBatches:
     def _wait_for(
         self, step: int, now: Callable[[], float], sleep: Callable[[float], None]
     ) -> None:
-        """Until a step ends by the wall clock. Where that was set back, the wait is told."""
+        """Waits until a step ends by the wall clock; says so where that clock was set back."""
         begin, due = (self.clock.due_us(one) / 1e6 for one in (step - 1, step))
         told = step == 1  # a job may start before its first step
         while (left := due - now()) > 0 and not self.once:
@@ -212,7 +212,7 @@ def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = Fal
 
 
 def replay_of(schedule: MicroBatches, steps: int, at: dict[str, Any]) -> Replay:
-    """How to replay: without a detour where row groups say that they are nearly in order.
+    """How to replay: in one pass where row groups say that they are nearly in order.
 
     A job goes on in the way in which it began: rejected rows are counted once.
     """

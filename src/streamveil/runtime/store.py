@@ -9,7 +9,7 @@
     log-N             the micro-batches committed after batch N
     checkpoint-N      the whole state after batch N, parts of it after later ones
     releases          every release as committed, to be read again (see `archive`)
-    sink.json         instead of it: where a sink keeps them
+    sink.json         in place of `releases`: where a sink keeps them
     files-read        which files a source of files has read (see `connectors.manifest`)
     joined-N/         rows that a join on live data keeps, as they came (see `live_joins`)
     rejects.json      where rows are kept that could not be used, if somebody asked

@@ -91,7 +91,7 @@ BRACKETS = {TokenType.L_BRACKET: 1, TokenType.R_BRACKET: -1}
 
 
 def depths(tokens: Sequence[Token], steps: Mapping[TokenType, int] = STEPS) -> Iterator[int]:
-    """Inside how many parentheses each token is: one that opens is inside, one that closes not."""
+    """How many parentheses each token is inside of. An opening one is inside, a closing one not."""
     return accumulate(steps.get(token.token_type, 0) for token in tokens)
 
 
@@ -325,7 +325,7 @@ def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
 def _private(
     cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: bool
 ) -> Private | PrivateSelects:
-    """Takes the private SELECT out of a statement, and out of it the privacy clause and EMIT."""
+    """Separates the private SELECT from its statement, and from it the privacy clause and EMIT."""
     source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
     rest, used = _with_views(rest, views, source)
@@ -410,7 +410,7 @@ def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
 
 
 def _closing(tokens: Sequence[Token], start: int) -> int:
-    """Where the parentheses end in which a token stands; else the end."""
+    """Where the parentheses around a token close; the end where there are none."""
     own = enumerate(depths(tokens[start:]), start)
     return next((place for place, depth in own if depth < 0), len(tokens))
 

@@ -107,7 +107,7 @@ _OUTER = {
 
 @dataclass
 class Chosen:
-    """What a private SELECT lists: aggregates, plain columns, and what is computed of released."""
+    """What a private SELECT lists: aggregates, plain columns, and what is computed from these."""
 
     unit: str
     aggregates: list[Aggregate] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Chosen:
         self.calls.setdefault(canonical(call), [one.name for one in made])
 
     def add_unnamed(self, call: exp.Expr, scope: From) -> None:
-        """An aggregate that stands inside an expression: a number that is only computed with."""
+        """An aggregate inside an expression: a number that others are computed from."""
         made, _ = read_aggregate(resolved(call, scope), None, self.unit)
         if len(made) != 1:
             raise PlanError(
@@ -321,7 +321,7 @@ def _named_sets(item: exp.Expr, tree: exp.Expr, plain: Mapping[str, exp.Expr]) -
 
 
 def _table_sets(tree: exp.Expr, scope: From) -> tuple[tuple[str, ...], ...]:
-    """The sets of columns a changing table is grouped by; none at all is one: ()."""
+    """The sets of columns that a changing table is grouped by; without any, the one set ()."""
     assert isinstance(scope.source, TableSource)  # noqa: S101  (the caller looked)
     known = [name for name, _ in scope.source.domains]
     group = tree.args.get("group")
