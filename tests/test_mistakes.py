@@ -160,6 +160,8 @@ MISTAKES = [
     ("'table'", lambda: q(selection="tble").explain()),
     ("integer must be True or False", lambda: q(integer="yes")),
     ("weights must be", lambda: q(weights=3).explain()),
+    ("'adaptive' or 'flat'", lambda: q(weights="flta")),
+    ("'noise' or 'true'", lambda: q(intervals="yes")),
     ("max_units must be", lambda: q(max_units="a").explain()),
     ("expected_rows must be", lambda: q(expected_rows="many").explain()),
     ("SQL text", lambda: done(stream.protect(5))),

@@ -207,12 +207,7 @@ class Compiler:
 
     def _true_intervals(self, outputs: tuple[Output, ...], design: MechanismDesign) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""
-        wanted = self._option(options.INTERVALS)
-        if wanted not in ("noise", "true"):
-            raise PlanError(
-                f"unknown intervals '{wanted}'{nearest(str(wanted), ['noise', 'true'])}"
-            )
-        if wanted == "noise":
+        if self._option(options.INTERVALS) == "noise":
             return False
         for output in outputs:
             if output.function not in COVERED or (output.low < 0 < output.high):

@@ -104,9 +104,6 @@ class Sizing:
                 " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
             )
         wanted = self.setting(options.SELECTION)
-        known = ["auto", "table", "gaussian", "totals"]
-        if wanted not in known:
-            raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
         every: tuple[Kind, ...] = ("table", "gaussian")
         if self.plan.budget.epsilon is None or self.horizon is None:
             every = ("gaussian",)  # no table fits
@@ -157,8 +154,6 @@ class Sizing:
                 "  to fix  count rows, or use the default preset"
             )
         thresholds = self.setting(options.THRESHOLDS)
-        if thresholds not in ("rigorous", "published"):
-            raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
         from streamveil.core.selection.rounds import RoundSettings  # only the preset needs them
         from streamveil.counters.tree import HonakerCounter
 

@@ -538,8 +538,8 @@ def _choices(plan: Plan) -> Complaints:
         yield f"{name} belongs to a changing table: CREATE TABLE ... WITH (changelog = ...)"
 
 
-def check_numbers(plan: Plan) -> Complaints:
-    """Settings that a mechanism takes as they are."""
+def check_options(plan: Plan) -> Complaints:
+    """Options that are not what they are declared to be: out of range, or an unknown word."""
     for name, value in plan.options.items():
         within = OPTIONS[name].within if name in OPTIONS else None
         if within is not None and not within.holds(value):
@@ -563,7 +563,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     _keys,
     _public_groups,
     _choices,
-    check_numbers,
+    check_options,
 )
 RULES_OF_SUMS = (
     check_own_rows,
@@ -576,5 +576,5 @@ RULES_OF_SUMS = (
     _windows,
     _keys,
     _public_groups,
-    check_numbers,
+    check_options,
 )

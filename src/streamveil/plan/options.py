@@ -50,6 +50,24 @@ class Limits:
         return f"a number {low} {self.low:g}{below}"
 
 
+class Words(tuple[str, ...]):
+    """The words that an option may be.
+
+    >>> print(Words(("noise", "true")), Words(("noise", "true")).holds("nose"))
+    'noise' or 'true' False
+    """
+
+    __slots__ = ()
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is one of them."""
+        return value in self
+
+    def __str__(self) -> str:
+        *first, last = map(repr, self)
+        return f"{', '.join(first)} or {last}"
+
+
 SHARE = Limits(0, 1)
 PART = Limits(1e-6, 1 - 1e-6)  # of a budget: it leaves both sides some
 POSITIVE = Limits(0)
@@ -71,7 +89,7 @@ class Option:
     origin: str = "streamveil"
     value: Any = None
     reason: str = ""
-    within: Limits | None = None
+    within: Limits | Words | None = None
     part_of: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -211,6 +229,7 @@ THRESHOLDS = Option(
     "of preset 'dp-sqlp': 'rigorous', or 'published' (not proven)",
     value="rigorous",
     reason="hold for all triggers together",
+    within=Words(("rigorous", "published")),
     part_of=(GROUP_BY,),
 )
 COUNTER = Option("counter", "word", "'auto'", "continual counter: chosen by horizon and budget")
@@ -246,6 +265,7 @@ INTERVALS = Option(
     "a group's share of those over the contribution bound",
     value="noise",
     reason="covers the noise; 'true' also the cut rows",
+    within=Words(("noise", "true")),
     part_of=(GROUP_BY,),
 )
 CUT_SHARE = Option(
@@ -274,6 +294,7 @@ SELECTION = Option(
     " released",
     value="auto",
     reason="the design with the least forecast error: coins, a counter or totals",
+    within=Words(("auto", "table", "gaussian", "totals")),
     part_of=(GROUP_BY,),
 )
 SELECTION_SHARE = Option(
@@ -322,6 +343,7 @@ WEIGHTS = Option(
     "large groups pay less and are counted less precisely; or 'flat'",
     value="adaptive",
     reason="large keys pay less and are counted less precisely",
+    within=Words(("adaptive", "flat")),
     part_of=(GROUP_BY,),
 )
 ENTRY_WEIGHT = Option(

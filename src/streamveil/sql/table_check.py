@@ -16,7 +16,7 @@ from streamveil.plan.check import (
     check_ends,
     check_horizon,
     check_names,
-    check_numbers,
+    check_options,
 )
 
 MECHANISMS = (
@@ -38,7 +38,7 @@ def check_table(plan: Plan) -> None:
         check_ends(plan), check_delta(plan),
         check_domains(source.domains), check_names(plan), _shape(plan),
         _aggregates(plan), _unit(plan, source), _options(plan), check_clock(plan),
-        check_horizon(plan), check_numbers(plan),
+        check_horizon(plan), check_options(plan),
     )  # fmt: skip
     for rule in rules:
         for complaint in rule:
