@@ -147,7 +147,8 @@ class Expected:
         """Every lane at its first and at its last trigger, as far as they are shown."""
         for place, label in enumerate(self.lanes):
             name = f"lane{place}"
-            cells = [cell for cell in found if cell[2] == name and self._knows(cell)]
+            known = self.exact.keys() & self.claimed.keys()
+            cells = [cell for cell in found if cell[2] == name and cell in known]
             if not cells:
                 yield NoiseTest(label, 0, 0.0, None)
                 continue
@@ -155,9 +156,6 @@ class Expected:
             share = alpha / len(self.lanes) / len(ends)
             tests = [bet(self.standard(cell, found), share, label) for cell in ends]
             yield min(tests, key=lambda test: (test.stands, -test.growth))
-
-    def _knows(self, cell: Cell) -> bool:
-        return cell in self.exact and cell in self.claimed
 
     def standard(self, cell: Cell, found: Cells) -> Float64[Array, " n"]:
         """Noise over the claimed deviation; empty where the lattice is as coarse as it."""

@@ -256,9 +256,7 @@ class Compiler:
 
     def _output(self, aggregate: Aggregate) -> Output:
         makers: dict[str, Callable[[Aggregate], Output]] = {
-            "count": self._count,
-            "count_units": self._count_units,
-            "count_distinct": self._count_distinct,
+            **dict.fromkeys(("count", "count_units", "count_distinct"), self._count),
             "sum": self._sum,
             **dict.fromkeys(MOMENTS, self._moments),
             "quantile": self._quantile,
@@ -284,18 +282,12 @@ class Compiler:
         )
 
     def _count(self, aggregate: Aggregate) -> Output:
+        if aggregate.function == "count_units":
+            return self._alone(aggregate, Lane(kind="units"))
         if aggregate.expression is None:
-            lane = Lane(kind="rows")
-        else:
-            lane = Lane(kind="valid", value=self._value(aggregate.expression))
-        return self._alone(aggregate, lane)
-
-    def _count_units(self, aggregate: Aggregate) -> Output:
-        return self._alone(aggregate, Lane(kind="units"))
-
-    def _count_distinct(self, aggregate: Aggregate) -> Output:
-        value = self._value(aggregate.expression)
-        return self._alone(aggregate, Lane(kind="distinct", value=value))
+            return self._alone(aggregate, Lane(kind="rows"))
+        kind: Any = "distinct" if aggregate.function == "count_distinct" else "valid"
+        return self._alone(aggregate, Lane(kind=kind, value=self._value(aggregate.expression)))
 
     def _alone(self, aggregate: Aggregate, lane: Lane, **more: Any) -> Output:
         """An output that is one lane."""

@@ -360,7 +360,7 @@ class FilesSource(TracedSource):
                 if ended:
                     self._finish(name, start.name, file)
                     here = ReadPosition()
-                self._reached = position_text(here, self._manifest)
+                self._reached = json.dumps({**self._manifest.position(), **asdict(here)})
                 rows = part.rows if held is wanted else filled(part.rows, wanted)
                 yield self._chunk(part._replace(rows=rows), wanted, self._reached)
             if not ended:
@@ -454,11 +454,6 @@ def reader_of(form: str) -> type[Reader]:
     from streamveil.connectors.text_files import READERS  # where files are of text
 
     return READERS[form]
-
-
-def position_text(place: ReadPosition, manifest: Manifest) -> str:
-    """The JSON of a position behind the files of a manifest."""
-    return json.dumps({**manifest.position(), **asdict(place)})
 
 
 def filled(rows: pa.Table, wanted: pa.Schema) -> pa.Table:

@@ -14,7 +14,6 @@ from streamveil.connectors.messages import Own, Part, chunk_of, kept, of_json, s
 from streamveil.connectors.rejected_rows import MISFIT, TIME, fit
 from streamveil.connectors.schema_registry import RegisteredMessages
 from streamveil.errors import SourceError, nearest
-from streamveil.types import Array, Int64
 
 HEADER = "kafka_header_"  # begins the name of a column that is a header
 UNREAD: dict[str, bytes | None] = {"": None}  # headers that the client cannot read
@@ -41,11 +40,6 @@ def headers_in(message: Any) -> dict[str, bytes | None]:
         return dict(message.headers() or ())
     except (UnicodeDecodeError, SystemError):  # as a client finds it
         return UNREAD
-
-
-def offsets_of(found: list[Any]) -> Int64[Array, " messages"]:
-    """Where messages are in their partition."""
-    return np.fromiter((message.offset() for message in found), np.int64, len(found))
 
 
 def key_of(message: Any) -> str | None:
@@ -99,7 +93,8 @@ class TopicRows:
         told |= {name: headers.column(name) for name in headers.column_names}
         made = made._replace(rejected=dict(Counter(made.rejected) + Counter(lost)))
         partition = found[0].partition() if found else 0
-        part = Part(texts, offsets_of(found), partition, f"{self.topic.topic}/{partition}")
+        offsets = np.fromiter((message.offset() for message in found), np.int64, len(found))
+        part = Part(texts, offsets, partition, f"{self.topic.topic}/{partition}")
         return chunk_of(part, made, told, wanted, position, traced=traced)
 
     def _fields(self, wanted: pa.Schema) -> pa.Schema:

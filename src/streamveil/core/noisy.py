@@ -165,17 +165,13 @@ def _require_pure(function: Callable[..., Any]) -> None:
     """Refuses functions that carry values of the place where they were made."""
     owner = getattr(function, "__self__", None)
     carried = getattr(function, "__closure__", None) or hasattr(function, "keywords")
-    bound = owner is not None and not _is_module(owner) and not is_setting(owner)
+    bound = owner is not None and not isinstance(owner, ModuleType) and not is_setting(owner)
     if carried or bound or not is_setting(getattr(function, "__defaults__", None)):
         raise TypeError(
             f"the post-processing '{_name(function)}' carries values of the place where it was"
             " made, which may be data.\n"
             "  to fix  pass them as arguments"
         )
-
-
-def _is_module(owner: object) -> bool:
-    return isinstance(owner, ModuleType)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -16,7 +16,7 @@ from streamveil.core.noise import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations
-from streamveil.dataflow.grouping import Grouping, ahead, constant_facts, heading
+from streamveil.dataflow.grouping import NAMES_KEY, Grouping, ahead, constant_facts, heading
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.release import Released, WindowState, driver, published_keys
 from streamveil.dataflow.release_tables import (
@@ -102,7 +102,7 @@ class GroupBy(Grouping):
         active = self.schedule.active(step)
         new = [window for window in active if window not in state.windows]
         if new:
-            self.make_windows(state, np.array(new, np.int64), noise.derive("group-by/keys"))
+            self.make_windows(state, np.array(new, np.int64), noise.derive(NAMES_KEY))
         for window in active:
             held = state.windows[window]
             at = Address(noise, self.job.encode(), window)

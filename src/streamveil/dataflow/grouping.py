@@ -328,6 +328,7 @@ def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
 
 # ---- preparing a micro-batch without the state
 
+NAMES_KEY = "group-by/keys"  # under which groups are named
 LARGE = 1 << 14  # rows from which on a thread of its own is worth its while
 
 
@@ -335,15 +336,10 @@ def row_stage(operator: Grouping, batch: Batch, noise: Noise, scratch: BatchScra
     """A function of the rows and of public settings: it depends on no state."""
     program, most = operator.program(batch.rows.schema), batch.rows.num_rows
     room, unit_key = scratch.take("unit", most, np.uint64), noise.derive("group-by/units")
-    prepared = prepare_batch(program, batch, unit_key, names_key(noise), room)
+    prepared = prepare_batch(program, batch, unit_key, noise.derive(NAMES_KEY), room)
     if batch.prepared is None:
         prepared.room = scratch.take("names", 2 * most, np.uint64)
     return prepared
-
-
-def names_key(noise: Noise) -> bytes:
-    """The key under which groups are named."""
-    return noise.derive("group-by/keys")
 
 
 def asked_keys(operator: Grouping, prepared: Prepared) -> Array:

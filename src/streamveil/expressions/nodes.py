@@ -81,9 +81,7 @@ _HELPERS = (exp.Identifier, exp.Var, exp.DataType)
 
 
 def _literal(tree: exp.Expr, _: Reader) -> Node:
-    if tree.is_string:
-        return constant("string", tree.this)
-    return _number(tree.this, 1)
+    return constant("string", tree.this) if tree.is_string else _number(tree.this, 1)
 
 
 def _number(text: str, sign: int) -> Node:
@@ -97,22 +95,6 @@ def _number(text: str, sign: int) -> Node:
     if not INT_MIN <= whole <= INT_MAX:
         raise PlanError("an integer in the query needs more than 64 bits")
     return constant("int", whole)
-
-
-def _raw_string(tree: exp.Expr, _: Reader) -> Node:
-    return constant("string", tree.this)
-
-
-def _boolean(tree: exp.Expr, _: Reader) -> Node:
-    return constant("bool", bool(tree.this))
-
-
-def _null(_: exp.Expr, __: Reader) -> Node:
-    return Node("null", lambda table: pa.nulls(table.num_rows))
-
-
-def _interval(tree: exp.Expr, _: Reader) -> Node:
-    return Node("interval", _no_value, interval_of(tree))
 
 
 def _no_value(_: pa.Table) -> Column:
@@ -309,11 +291,6 @@ def _join_texts(tree: exp.Expr, read: Reader) -> Node:
     return Node("string", lambda table: concatenate(*(text.run(table) for text in texts)))
 
 
-def _if(tree: exp.Expr, read: Reader) -> Node:
-    otherwise = tree.args.get("false")
-    return _choose([(tree.this, tree.args["true"])], otherwise, read)
-
-
 def _case(tree: exp.Expr, read: Reader) -> Node:
     subject = tree.args.get("this")
     pairs = [
@@ -468,10 +445,10 @@ def _apply(name: str, bound: Bound, inputs: Sequence[Node]) -> Node:
 
 BUILDERS: dict[type, Builder] = {
     exp.Literal: _literal,
-    exp.RawString: _raw_string,
-    exp.Boolean: _boolean,
-    exp.Null: _null,
-    exp.Interval: _interval,
+    exp.RawString: lambda tree, _: constant("string", tree.this),
+    exp.Boolean: lambda tree, _: constant("bool", bool(tree.this)),
+    exp.Null: lambda *_: Node("null", lambda table: pa.nulls(table.num_rows)),
+    exp.Interval: lambda tree, _: Node("interval", _no_value, interval_of(tree)),
     exp.Column: _column,
     exp.Paren: _inner,
     exp.Cast: _cast,
@@ -499,7 +476,9 @@ BUILDERS: dict[type, Builder] = {
     exp.Like: _like,
     exp.DPipe: _join_texts,
     exp.Concat: _join_texts,
-    exp.If: _if,
+    exp.If: lambda tree, read: _choose(
+        [(tree.this, tree.args["true"])], tree.args.get("false"), read
+    ),
     exp.Case: _case,
     exp.Extract: _extract,
     exp.Anonymous: _call,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any
 
 from sqlglot import exp
 
@@ -261,7 +260,8 @@ def _bounds_or_look(plan: Plan) -> Complaints:
 def _aggregates(plan: Plan) -> Complaints:
     for agg in plan.aggregates:
         yield from _bounds(agg, combined=plan.bounding.combine)
-        if agg.function == "quantile" and not 0 <= _real(agg.options.get("q", 0.5)) <= 1:
+        q = agg.options.get("q", 0.5)
+        if agg.function == "quantile" and not (isinstance(q, Real) and 0 <= float(q) <= 1):
             yield f"the quantile of '{agg.name}' must be a number between 0 and 1"
         needs = (*VALUED, "count_distinct", "approx_frequency", "heavy_hitters")
         if agg.function in needs and agg.expression is None:
@@ -276,10 +276,6 @@ def _sums(plan: Plan) -> Complaints:
         bounded = agg.low is not None and agg.high is not None
         if agg.function in VALUED and agg.quantum is not None and bounded:
             yield from _overflow(plan, agg)
-
-
-def _real(value: Any) -> float:
-    return float(value) if isinstance(value, Real) else -1.0
 
 
 def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:

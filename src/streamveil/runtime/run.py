@@ -270,7 +270,8 @@ def work_of(  # noqa: PLR0913  (the options of a job, by name)
 
         source = CombinedSource(source, partial(combine_rows, plan))
     feed = feed_of(replace(inner, clock=clock or inner.clock), source, pace or Pace())
-    columns = needed_schema(inner, source.schema())
+    known = source.schema()
+    columns = pa.schema([known.field(name) for name in needed_columns(inner, known)])
     check_public(operator, columns)
     work = Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
@@ -334,11 +335,6 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
         now=time.time, sleep=time.sleep, once=pace.once,  # noqa: TID251
     )  # fmt: skip  # the clock of a live job belongs to the runtime
     return schedule.batches
-
-
-def needed_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:
-    """The same columns with their types."""
-    return pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
 
 
 def batch_rows(schema: pa.Schema, columns: list[str], *, limited: bool = False) -> int:

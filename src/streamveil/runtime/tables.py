@@ -109,7 +109,7 @@ def settled_table(table: pa.Table) -> tuple[pa.Table, int, int, float]:
 
 def settled_columns(columns: ReleaseColumns) -> Settled:
     """`settled_table` of releases that lie end to end: what is equal in all is made once."""
-    if any(holds_more(key) for keys in columns.keys for key in keys):
+    if any(key.null_count or is_real(key.type) for keys in columns.keys for key in keys):
         found = [settled_table(table) for table in columns.tables()]
         return Settled([one[0] for one in found], [one[1:] for one in found])
     ends = np.cumsum(columns.rows).tolist()
@@ -117,8 +117,8 @@ def settled_columns(columns: ReleaseColumns) -> Settled:
     head = memoryview(pa.schema(columns.fields).serialize()).cast("B")
     numbers = [plain(pa.chunked_array([column])) for column in columns.others]
     exact = [cells for cells in numbers if cells is not None and cells.dtype.kind != "f"]
-    norms = norms_of([cells for cells in numbers if cells is not None and cells.dtype.kind == "f"],
-                     spans)  # fmt: skip
+    reals = [cells for cells in numbers if cells is not None and cells.dtype.kind == "f"]
+    norms = [hypot(*(length(cells[span]) for cells in reals)) for span in spans]
     keys, marks = list[tuple[pa.Array, ...]](), list[tuple[int, int, float]]()
     laid = LaidKeys((), (), [], memoryview(b""))
     for own, span, near in zip(columns.keys, spans, norms, strict=True):
@@ -131,11 +131,6 @@ def settled_columns(columns: ReleaseColumns) -> Settled:
         keys.append(laid.read)
         marks.append((size, crc, near))
     return Settled(replace(columns, keys=keys).tables(), marks)
-
-
-def holds_more(key: pa.Array) -> bool:
-    """Whether a key column has nulls, or real numbers, whose bytes are looked at one by one."""
-    return bool(key.null_count) or is_real(key.type)
 
 
 class LaidKeys(NamedTuple):
@@ -158,11 +153,6 @@ class LaidKeys(NamedTuple):
         rest = to_bytes(pa.Table.from_arrays([keys[n] for n in others], schema=schema))
         read = dict(zip(others, from_bytes(rest).columns, strict=True))
         return cls(keys, tuple(read.get(n, key) for n, key in enumerate(keys)), bytes_of, rest)
-
-
-def norms_of(numbers: list[Array], spans: list[slice]) -> list[float]:
-    """The norm of the real numbers of each release."""
-    return [hypot(*(length(cells[span]) for cells in numbers)) for span in spans]
 
 
 def exact_parts(

@@ -181,28 +181,12 @@ def rejected(home: Path, header: Header) -> Words:
     return counted(len(paths), "file")
 
 
-def spark_identity(home: Path) -> Words:
-    """The header of a state of the Spark engine."""
-    header = spark_header(home)
-    return f"epoch {header.epoch}, {header.shards} shards"
-
-
 def spark_header(home: Path) -> SparkHeader:
-    """The header; raises where there is none."""
+    """The header of a state of the Spark engine; raises where there is none."""
     header = SparkHeader.read(home / SPARK_HEADER)
     if header is None:
         raise StoreError(f"'{home.name}' is not a state directory")
     return header
-
-
-def spark_ledger(home: Path) -> Words:
-    """Its ledger."""
-    return ledger(home, spark_header(home))
-
-
-def spark_mark(home: Path) -> Words:
-    """The last step that was published."""
-    return f"step {Home(home).mark.step:,}; its shards are checked when the job starts"
 
 
 PARTS: dict[str, Callable[[Path, Header], Words]] = {
@@ -210,5 +194,8 @@ PARTS: dict[str, Callable[[Path, Header], Words]] = {
     "sink": sink, "rejected rows": rejected,
 }  # fmt: skip
 SPARK_PARTS: dict[str, Callable[[Path], Words]] = {
-    "identity": spark_identity, "ledger": spark_ledger, "mark": spark_mark,
+    "identity": lambda home: "epoch {0.epoch}, {0.shards} shards".format(spark_header(home)),
+    "ledger": lambda home: ledger(home, spark_header(home)),
+    "mark": lambda home: f"step {Home(home).mark.step:,} was published; its shards are checked when"
+    " the job starts",
 }  # fmt: skip

@@ -97,12 +97,8 @@ def _count(call: Call) -> list[Aggregate]:
     return [call.plan("count_distinct", inner)]
 
 
-def _count_if(call: Call) -> list[Aggregate]:
-    return [call.plan("count", f"IF({call.column()}, TRUE, NULL)")]
-
-
-def _any_row(negation: str) -> Form:
-    """Counts the rows that decide: whether there are any is read off the interval."""
+def _count_if(negation: str = "") -> Form:
+    """Counts rows of a condition; of LOGICAL_OR and LOGICAL_AND those that decide (`decided`)."""
 
     def form(call: Call) -> list[Aggregate]:
         return [call.plan("count", f"IF({negation}({call.column()}), TRUE, NULL)")]
@@ -120,9 +116,9 @@ def decided(name: str, column: str) -> exp.Expr | None:
     return exp.Paren(this=certain if name == "LOGICAL_OR" else exp.Not(this=certain))
 
 
-def _one(function: str) -> Form:
+def _one(function: str, **more: float) -> Form:
     def form(call: Call) -> list[Aggregate]:
-        return [call.plan(function, call.column())]
+        return [call.plan(function, call.column(), **more)]
 
     return form
 
@@ -135,10 +131,6 @@ def _percentile(call: Call) -> list[Aggregate]:
         )
     share = options.real(call.arguments[1], f"argument 2 of {call.name}")
     return [call.plan("quantile", canonical(call.arguments[0]), q=share)]
-
-
-def _median(call: Call) -> list[Aggregate]:
-    return [call.plan("quantile", call.column(), q=0.5)]
 
 
 def _quantiles(call: Call) -> list[Aggregate]:
@@ -168,9 +160,9 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "HEAVY_HITTERS": (_sketch("heavy_hitters"), frozenset({"k", "memory", "bits", "text_length"})),
     "APPROX_FREQUENCY": (_sketch("approx_frequency"), frozenset({"memory"})),
     "COUNT": (_count, frozenset({BOUNDS[1], "report_format"})),
-    "COUNTIF": (_count_if, frozenset({BOUNDS[1], "report_format"})),
-    "LOGICAL_OR": (_any_row(""), frozenset()),
-    "LOGICAL_AND": (_any_row("NOT "), frozenset()),
+    "COUNTIF": (_count_if(), frozenset({BOUNDS[1], "report_format"})),
+    "LOGICAL_OR": (_count_if(), frozenset()),
+    "LOGICAL_AND": (_count_if("NOT "), frozenset()),
     "SUM": (_one("sum"), VALUED),
     "AVG": (_one("avg"), VALUED),
     "VARIANCE": (_one("variance"), ROWWISE),
@@ -181,7 +173,7 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "STDDEV_POP": (_one("stddev"), ROWWISE),
     "PERCENTILE_CONT": (_percentile, RANKED),
     "APPROX_QUANTILES": (_quantiles, RANKED),
-    "MEDIAN": (_median, RANKED),
+    "MEDIAN": (_one("quantile", q=0.5), RANKED),
     "APPROX_COUNT_DISTINCT": (_one("count_distinct"), frozenset({"report_format"})),
 }
 REFUSED: dict[str, str] = {

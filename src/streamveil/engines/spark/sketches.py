@@ -57,7 +57,9 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
             state = operator.init() if before is None else operator.load(before.arrays)
             gather(operator, state, rows)
             releases = operator.release(state, step, noise)
-            tag = tag_after(setup.state.start if before is None else before.facts["tag"], rows)
+            after = setup.state.start if before is None else before.facts["tag"]
+            # of the history that counted cells continue: a release forgets them
+            tag = tag_of(pack({"after": after}, {} if rows is None else rows.columns))
             size = setup.state.write(LAST, shard, step, tag, operator.save(state))
             own = {"counters": {"bytes": size}, "tags": share_of(LAST, shard, tag)}
             yield tasks.packed(releases, tasks.reported([*(p.facts for p in pieces), own]))
@@ -117,11 +119,6 @@ def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Count
     names = ("window", "cell", "count")
     found = [np.concatenate(column) for column in (windows, cells, counts)]
     return Counted(Rows(dict(zip(names, found, strict=True))), reject_counts, delta)
-
-
-def tag_after(tag: int, rows: Rows | None) -> int:
-    """The tag of the history that a step's counted cells continue; a release forgets the cells."""
-    return tag_of(pack({"after": tag}, {} if rows is None else rows.columns))
 
 
 def gather(operator: SketchQuery, state: SketchState, rows: Rows | None) -> None:

@@ -31,7 +31,7 @@ from streamveil.dataflow.aggregate import (
 from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.grouping import unit_lanes
+from streamveil.dataflow.grouping import NAMES_KEY, unit_lanes
 from streamveil.dataflow.keys import encode_keys, from_cells
 from streamveil.dataflow.rows import Prepared, lane_hits, lane_quanta
 from streamveil.dataflow.stages import (
@@ -218,7 +218,7 @@ def make_windows(
     operator: GroupBy, state: State, windows: set[int], noise: Noise, place: tuple[int, int, int]
 ) -> None:
     """Creates the windows that are not there yet, with the public keys of the shard."""
-    made, name_key = sorted(windows - state.windows.keys()), noise.derive("group-by/keys")
+    made, name_key = sorted(windows - state.windows.keys()), noise.derive(NAMES_KEY)
     operator.open_windows(state, made, name_key, place[:2])
 
 
