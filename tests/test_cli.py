@@ -79,7 +79,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "read_script", interrupted)
+    monkeypatch.setattr("streamveil.commands.run.read_script", interrupted)
     monkeypatch.setattr(sys, "argv", ["streamveil", "run", "q.sql", "--state", "s"])
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # of the tests themselves
     with pytest.raises(SystemExit) as left:

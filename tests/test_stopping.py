@@ -138,7 +138,7 @@ def test_too_little_memory_is_said_in_words(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "read_script", fails)
+    monkeypatch.setattr("streamveil.commands.run.read_script", fails)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["streamveil", "run", "q.sql", "--state", "s"])
     with pytest.raises(SystemExit) as left:

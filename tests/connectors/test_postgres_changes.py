@@ -40,7 +40,7 @@ def dropped(server):
         try:
             server.ask("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
         except Exception:  # one is still read
-            postgres_changes.time.sleep(0.1)
+            time.sleep(0.1)
         else:
             return
 
@@ -169,7 +169,7 @@ def test_the_log_is_freed_once_rows_are_durable_and_lost_rows_are_told(server, t
 def until_it_fails(source, position):
     for _ in range(50):  # the server takes note when it can
         list(source.read(position, 100))
-        postgres_changes.time.sleep(0.1)
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -22,7 +22,13 @@ from streamveil.release_metadata import sentences
 from streamveil.runtime import formats
 from streamveil.runtime import look as looks
 from streamveil.runtime import survey as surveys
-from streamveil.runtime.noisy_bins import SIGNED_EDGES, likely_bounds, mean_size, signed_bins
+from streamveil.runtime.noisy_bins import (
+    CERTAIN,
+    SIGNED_EDGES,
+    likely_bounds,
+    mean_size,
+    signed_bins,
+)
 from streamveil.runtime.run import run
 from streamveil.runtime.store import LOOK
 from streamveil.runtime.survey import Survey, counted_plan, survey
@@ -205,7 +211,7 @@ def test_noise_alone_bounds_nothing_and_no_bin_far_out_is_taken_for_values():
     rng, bins = np.random.default_rng(4), len(SIGNED_EDGES) + 1
     for _ in range(100):
         noise = rng.normal(0, 20, (300, bins)).round().astype(np.int64)
-        assert noise.max() < surveys.CERTAIN * 20
+        assert noise.max() < CERTAIN * 20
     assert likely_bounds(noise[0], 20.0) is None
     loud = noise[0].copy()
     loud[-1] = 10 * 20  # the planted fault is what a bin of units looks like
