@@ -1,4 +1,4 @@
-"""Tables of answers as people see them: as text, as HTML in a notebook, as a frame, as a picture.
+"""Answers and explanations as people see them: as text, as HTML, as a frame, as a picture.
 
 Whatever an answer says beside its numbers is shown with them, in each form.
 """

@@ -277,6 +277,9 @@ def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
     return dict(sizes)
 
 
+# ---- groups, windows and distances
+
+
 @dataclass(frozen=True)
 class Keys:
     """Which groups may be shown."""
