@@ -97,8 +97,12 @@ def _count(call: Call) -> list[Aggregate]:
     return [call.plan("count_distinct", inner)]
 
 
-def _count_if(negation: str = "") -> Form:
-    """Counts rows of a condition; of LOGICAL_OR and LOGICAL_AND those that decide (`decided`)."""
+def _count_if(call: Call) -> list[Aggregate]:
+    return [call.plan("count", f"IF({call.column()}, TRUE, NULL)")]
+
+
+def _any_row(negation: str) -> Form:
+    """Counts the rows that decide: whether there are any is read off the interval."""
 
     def form(call: Call) -> list[Aggregate]:
         return [call.plan("count", f"IF({negation}({call.column()}), TRUE, NULL)")]
@@ -160,9 +164,9 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "HEAVY_HITTERS": (_sketch("heavy_hitters"), frozenset({"k", "memory", "bits", "text_length"})),
     "APPROX_FREQUENCY": (_sketch("approx_frequency"), frozenset({"memory"})),
     "COUNT": (_count, frozenset({BOUNDS[1], "report_format"})),
-    "COUNTIF": (_count_if(), frozenset({BOUNDS[1], "report_format"})),
-    "LOGICAL_OR": (_count_if(), frozenset()),
-    "LOGICAL_AND": (_count_if("NOT "), frozenset()),
+    "COUNTIF": (_count_if, frozenset({BOUNDS[1], "report_format"})),
+    "LOGICAL_OR": (_any_row(""), frozenset()),
+    "LOGICAL_AND": (_any_row("NOT "), frozenset()),
     "SUM": (_one("sum"), VALUED),
     "AVG": (_one("avg"), VALUED),
     "VARIANCE": (_one("variance"), ROWWISE),
