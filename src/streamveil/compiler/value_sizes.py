@@ -139,7 +139,7 @@ def within_ends(
     """Bounds within what values can be by their types; where a look found none, all of that.
 
     >>> within_ends({"a": Clamping(0.0, 1.4, 0.0)}, {"a": (0, 1), "b": (0, 255)})
-    {'a': Clamping(low=0.0, high=1, beyond=0.0), 'b': Clamping(low=0, high=255, beyond=0.0)}
+    {'a': Clamping(low=0, high=1, beyond=0.0), 'b': Clamping(low=0, high=255, beyond=0.0)}
     """
     made = dict(found)
     for text, (low, high) in ends.items():
