@@ -70,8 +70,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """What was loaded stays: no collection looks at it again."""
+    """What was loaded stays: no collection looks at it again. Others are looked at more rarely."""
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 

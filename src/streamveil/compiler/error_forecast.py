@@ -243,15 +243,16 @@ def left_out(
     new, public = drawn.new, settings.kind == "public"
     # at first, as if nothing were shown or cut
     middle = asked / (averaged(drawn, drawn.all_rows) if public else drawn.share_of_first)
+    opens = np.full(len(totals), -1.0)
     for _ in range(ROUNDS):
-        opens = np.minimum(np.ceil(steps * middle / totals), steps + 1.0)
+        before, opens = opens, np.minimum(np.ceil(steps * middle / totals), float(steps))
+        if (opens == before).all():  # so is all that follows: the same rows are hidden
+            break
         hidden, weight = hide(drawn.place, step, opens, 1 / growth)
         kept, entered = admit(drawn.ends, drawn.first, hidden, weight, limits)
         if public:
             break
-        counted = entered if settings.kind == "table" else kept
-        if settings.kind == "gaussian":
-            counted = kept & new
+        counted = {"table": entered, "gaussian": kept & new}.get(settings.kind, kept)
         middle = asked / np.maximum(averaged(drawn, counted, hidden), 0.002)
     share = averaged(drawn, ~kept)
     lost = totals * (share + (1 - share) * stream.clamped)

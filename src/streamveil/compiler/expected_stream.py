@@ -251,6 +251,12 @@ def group_law(
     return np.append(totals / counts, 1.0), np.append(counts, round(rows * stream.single))
 
 
+@lru_cache(maxsize=256)
+def edges_of(groups: int, classes: int) -> Float64[Array, " edges"]:
+    """The first rank of each class of groups, and one rank behind the last."""
+    return np.unique(np.round(np.geomspace(1, groups + 1, classes)))
+
+
 @lru_cache(maxsize=1024)
 def masses(
     groups: int, steep: float, spread: float = 0.0, classes: int = CLASSES
@@ -260,7 +266,7 @@ def masses(
     Of a log-normal law, the groups of the ranks up to k hold ndtr(spread + ndtri(k / groups)) of
     all rows.
     """
-    edges = np.unique(np.round(np.geomspace(1, groups + 1, classes)))
+    edges = edges_of(groups, classes)
     low, high = edges[:-1], edges[1:]
     if spread:
         mass = np.diff(ndtr(spread + ndtri((edges - 1) / groups)))

@@ -20,6 +20,7 @@ BUCKET_WEIGHT = 4  # as WEIGHT, of the rows in buckets
 RANKS = np.array([0, 1, 2, 4, 8, 16, 32])  # of buckets by their rows, that tell large groups
 LARGEST = 256  # groups that a law puts into buckets one by one
 DRAWS = 6  # of buckets and noise, for what a law makes expect of them
+AT_ONCE = 40  # rows of laws whose buckets fit the processor's cache
 STEEPNESS = (0.0, 0.4, 0.8, 1.05, 1.25, 1.45, 1.61)
 SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.05, 1.3, 1.6, 2.0, 2.5)  # of log-normal laws
 SHAPES = [(steep, 0.0) for steep in STEEPNESS] + [(0.0, spread) for spread in SPREADS]
@@ -165,18 +166,18 @@ def expected_groups(units: float, sigma: float) -> Fitted:
         GroupLaw(float(count), steep, single, spread)
         for count, (steep, spread), single in product(numbers, SHAPES, SINGLE)
     ]
-    totals, counts = np.zeros((2, len(laws), CLASSES))
-    smallest, shares = np.zeros(len(laws)), 1 - np.array(SINGLE)
-    for row in range(0, len(laws), len(SINGLE)):
-        law, alike = laws[row], slice(row, row + len(SINGLE))
-        whole, held = group_law(
+    whole, held = np.zeros((2, len(laws) // len(SINGLE), CLASSES))
+    least, shares = np.zeros(len(whole)), 1 - np.array(SINGLE)
+    for row, law in enumerate(laws[:: len(SINGLE)]):  # without groups of one row
+        sizes, many = group_law(
             ExpectedStream(units=units, rows=1.0, groups=int(law.groups), steep=law.steep,
                            spread=law.spread), CLASSES)  # fmt: skip
-        totals[alike, : len(whole)], counts[alike, : len(held)] = np.outer(shares, whole), held
-        smallest[alike] = totals[alike, len(whole) - 1]
-    some = np.diff(np.minimum(np.cumsum(counts, axis=1), LARGEST), axis=1, prepend=0).astype(int)
-    largest = np.zeros((len(laws), LARGEST))
-    largest[np.arange(LARGEST) < some.sum(axis=1)[:, None]] = np.repeat(totals, some.reshape(-1))
+        whole[row, : len(sizes)], held[row, : len(many)], least[row] = sizes, many, sizes[-1]
+    each = np.diff(np.minimum(np.cumsum(held, axis=1), LARGEST), axis=1, prepend=0).astype(int)
+    largest = np.zeros((len(whole), LARGEST))
+    largest[np.arange(LARGEST) < each.sum(axis=1)[:, None]] = np.repeat(whole, each.reshape(-1))
+    totals, smallest = scaled(whole, shares), np.outer(least, shares).reshape(-1)
+    counts, some = (np.repeat(found, len(shares), axis=0) for found in (held, each))
     single = np.array([law.single for law in laws])
     left = (counts - some) * totals
     rest = single[:, None] * units + np.stack([left.sum(axis=1), (left * totals).sum(axis=1)], 1)
@@ -189,10 +190,16 @@ def expected_groups(units: float, sigma: float) -> Fitted:
     found[:, 0] += single * units
     totals[:, -1], counts[:, -1] = single > 0, single * units  # no law has so many classes
     order = np.argsort(smallest)
-    full, spread = full_buckets(largest[order], rest[order], BUCKET_WEIGHT * sigma)
-    return Fitted(
-        [laws[place] for place in order], totals[order], counts[order], found[order], full, spread
-    )
+    full, spread = full_buckets(largest, shares, rest, BUCKET_WEIGHT * sigma)
+    return Fitted([laws[place] for place in order], totals[order], counts[order], found[order],
+                  full[order], spread[order])  # fmt: skip
+
+
+def scaled(
+    rows: Float64[Array, "some sizes"], shares: Float64[Array, " shares"]
+) -> Float64[Array, "all sizes"]:
+    """Each row times each share, one behind the other."""
+    return (rows[:, None, :] * shares[:, None]).reshape(-1, rows.shape[1])
 
 
 @njit(cache=True)
@@ -214,20 +221,28 @@ def add_chances(
 
 
 def full_buckets(
-    largest: Float64[Array, "laws groups"], rest: Float64[Array, "laws 2"], noise: float
+    largest: Float64[Array, "some groups"],
+    shares: Float64[Array, " shares"],
+    rest: Float64[Array, "laws 2"],
+    noise: float,
 ) -> tuple[Float64[Array, "laws ranks"], Float64[Array, "laws ranks"]]:
     """Means and variances of the fullest buckets, from fixed draws of buckets and of noise.
 
+    The largest groups of a law are a share of those in a row of `largest`, laws by `scaled`.
     `rest`: the rows of all other groups and the sum of their squares, which spread evenly.
     """
-    seen, columns = np.empty((DRAWS, len(largest), len(RANKS))), np.ascontiguousarray(largest.T)
+    seen, columns = np.empty((DRAWS, len(rest), len(RANKS))), np.ascontiguousarray(largest.T)
+    even, spread = rest[:, :1] / BUCKETS, rest[:, 1:] / BUCKETS + noise**2
     for draw in range(DRAWS):
         place = np.floor(mixed_uniform(largest.shape[1], 10 + draw) * BUCKETS).astype(int)
-        held = np.zeros((BUCKETS, len(largest)))
+        held, normal = np.zeros((BUCKETS, len(largest))), ndtri(mixed_uniform(BUCKETS, 20 + draw))
         for group, bucket in enumerate(place):
             held[bucket] += columns[group]
-        held = held.T + rest[:, :1] / BUCKETS
-        spread = np.sqrt(held + rest[:, 1:] / BUCKETS + noise**2)
-        held += spread * ndtri(mixed_uniform(BUCKETS, 20 + draw))
-        seen[draw] = -np.sort(-held, axis=1)[:, RANKS]
+        for first in range(0, len(largest), AT_ONCE):
+            laws = slice(first * len(shares), (first + AT_ONCE) * len(shares))
+            rows = scaled(np.ascontiguousarray(held[:, first : first + AT_ONCE].T), shares)
+            rows += even[laws]
+            rows += np.sqrt(rows + spread[laws]) * normal
+            rows.sort(axis=1)
+            seen[draw, laws] = rows[:, BUCKETS - 1 - RANKS]
     return seen.mean(axis=0), seen.var(axis=0) * DRAWS / (DRAWS - 1) + noise**2 / 10

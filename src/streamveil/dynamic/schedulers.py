@@ -147,9 +147,9 @@ class BBScheduler(Budgeted):
 
         `factor` refers to the currency of the budget: epsilon, or the square root of rho.
         """
-        worst = 0.0
+        worst, whole = 0.0, float(self.whole.amount)
         for i in range(400):
-            amount = float(self.whole.amount) * self._weight(i)
+            amount = whole * self._weight(i)
             unit = amount if self.whole.kind == "pure" else math.sqrt(amount)
             if unit < 1e-150:
                 break
