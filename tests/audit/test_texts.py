@@ -328,13 +328,23 @@ def test_a_look_for_means_and_quantiles_loses_no_more_than_is_claimed(is_planted
     assert most > 0.6
 
 
+def twice_no(sizes):
+    """Sizes, each of a middle row."""
+    return sizes, np.zeros(len(sizes), np.bool_)
+
+
 LOOK_FAULTS = {
     "shares of rows that repeat are shown in quanta": instead(
         survey, "quanta_at", lambda honest: lambda place: 1
     ),
     "every value of a unit chooses bounds": instead(
-        survey, "middle_of_each", lambda honest: lambda values: np.concatenate(
-            [honest(values)[:0], *(part.held for part in values.parts())])
+        survey, "middle_of_each", lambda honest: lambda values: twice_no(np.concatenate(
+            [honest(values)[0][:0], *(part.held for part in values.parts())]))
+    ),
+    "a unit votes on both ballots of values": instead(
+        survey, "two_ballots", lambda honest: lambda sizes, other: honest(
+            np.append(sizes, np.where(other, 0.0, sizes)),
+            np.append(other, np.zeros_like(other)))
     ),
     "all rows of a unit are counted in its groups": instead(
         survey, "shape_of", lambda honest: lambda groups, *given: honest(groups, *given)._replace(

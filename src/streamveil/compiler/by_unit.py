@@ -12,7 +12,7 @@ import numpy as np
 
 from streamveil.compiled import at_once, njit
 from streamveil.disk import in_scratch
-from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
+from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt32, UInt64
 
 PART = 1 << 16  # units of a part, by number
 BLOCK = 1 << 13  # rows of a part that are put away at once
@@ -187,13 +187,30 @@ def by_rows(
     return units, shares
 
 
-def middle_of_each(values: ByUnit[np.float64]) -> Float64[Array, " units"]:
+def middle_of_each(
+    values: ByUnit[np.float64],
+) -> tuple[Float64[Array, " units"], Bool[Array, " units"]]:
     """A value of each unit (in each scope): that of the middle one of its rows.
+
+    If it is 0, that of the middle one of its other rows, if there are any, and that this is so.
 
     Proof: which row it is, and what it says, follows from that unit's rows alone, in their order.
     """
-    found = [part.at(part.rows // 2) for part in values.parts()]
-    return np.concatenate([np.zeros(0), *found])
+    found = [_middle_of_each(part) for part in values.parts()]
+    sizes, other = zip(*found, strict=True) if found else ((), ())
+    return np.concatenate([np.zeros(0), *sizes]), np.concatenate([np.zeros(0, np.bool_), *other])
+
+
+def _middle_of_each(part: SomeUnits) -> tuple[Float64[Array, " units"], Bool[Array, " units"]]:
+    found = np.array(part.at(part.rows // 2))
+    if found.all():
+        return found, np.zeros(len(found), np.bool_)
+    upto = np.append(0, np.cumsum(part.held != 0))  # rows of other values
+    before, beyond = upto[part.starts[:-1]], upto[part.starts[1:]]
+    other = (found == 0) & (beyond > before)
+    middle = (before + (beyond - before) // 2)[other] + 1  # of all such rows, from 1
+    found[other] = part.held[np.searchsorted(upto, middle) - 1]
+    return found, other
 
 
 @njit(cache=True)

@@ -39,12 +39,17 @@ class ValueSizes:
 
     below: Float64[Array, " bins"]
     above: Float64[Array, " bins"]
+    share: float = 1.0  # of rows that have such a value; those of all others are 0
+
+    @property
+    def units(self) -> float:
+        """How many there are."""
+        return float((self.below + self.above).sum())
 
     @property
     def mean(self) -> float:
         """The size of a value on average."""
-        units = self.below + self.above
-        return float(units @ MIDDLES / units.sum())
+        return self.share * float((self.below + self.above) @ MIDDLES) / self.units
 
     def beyond(self, low: float, high: float) -> float:
         """The share of what all sizes add up to that clamping takes away."""

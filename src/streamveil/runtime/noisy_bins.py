@@ -34,6 +34,7 @@ LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
 TOGETHER = (2, 4, 8, 16)  # bins of values side by side that are added up
+ZERO = len(POWERS) + 1  # the bin of 0 and of all that is smaller than sizes
 OF_ZERO = np.isin(np.arange(len(SIGNED_EDGES) + 1), (len(POWERS), len(POWERS) + 1))
 BESIDE = 2.0  # the same, for bins next to such a one
 FEWEST = 5.0  # deviations of all units together below which nothing is said
@@ -108,15 +109,12 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
     (expressions, summed, times), (*counted, sizes, buckets) = asked, noisy
     bins, of_groups, sigma = [times * some for some in counted], sigma, times * sigma
     shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
-    bounds = {
-        text: found
-        for text, bins in zip(expressions, signed, strict=True)
-        if (found := likely_bounds(bins, sigma)) is not None
-    }
     known = likely(shapes, sigma)
-    rows = known.get(EXPECTED_ROWS.name, 1.0)
-    valued = {text: value_sizes(bins, sigma, rows)
-             for text, bins in zip(expressions, signed, strict=True) if text in bounds}  # fmt: skip
+    bounds, valued = {}, {}
+    for text, ballots in zip(expressions, signed, strict=True):
+        found = values_by_size(ballots, sigma, known)
+        if found is not None:
+            bounds[text], valued[text] = found
     if known and tells(known[EXPECTED_UNITS.name], sigma):
         known[HISTOGRAM] = histogram_of(shapes, sigma)
     if known:
@@ -136,11 +134,59 @@ def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
     return np.bincount(place, minlength=len(SIGNED_EDGES) + 1).astype(np.int64)
 
 
+def two_ballots(
+    sizes: Float64[Array, " units"], other: Bool[Array, " units"]
+) -> Int64[Array, " bins"]:
+    """Counts of values of the middle row of each unit, then of the `other` rows of those with 0."""
+    return np.concatenate([signed_bins(sizes[~other]), signed_bins(sizes[other])])
+
+
+def by_size(
+    noisy: Int64[Array, " bins"], sigma: float
+) -> tuple[Int64[Array, " bins"], float, bool]:
+    """Of two ballots, bins of values and their noise; and whether 0 hides in them.
+
+    Where the first ballot shows values, the second one says in how many units more the middle row
+    is 0. Where it shows none but 0, both together tell how large the few others are.
+
+    >>> few = two_ballots(np.array([3.0] * 360 + [0.0] * 500), np.arange(860) >= 60)
+    >>> [by_size(few, 10.0)[place] for place in (1, 2)], by_size(few, 1.0)[2]
+    ([14.142135623730951, True], False)
+    """
+    first, second = np.split(noisy, 2)
+    if not holding_values(first, sigma)[~OF_ZERO].any():
+        return first + second, sigma * 2**0.5, True
+    bins = first.copy()
+    bins[ZERO] += second[holding_values(second, sigma)].sum()
+    return bins, sigma, False
+
+
+def values_by_size(
+    ballots: Int64[Array, " bins"], sigma: float, known: dict[str, Any]
+) -> tuple[tuple[float, float], ValueSizes] | None:
+    """Between which ends values lie, and how large they are; None where noise hides it.
+
+    Where 0 hides in the middle rows, a unit with another value has one such row at least, and
+    hardly more: so many of all rows are not 0.
+    """
+    bins, spread, rare = by_size(ballots, sigma)
+    found, rows = likely_bounds(bins, spread), known.get(EXPECTED_ROWS.name, 1.0)
+    if found is None:
+        return None
+    sizes = value_sizes(bins, spread, rows)
+    if not rare:
+        return found, sizes
+    units = known.get(EXPECTED_UNITS.name, 0.0)
+    share = min(1.0, sizes.units / (units * rows)) if units else 1.0
+    return (min(found[0], 0.0), max(found[1], 0.0)), replace(sizes, share=share)
+
+
 def value_sizes(noisy: Int64[Array, " bins"], sigma: float, rows: float) -> ValueSizes:
     """How many units have values of which size, with the tails that laws add to what is seen."""
     seen = np.where(holding_values(noisy, sigma), noisy, 0).astype(np.float64)
     below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
-    return ValueSizes(*(with_tail(noisy[side], seen[side], sigma, rows) for side in (below, above)))
+    sides = [with_tail(noisy[side], seen[side], sigma, rows) for side in (below, above)]
+    return ValueSizes(sides[0], sides[1])
 
 
 def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:

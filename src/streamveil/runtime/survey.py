@@ -36,7 +36,7 @@ from streamveil.runtime.noisy_bins import (
     BinsOf,
     Learned,
     learned,
-    signed_bins,
+    two_ballots,
 )
 from streamveil.types import Array, Float64, Int64
 
@@ -51,13 +51,15 @@ class Survey:
         of a second histogram the share of its rows that repeat a group it had; 1 to the bin of the
         size of its first value (where values are summed), and of one value of each expression
         without bounds, by sign and power of the root of 2 (Wilson et al. 2020,
-        doi:10.2478/popets-2020-0025, approximate bounds). Beside them, one random row of each unit:
-        the numbers of groups with at least so many of those rows (`groups_by_size`), and the rows
-        of groups that fall into buckets by chance (`rows_by_bucket`). Bins are fixed, counts get
-        Gaussian noise. What is said of them comes with an interval, but for bounds and groups.
-        Where rows can be read again and units have no periods (`sampled`), of many units a sample
-        is counted (`UnitSample`): how many units are in the smallest sample, with noise, says which
-        one. Bins then stand for as many times more units.
+        doi:10.2478/popets-2020-0025, approximate bounds): that of its middle row, or on a second
+        ballot, if that is 0, of the middle one of its rows that are not. Beside them, one random
+        row of each unit: the numbers of groups with at least so many of those rows
+        (`groups_by_size`), and the rows of groups that fall into buckets by chance
+        (`rows_by_bucket`). Bins are fixed, counts get Gaussian noise. What is said of them comes
+        with an interval, but for bounds and groups. Where rows can be read again and units have no
+        periods (`sampled`), of many units a sample is counted (`UnitSample`): how many units are in
+        the smallest sample, with noise, says which one. Bins then stand for as many times more
+        units.
     Protects: all rows of one unit within one scope.
     Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) / sigma^2,
         and 1 / SAMPLE_WEIGHT^2 more before the division where a sample may be counted; `periods`
@@ -144,7 +146,9 @@ def survey(  # noqa: PLR0913  (who asks, of what, for which price, and how)
     kept = groups.units.kept(level)
     shape = UnitFacts(*(some[kept] for some in shape_of(groups.rows, words, threads)))
     counts = histograms(shape, groups.first[kept] if valued else None)
-    counts += [signed_bins(middle_of_each(one.rows)[one.units.kept(level)]) for one in opened]
+    for one in opened:
+        own = one.units.kept(level)
+        counts.append(two_ballots(*(some[own] for some in middle_of_each(one.rows))))
     scales = [asked.sigma * quanta_at(place) for place in range(len(counts))]
     counts.append(groups_by_size(shape.cell))
     words = noise.at("buckets to survey").words(groups.groups)
