@@ -47,7 +47,7 @@ def test_a_fitting_plan():
         ({"unit": "NULL"}, "always null"),
         ({"key": "ulr"}, "did you mean 'url'?"),
         ({"value": "url"}, "needs numbers, not string"),
-        ({"value": "ok"}, "needs numbers, not bool"),
+        ({"value": "ok"}, "needs numbers, not bool.\n  to fix  IF(ok, 1, 0)"),
         ({"where": "ms"}, "must be a condition"),
         ({"time": "tss"}, "did you mean 'ts'?"),
         ({"time": "when"}, "not times"),

@@ -116,8 +116,9 @@ def sum(  # reads as streamveil.sum
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, a look at the rows that the budget pays for chooses them, where all rows are
-            there when the job begins.
+            Left out, they are the ends of the expression, if it has any (IF(paid, 1, 0)); else a
+            look at the rows that the budget pays for chooses them, where all rows are there when
+            the job begins.
         quantum: the step to which values are rounded, in the unit of the column; chosen
             from the bounds if left out.
 

@@ -53,9 +53,13 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
         if kind == "null":
             check_typed(value.columns, schema)
         if agg.function in ADDS and kind not in ("int", "uint", "float"):
+            how = (
+                f"IF({shown(agg.expression)}, 1, 0)"
+                if kind == "bool"
+                else ("CAST the column, or declare its type in CREATE STREAM")
+            )
             raise PlanError(
-                f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
-                "  to fix  CAST the column, or declare its type in CREATE STREAM"
+                f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n  to fix  {how}"
             )
 
 
