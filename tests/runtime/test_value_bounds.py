@@ -107,6 +107,17 @@ def test_values_that_are_mostly_zero_are_not_answered_as_if_all_were(share, tmp_
     assert ("too few units to bound" in told) == (share == 0)
 
 
+@pytest.mark.parametrize(("columns", "least"), [("SUM(x) AS a", 0.0), ("AVG(x) AS a", 900.0)])
+def test_a_null_is_no_value_of_a_mean(columns, least, tmp_path):
+    """The mean is of rows that have a value; a null adds as little to a sum as 0 does."""
+    values = np.where(RNG.random(ROWS) < 0.3, RNG.uniform(1000, 2000, ROWS), np.nan)
+    table = table_of(pa.array(values, from_pandas=True))
+    released(asked(table, f"page, {columns}"), tmp_path / "s")
+    [(low, high)] = kept_in(tmp_path / "s")["bounds"].values()
+    assert low >= least
+    assert 1400 < high < 3000
+
+
 def test_no_bounds_are_about_zero_because_noise_hides_the_rest():
     bins = signed_bins(np.array([0.0] * 900 + [3.0] * 30 + [5.0] * 30))
     assert likely_bounds(bins, 10.0) is None

@@ -54,8 +54,9 @@ class Columns(NamedTuple):
 class UsableRows:
     """Rows that pass WHERE and have a unit, a time and a value, of any part of a source."""
 
-    def __init__(self, plan: Plan, schema: pa.Schema) -> None:
-        self._plan, self._aggregate = plan, first_counted(plan)
+    def __init__(self, plan: Plan, schema: pa.Schema, absent: float = 0.0) -> None:
+        """`absent`: what a null adds to a sum; NaN leaves its row out."""
+        self._plan, self._aggregate, self._absent = plan, first_counted(plan), absent
         self._where = None if plan.where is None else compile_predicate(plan.where, schema)
         self._unit = compile_unit(plan.unit, schema)
         self._keys = [compile_key(key.expression, schema) for key in plan.keys]
@@ -100,7 +101,7 @@ class UsableRows:
         if aggregate.function != "sum":
             return present
         require_number(column.type, str(aggregate.expression))  # a failing cast would quote a value
-        numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), 0.0))
+        numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), self._absent))
         return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
 
 

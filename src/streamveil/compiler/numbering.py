@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from math import inf
+from math import inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -357,7 +357,7 @@ def first_of_new(
 
 
 class ValueRows:
-    """The value of every row that has one, by unit (in each period)."""
+    """The value of every row that has one, by unit (in each period); in sums alone a null is 0."""
 
     def __init__(
         self, plan: Plan, schema: pa.Schema, expression: str, sample: UnitSample | None
@@ -365,7 +365,10 @@ class ValueRows:
         every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
         self.rows = ByUnit(np.float64)
         self.ends = range_of(expression, schema)  # by its form and types of columns
-        self._usable = UsableRows(replace(plan, aggregates=(every,)), schema)
+        summed = all(one.function == "sum" for one in plan.aggregates
+                     if one.expression == expression)  # fmt: skip
+        valued = replace(plan, aggregates=(every,))
+        self._usable = UsableRows(valued, schema, absent=0.0 if summed else nan)
         self.units = NumberedUnits(sample)
 
     def add(self, table: pa.Table) -> None:
