@@ -8,7 +8,15 @@ import pytest
 from scipy.special import ndtr
 
 import streamveil as sv
-from streamveil.compiler.value_sizes import LOGS, MIDDLES, POWERS, with_tail
+from streamveil.compiler.value_sizes import (
+    LOGS,
+    MIDDLES,
+    POWERS,
+    WHOLE_LOGS,
+    ValueSizes,
+    laws_of_sizes,
+    with_tail,
+)
 from streamveil.core.noise import SeededNoise
 from streamveil.plan.look import CLAMPED, LOOKED, with_look
 from streamveil.runtime.look import looked
@@ -39,6 +47,29 @@ def test_what_noise_hides_of_a_tail_is_found_within_two_fifths(cumulated):
     truth, found = (float(one[hidden] @ MIDDLES[hidden])
                     for one in (exact, with_tail(noisy, seen, SIGMA, 1.0)))  # fmt: skip
     assert found == pytest.approx(truth, rel=0.4)
+
+
+@pytest.mark.parametrize(("mean", "seed"), [(0.25, 3), (0.7, 4), (2.0, 5)])
+def test_of_whole_numbers_the_tail_is_found_although_bins_hold_none(mean, seed):
+    """No number lies between the root of 2 and 2: a law of fractions would stop there."""
+    values = np.random.default_rng(seed).poisson(mean, 20_000)
+    exact = np.bincount(np.searchsorted(POWERS, values[values > 0], side="right"),
+                        minlength=len(POWERS) + 1)  # fmt: skip
+    noisy, seen = seen_of(exact)
+    end = POWERS[np.flatnonzero(seen)[-1]]
+    truth = np.maximum(values - end, 0).sum() / values.sum()
+    found = ValueSizes(
+        np.zeros(len(exact)), with_tail(noisy, seen, SIGMA, 1.0, whole=True), whole=True
+    )
+    assert found.beyond(0, end) == pytest.approx(truth, abs=0.01)
+    assert found.mean == pytest.approx(values[values > 0].mean(), rel=0.1)
+
+
+def test_no_law_of_whole_numbers_puts_any_where_there_are_none():
+    places = np.searchsorted(POWERS, np.arange(1, 10**5), side="right")
+    empty = np.setdiff1d(np.arange(1, places.max()), places)
+    assert len(empty) > 20
+    assert not laws_of_sizes(1.5, WHOLE_LOGS)[:, empty].any()
 
 
 @pytest.mark.parametrize("prices", [(1, 5, 10, 20, 100), (3,), (0.001, 1_000)])

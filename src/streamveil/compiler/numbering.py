@@ -22,7 +22,7 @@ from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_index import mixed
 from streamveil.dataflow.raw_memory import LARGE, lengthen, reserved
 from streamveil.dataflow.unit_kernels import HIGH, home
-from streamveil.expressions import range_of
+from streamveil.expressions import compile_value, range_of
 from streamveil.plan import Aggregate, Plan
 from streamveil.plan.combine import plain
 from streamveil.types import Array, Bool, Float64, Int64, UInt32, UInt64
@@ -365,6 +365,7 @@ class ValueRows:
         every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
         self.rows = ByUnit(np.float64)
         self.ends = range_of(expression, schema)  # by its form and types of columns
+        self.whole = compile_value(expression, schema).kind in ("int", "uint")
         summed = all(one.function == "sum" for one in plan.aggregates
                      if one.expression == expression)  # fmt: skip
         valued = replace(plan, aggregates=(every,))

@@ -22,6 +22,9 @@ from streamveil.types import Array, Float64, Int64
 LOGS = np.arange(2 * LEAST, 2 * MOST + 1) / 2
 POWERS = 2.0**LOGS  # edges of bins of sizes
 MIDDLES = np.append(POWERS[0] / 2, POWERS * (sqrt(2) - 1) / log(sqrt(2)))  # even in the logarithm
+FIRST_WHOLE = np.ceil(POWERS)  # number from each edge on; some bins of small sizes hold none
+WHOLE_LOGS = np.log2(FIRST_WHOLE - 0.5)  # edges between them
+WHOLE_MIDDLES = np.concatenate([[0.0], (FIRST_WHOLE[:-1] + FIRST_WHOLE[1:] - 1) / 2, MIDDLES[-1:]])
 DEVIATIONS = np.geomspace(0.1, 6, 24)  # of the logarithm to base 2, of log-normal laws
 GAMMAS = (0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0)  # shapes
 PARETOS = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0)  # exponents
@@ -40,6 +43,7 @@ class ValueSizes:
     below: Float64[Array, " bins"]
     above: Float64[Array, " bins"]
     share: float = 1.0  # of rows that have such a value; those of all others are 0
+    whole: bool = False  # numbers, and no fractions
 
     @property
     def units(self) -> float:
@@ -49,13 +53,18 @@ class ValueSizes:
     @property
     def mean(self) -> float:
         """The size of a value on average."""
-        return self.share * float((self.below + self.above) @ MIDDLES) / self.units
+        return self.share * float((self.below + self.above) @ self.middles) / self.units
+
+    @property
+    def middles(self) -> Float64[Array, " bins"]:
+        """The size that stands for those in a bin."""
+        return WHOLE_MIDDLES if self.whole else MIDDLES
 
     def beyond(self, low: float, high: float) -> float:
         """The share of what all sizes add up to that clamping takes away."""
-        below = self.below @ np.maximum(MIDDLES - max(-low, 0.0), 0.0)
-        above = self.above @ np.maximum(MIDDLES - max(high, 0.0), 0.0)
-        share = (below + above) / ((self.below + self.above) @ MIDDLES)
+        below = self.below @ np.maximum(self.middles - max(-low, 0.0), 0.0)
+        above = self.above @ np.maximum(self.middles - max(high, 0.0), 0.0)
+        share = (below + above) / ((self.below + self.above) @ self.middles)
         return float(f"{share:.3g}")
 
 
@@ -69,8 +78,9 @@ class Clamping:
 
 
 def with_tail(
-    noisy: Int64[Array, " bins"], seen: Float64[Array, " bins"], sigma: float, rows: float
-) -> Float64[Array, " bins"]:
+    noisy: Int64[Array, " bins"], seen: Float64[Array, " bins"], sigma: float, rows: float,
+    *, whole: bool = False,
+) -> Float64[Array, " bins"]:  # fmt: skip
     """Units in each bin: as `seen` where bins stand out, beyond them by the laws that fit.
 
     Algorithm: log-normal, gamma and Pareto laws and powers up to an end, each also cut off where
@@ -79,6 +89,7 @@ def with_tail(
         best, with Gaussian noise, the spread of a draw and, in bins that are seen, `MISFIT`. Units
         are the mean over laws. Where fewer than `FEWEST_ROWS` rows are expected beyond a size, at
         `rows` a unit, nothing is: the mean of a long tail is that of rows which are mostly absent.
+        Of `whole` numbers, laws are those of sizes that are rounded: some bins hold none.
 
     >>> exact = np.round(1e5 * np.diff(ndtr(LOGS / 3), prepend=0, append=1)).astype(np.int64)
     >>> fitted = with_tail(exact, np.where(exact > 500, exact, 0.0), 50.0, 1.0)
@@ -92,7 +103,8 @@ def with_tail(
     upto = np.cumsum(some)
     first = max(int(np.searchsorted(upto, upto[-1] / 2)), 1)
     inside = (upto[-1] / 2 - upto[first - 1]) / some[first]
-    laws = laws_of_sizes(float(LOGS[first - 1] + inside / 2))[:, first:]
+    median = float(LOGS[first - 1] + inside / 2)
+    laws = laws_of_sizes(median, WHOLE_LOGS if whole else LOGS)[:, first:]
     data, standing = noisy[first:], np.arange(first, len(noisy)) <= last
     before = np.repeat([MOSTLY, 1.0], len(laws))
     laws = np.concatenate([laws, laws * standing])
@@ -106,9 +118,9 @@ def with_tail(
     return np.asarray(seen + np.append(np.zeros(first), tail))
 
 
-def laws_of_sizes(median: float) -> Float64[Array, "laws bins"]:
-    """The share of values in each bin, by each law that is fitted; `median` by its logarithm."""
-    off = (LOGS - median)[None, :] - OFFSETS[:, None]
+def laws_of_sizes(median: float, edges: Float64[Array, " edges"]) -> Float64[Array, "laws bins"]:
+    """The share of values in each bin, by each law that is fitted; all sizes by logarithms."""
+    off = (edges - median)[None, :] - OFFSETS[:, None]
     x = 2.0 ** np.clip(off, -200, 200)
     found = [ndtr(off / deviation) for deviation in DEVIATIONS]
     found += [gammainc(shape, gammaincinv(shape, 0.5) * x) for shape in GAMMAS]

@@ -95,6 +95,7 @@ class BinsOf(NamedTuple):
     """What noisy bins are of; settings."""
 
     expressions: tuple[str, ...] = ()  # without bounds
+    whole: tuple[str, ...] = ()  # those whose values have no fractions
     summed: str | None = None  # the one that is summed with bounds
     times: int = 1  # so many units stand for each that was counted
 
@@ -106,13 +107,13 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
     the rows in buckets. Bins of a sample become those of all units, with more noise; its groups
     stay those of its rows, of which laws are made as of all.
     """
-    (expressions, summed, times), (*counted, sizes, buckets) = asked, noisy
+    (expressions, whole, summed, times), (*counted, sizes, buckets) = asked, noisy
     bins, of_groups, sigma = [times * some for some in counted], sigma, times * sigma
     shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
     known = likely(shapes, sigma)
     bounds, valued = {}, {}
     for text, ballots in zip(expressions, signed, strict=True):
-        found = values_by_size(ballots, sigma, known)
+        found = values_by_size(ballots, sigma, known, whole=text in whole)
         if found is not None:
             bounds[text], valued[text] = found
     if known and tells(known[EXPECTED_UNITS.name], sigma):
@@ -143,50 +144,61 @@ def two_ballots(
 
 def by_size(
     noisy: Int64[Array, " bins"], sigma: float
-) -> tuple[Int64[Array, " bins"], float, bool]:
-    """Of two ballots, bins of values and their noise; and whether 0 hides in them.
+) -> tuple[Int64[Array, " bins"], float, float | None]:
+    """Of two ballots, bins of sizes and their noise; and the share of rows that have such a one.
 
-    Where the first ballot shows values, the second one says in how many units more the middle row
-    is 0. Where it shows none but 0, both together tell how large the few others are.
+    Where the second ballot has so many units that both together stand out better, bins are of what
+    is not 0, and the first one says of how many rows that is so (None: noise hides it there).
+    Otherwise bins are those of the first, with 0 for the units of the second (share 1).
 
-    >>> few = two_ballots(np.array([3.0] * 360 + [0.0] * 500), np.arange(860) >= 60)
-    >>> [by_size(few, 10.0)[place] for place in (1, 2)], by_size(few, 1.0)[2]
-    ([14.142135623730951, True], False)
+    >>> for own in (50, 160, 360):
+    ...     sizes = np.array([3.0] * 360 + [0.0] * 500)
+    ...     bins = two_ballots(sizes, (np.arange(860) >= own) & (sizes > 0))
+    ...     print([float(f"{one:.3g}") if one else one for one in by_size(bins, 10.0)[1:]])
+    [14.1, None]
+    [14.1, 0.186]
+    [10.0, 1.0]
     """
     first, second = np.split(noisy, 2)
-    if not holding_values(first, sigma)[~OF_ZERO].any():
-        return first + second, sigma * 2**0.5, True
-    bins = first.copy()
-    bins[ZERO] += second[holding_values(second, sigma)].sum()
-    return bins, sigma, False
+    sized, others = (some[holding_values(some, sigma) & ~OF_ZERO].sum() for some in (first, second))
+    if sized and sized + others < 2**0.5 * sized:
+        bins = first.copy()
+        bins[ZERO] += others
+        return bins, sigma, 1.0
+    share = float(sized / (sized + others + max(first[ZERO], 0))) if sized else None
+    return np.where(OF_ZERO, 0, first + second), sigma * 2**0.5, share
 
 
 def values_by_size(
-    ballots: Int64[Array, " bins"], sigma: float, known: dict[str, Any]
+    ballots: Int64[Array, " bins"], sigma: float, known: dict[str, Any], *, whole: bool
 ) -> tuple[tuple[float, float], ValueSizes] | None:
     """Between which ends values lie, and how large they are; None where noise hides it.
 
-    Where 0 hides in the middle rows, a unit with another value has one such row at least, and
-    hardly more: so many of all rows are not 0.
+    Where nothing but 0 is seen in middle rows, a unit that has another value has one such row at
+    least, and hardly more.
     """
-    bins, spread, rare = by_size(ballots, sigma)
+    bins, spread, share = by_size(ballots, sigma)
     found, rows = likely_bounds(bins, spread), known.get(EXPECTED_ROWS.name, 1.0)
     if found is None:
         return None
-    sizes = value_sizes(bins, spread, rows)
-    if not rare:
+    sizes = value_sizes(bins, spread, rows, whole=whole)
+    if share == 1.0:
         return found, sizes
-    units = known.get(EXPECTED_UNITS.name, 0.0)
-    share = min(1.0, sizes.units / (units * rows)) if units else 1.0
-    return (min(found[0], 0.0), max(found[1], 0.0)), replace(sizes, share=share)
+    if share is None:
+        share = sizes.units / (known.get(EXPECTED_UNITS.name, sizes.units) * rows)
+    return (min(found[0], 0.0), max(found[1], 0.0)), replace(sizes, share=min(share, 1.0))
 
 
-def value_sizes(noisy: Int64[Array, " bins"], sigma: float, rows: float) -> ValueSizes:
+def value_sizes(
+    noisy: Int64[Array, " bins"], sigma: float, rows: float, *, whole: bool
+) -> ValueSizes:
     """How many units have values of which size, with the tails that laws add to what is seen."""
     seen = np.where(holding_values(noisy, sigma), noisy, 0).astype(np.float64)
     below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
-    sides = [with_tail(noisy[side], seen[side], sigma, rows) for side in (below, above)]
-    return ValueSizes(sides[0], sides[1])
+    sides = [
+        with_tail(noisy[side], seen[side], sigma, rows, whole=whole) for side in (below, above)
+    ]
+    return ValueSizes(sides[0], sides[1], whole=whole)
 
 
 def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:
