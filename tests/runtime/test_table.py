@@ -1,6 +1,8 @@
 """Changing tables as jobs: what they release, what they answer, and going on where they were."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil.cli import app
-from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime.run import Pace, run
 
@@ -150,6 +152,30 @@ def test_a_question_that_follows_from_a_release_is_free_and_needs_no_share(tmp_p
     list(coarse.run(tmp_path / "coarse", **SILENT))
     with pytest.raises(PlanError, match="ask_share"):
         coarse.ask("COUNT(*) WHERE age = 1", tmp_path / "coarse", **SILENT)
+
+
+TALL = "COUNT(*) WHERE city = 'Oslo' AND age < 9"
+
+
+def asked_of_copies(folder, monkeypatch, number=3):
+    """What copies of one state answer to one question, under noise as in use."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(5).bytes)  # the same at every run
+    made = query(options=", ask_share = 0.95", by="")
+    list(made.run(folder / "job"))
+    for copy in range(number):
+        shutil.copytree(folder / "job", folder / f"{copy}")
+    found = [made.ask(TALL, folder / f"{copy}") for copy in range(number)]
+    return {(one.kind, one.n) for one in found}
+
+
+def test_copies_of_a_state_answer_with_noise_of_their_own(tmp_path, monkeypatch):
+    """Else those whose next step takes other rows, as by the wall clock, differ by these alone."""
+    assert len(asked_of_copies(tmp_path, monkeypatch)) == 3
+
+
+def test_noise_that_copies_share_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(Place, "opened", lambda noise, purpose, *path: Place(noise, purpose, path))
+    assert len(asked_of_copies(tmp_path, monkeypatch)) == 1
 
 
 def test_questions_are_paid_from_one_share_and_end_when_it_is_spent(tmp_path):

@@ -290,10 +290,15 @@ class ChangingTable:
         """One question about the last closed step: how many records lie at these points?
 
         In place. Also what `apply` needs to repeat it, None when nothing changed.
+
+        Proof for copies of a state, such as a restored backup: nothing draws an answer again, so
+        its noise has a name of its own, which no copy has, whatever rows the copies took. They
+        share the offset of a run that a step opened. That it moves by 1 serves the comparisons of
+        all of them (`AboveThreshold`), and each pays for the noise of its own answers.
         """
         if state.asking is None:
             raise PlanError("no step is closed yet: there is nothing to ask about")
-        place = Place(noise, "changing table").inside(b"questions")
+        place = Place.opened(noise, "changing table", b"questions")
         return self.questions.ask(state.asking, question, place)
 
     def _answers(self, state: TableState) -> tuple[QueryAnswers, Array]:

@@ -6,8 +6,8 @@ RELEASED: it follows from the last release (sums of cells of a marginal): post-p
 where its proved error is not above that of an EASY answer.
 EASY, HARD, EXHAUSTED: from `LivePmw`. A question that was answered since the last step is answered
 again with the same number, in whatever words it comes. The noise of an answer is that of its
-question and its step: what a restored copy of a state is asked, then or later, does not come with
-the noise of another answer.
+question and its step below a place that is the answer's own (`ChangingTable.ask`): what a restored
+copy of a state is asked, then or later, does not come with the noise of another answer.
 """
 
 from __future__ import annotations
