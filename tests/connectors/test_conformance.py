@@ -186,7 +186,7 @@ def impatient(monkeypatch):
         "http_files",
         "kafka_topic",
         "nats",
-        "postgres_changes",
+        "postgres_log",
         "postgres_server",
         "sse",
     ):
