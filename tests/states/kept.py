@@ -68,7 +68,7 @@ QUERIES = {
         expected_size = 2000, accept_error = TRUE, ask_share = 0.5) COUNT(*) AS n
       FROM people GROUP BY city EMIT EVERY {EACH} ROWS""",
 }  # fmt: skip
-QUESTION = "COUNT(*) WHERE city = 'Oslo' AND age < 3"
+QUESTION = "COUNT(*) WHERE age < 2"  # asked before: the state knows its answer
 
 
 def visits() -> pa.Table:
@@ -161,7 +161,7 @@ def make_job(name: str, folder: Path) -> None:
     with inside(folder):
         begin(folder)
         if name == "changing-table":  # what it said is in the state
-            ask(plan_of(folder), "COUNT(*) WHERE age < 2", state="s", secret=SECRET)
+            ask(plan_of(folder), QUESTION, state="s", secret=SECRET)
     shutil.copytree(folder / "s", folder / "copy")
     (folder / "expected.json").write_text(json.dumps(finish(folder, "copy"), indent=1))
     shutil.rmtree(folder / "copy")
