@@ -426,9 +426,10 @@ with tempfile.TemporaryDirectory() as folder:
         book, some = Records(matching=matching, domain=4, counts_no_ops=False), np.arange(n)
         book.step(book.init(), np.ones(n, np.int64), some, some % 4, step=0)
     one = sv.memory(rows.append_column("one", pa.array(np.zeros(n, int))), event_time="ts")
-    one = one.protect(unit="user_id").group_by("one", **discovered).agg(n=sv.count())
-    one = one.bound(max_rows=2).release(every="6 hours", budget=budget, **end)
-    list(one.run(state=folder + "/one"))
+    for place, how in enumerate((discovered, {})):
+        query = one.protect(unit="user_id").group_by("one", **how).agg(n=sv.count())
+        query = query.bound(max_rows=2).release(every="6 hours", budget=budget, **end)
+        list(query.run(state=f"{folder}/one{place}"))
     for column, size in (("number", {}), ("url", {"text_length": 2})):
         query = sv.memory(rows).protect(unit="user_id")
         query = query.agg(a=sv.heavy_hitters(column, k=3, **size)).bound(max_rows=1)
