@@ -323,7 +323,7 @@ def test_a_release_does_not_depend_on_the_order_in_which_keys_came():
     (sv.avg("k", bounds=(0, 5)), {"intervals": "true"}, "does not cover 'x'"),
     (sv.sum("k", bounds=(-1, 5)), {"intervals": "true"}, "does not cover 'x'"),
     (sv.count(), {"intervals": "true", "cut_share": 0}, "needs the private count"),
-    (sv.count(), {"intervals": "wide"}, "unknown intervals"),
+    (sv.count(), {"intervals": "wide"}, "intervals must be 'noise' or 'true'"),
     (sv.count(), {"cut_share": 1}, "cut_share must be"),
 ])  # fmt: skip
 def test_intervals_that_cannot_be_given_are_refused(measure, options, message):
