@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
+from math import inf
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,8 @@ import streamveil as sv
 from benchmarks.clicks import drawn, repeated
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
-from streamveil.compiler.design_choice import SHARES, SLOTS, Given, Problem, choose
+from streamveil.compiler import sizing
+from streamveil.compiler.design_choice import BATCHES, SHARES, SLOTS, Given, Problem, choose
 from streamveil.compiler.error_forecast import ForecastNoise, Settings, admit, forecast
 from streamveil.compiler.expected_stream import (
     MOST_ROWS,
@@ -203,6 +205,33 @@ def test_the_choice_is_no_worse_than_its_neighbourhood():
         replace(best, share=best.share - 0.1), replace(best, reference=best.reference * 4),
     ):  # fmt: skip
         assert cost(best) <= cost(other) + 1e-2
+
+
+def test_a_choice_thinks_of_rows_in_batches_and_loses_little_where_they_come_evenly():
+    stream = ExpectedStream(units=3e4, rows=6, groups=40, most=32)
+
+    def coming(batches):
+        return tuple(replace(one, batches=batches) for one in stream.family())
+
+    def l1(settings, batches):
+        return np.exp(np.mean([np.log(forecast(o, settings, NOISE).l1) for o in coming(batches)]))
+
+    even, safe = (
+        choose(Problem(coming(batches), NOISE, OPEN, ("table",), True))
+        for batches in (inf, BATCHES)
+    )
+    assert l1(even, 10) > 1.2 * l1(even, inf)  # rows before a release have entry weight
+    assert l1(safe, 10) < 0.9 * l1(even, 10)
+    assert l1(safe, inf) < 1.15 * l1(even, inf)
+
+
+def test_every_choice_thinks_so_and_knows_the_entry_weight_that_it_gets(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sizing, "choose", lambda problem: asked.append(problem) or choose(problem))
+    operator = query(steps=1_000, **EXPECTED)
+    assert {one.batches for problem in asked for one in problem.family} == {BATCHES}
+    taken = choose(asked[-1])
+    assert as_settings(operator).quadratic == pytest.approx(taken.quadratic, rel=1e-9)
 
 
 def test_few_large_groups_ask_for_looser_bounds_than_many_small_ones():

@@ -186,7 +186,8 @@ def bounded(operator, rows, public=None):
                     if (window, key) not in shown and enough:
                         shown[window, key] = 1 if rule is None else rule.entry
                     if (window, key) in shown and rule is not None:
-                        forecast = max(len(mine) * aggregation.triggers / trigger, rule.reference)
+                        over = max(trigger / aggregation.triggers, 1 / rule.growth)
+                        forecast = max(len(mine) / over, rule.reference)
                         wanted = int(rule.entry * np.cbrt(rule.reference / forecast))
                         shown[window, key] = max(1, min(shown[window, key], wanted))
         history[step] = dict(shown)

@@ -8,6 +8,7 @@ import streamveil as sv
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import Address, SeededNoise
 from streamveil.core.noisy import values
+from streamveil.core.release import WeightRule
 from streamveil.dataflow.aggregate import KeyRows, add_rows, key_stage
 from streamveil.dataflow.dp_sqlp import RoundPlan
 from streamveil.dataflow.release import new_window, release_stage
@@ -87,3 +88,16 @@ def test_rounded_sums_beyond_64_bits_stay_at_the_largest(tmp_path, monotone):
     assert (
         release.table.schema.field("s").type == release.table.schema.field("n").type == pa.int64()
     )
+
+
+def test_weights_foresee_a_few_times_what_came_however_early():
+    """Rows that came in the first of 100,000 releases may be all of them."""
+    rule = WeightRule(scale=100, entry=100, reference=10.0)
+    totals, full = np.array([1.0, 10, 80, 5e4]), np.full(4, 100, np.uint8)
+    early = rule.next(full, totals, 1e-5)
+    wanted = np.floor(100 * np.cbrt(10 / np.maximum(rule.growth * totals, 10)))
+    np.testing.assert_array_equal(early, wanted)
+    np.testing.assert_array_equal(early, rule.next(full, totals, 1 / rule.growth))
+    late = rule.next(full, totals, 1.0)
+    assert (late[1:] > early[1:]).all()  # nothing more is expected
+    np.testing.assert_array_equal(rule.next(early, totals, 1.0), early)  # none rises again

@@ -29,6 +29,7 @@ FEWER_UNITS = 250  # drawn for each of many streams
 MANY = 20  # streams of a family that is looked at in part
 FEW = 3  # one of so many streams of a family decides where to look; coprime to its inner parts
 WITHIN = 1.0  # where every design cuts the same rows, how much errors without these count
+BATCHES = 20.0  # in which a choice takes rows to come; nobody knows how evenly they do (decision 5)
 ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
 Place = tuple[int, ...]  # in the grids of a design
 
@@ -148,7 +149,7 @@ def entering_few(grid: Grid, most: float) -> Grid:
 def descended(grid: Grid, cost: Callable[[Settings, int], float]) -> Settings:
     """A place near which none is better: far steps by some streams, near ones by all."""
     place = grid.start
-    for step, every in ((4, FEW), (2, FEW), (1, 1)):
+    for step, every in ((8, FEW), (4, FEW), (2, FEW), (1, 1)):
 
         def worse(at: Place, every: int = every) -> float:
             return cost(grid.at(at), every)
@@ -255,9 +256,12 @@ def tabled(problem: Problem, bounds: Settings) -> Grid:
 def entering(made: Settings, given: Given, rows: int, reference: float) -> Settings:
     """With an entry weight that allows so many squared rows, and weights that fall beyond."""
     bound = round(given.quadratic or OPEN_BOUND)
-    quadratic = max(SQUARED[rows] * (1.0 if given.is_open else bound), bound)
-    entry = max(1, round(weight_quanta(bound) * sqrt(bound / quadratic)))
-    return replace(made, quadratic=quadratic, reference=reference, entry=entry)
+    quadratic, whole = (
+        max(SQUARED[rows] * (1.0 if given.is_open else bound), bound),
+        weight_quanta(bound),
+    )
+    entry = max(1, round(whole * sqrt(bound / quadratic)))
+    return replace(made, quadratic=bound * (whole / entry) ** 2, reference=reference, entry=entry)
 
 
 def weight_quanta(bound: int) -> int:

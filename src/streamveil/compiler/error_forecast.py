@@ -14,6 +14,7 @@ import numpy as np
 
 from streamveil.compiled import erf, erfc, ndtri, njit
 from streamveil.compiler.expected_stream import ExpectedStream, averaged, draw_stream
+from streamveil.core.release import WeightRule
 from streamveil.types import Array, Bool, Float64, Int64
 
 SLOPE = 6.0  # how sharply the chance to be shown by coins rises around its middle
@@ -228,8 +229,8 @@ def left_out(
     stream: ExpectedStream, settings: Settings, test: Threshold, triggers: int, base: float
 ) -> LeftOut:
     """What the last release shows: see `errors_of`."""
-    drawn = draw_stream(replace(stream, clamped=0.0, ratio=False))
-    steps, asked = triggers, test.units
+    drawn = draw_stream(replace(stream, clamped=0.0, ratio=False, batches=inf))
+    steps, asked = min(triggers, stream.batches), test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
     if settings.kind == "table":
         reference /= 1 + LUCK * base / asked
@@ -248,7 +249,7 @@ def left_out(
         before, opens = opens, np.minimum(np.ceil(steps * middle / totals), float(steps))
         if (opens == before).all():  # so is all that follows: the same rows are hidden
             break
-        hidden, weight = hide(drawn.place, step, opens, 1 / growth)
+        hidden, weight = hide(drawn.place, step, opens, 1 / growth, steps / WeightRule.growth)
         kept, entered = admit(drawn.ends, drawn.first, hidden, weight, limits)
         if public:
             break
@@ -298,13 +299,18 @@ def hide(
     step: Float64[Array, " rows"],
     opens: Float64[Array, " classes"],
     shown: Float64[Array, " classes"],
+    known: float,
 ) -> tuple[Bool[Array, " rows"], Float64[Array, " rows"]]:
-    """Whether a row comes before its group opens, and its weight: 1, or later its group's."""
+    """Whether a row comes before its group opens, and its weight: 1, or later its group's.
+
+    Before the step from which on a total is `known` weights are larger: see `WeightRule`.
+    """
     hidden, weight = np.zeros(len(place), np.bool_), np.ones(len(place))
     for i in range(len(place)):
         hidden[i] = step[i] <= opens[place[i]]
         if not hidden[i]:
-            weight[i] = shown[place[i]]
+            more = max(1.0, known / step[i]) ** (1 / 3)
+            weight[i] = min(1.0, shown[place[i]] * more)
     return hidden, weight
 
 

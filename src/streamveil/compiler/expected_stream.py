@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,7 @@ class ExpectedStream:
     clamped: float = 0.0  # share of all that values add up to, beyond their bounds
     once: bool = False  # only a unit's first row in a group counts, and no other is cut
     ratio: bool = False  # answers are means or quantiles: what is cut takes no part in them
+    batches: float = inf  # in which rows come, each at one release; no more than there are releases
 
     def family(self) -> tuple[ExpectedStream, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.

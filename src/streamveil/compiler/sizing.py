@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from streamveil.calibrate import fit, gaussian_mu, least_sigma, root_down, spread_of, zcdp_rho
 from streamveil.compiler.design_choice import (
+    BATCHES,
     UNKNOWN_OPENING,
     Given,
     Problem,
@@ -330,7 +331,14 @@ class Sizing:
         lost = clamped_share(self.plan, self.lanes)
         shares = self._value_shares if self._people is None else self._value_shares[-2:][:1]
         family = tuple(
-            replace(one, value=share, clamped=lost, once=once, ratio=of_kept_rows(self.plan))
+            replace(
+                one,
+                value=share,
+                clamped=lost,
+                once=once,
+                ratio=of_kept_rows(self.plan),
+                batches=BATCHES,
+            )
             for share in shares
             for one in (usual_family(given) if stream is None else stream.family())
         )

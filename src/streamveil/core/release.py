@@ -41,7 +41,10 @@ class WeightRule:
     Algorithm: a key enters with `entry`; from then on its weight is the smallest so far of
         entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum. With
         noise 1 / w and cost w^2 per row, the sum over keys of their noise is least when the
-        weights fall as the cube root of the totals. Totals are taken `caution` deviations too low:
+        weights fall as the cube root of the totals. The forecast is as if rows came evenly over the
+        window, but at most `growth` times the total so far: where they came early, weights would
+        fall too far, and where evenly, few rows of a key come before it has as small a part of
+        them. Totals are taken `caution` deviations too low:
         keys that are public from the start have no total yet when their weight is first asked for,
         and a weight never rises again.
     """
@@ -50,6 +53,7 @@ class WeightRule:
     entry: int  # of a key that is not shown, or just shown; 1..scale
     reference: float  # total up to which a key keeps its first weight
     caution: float = 0.0
+    growth: float = 16.0  # times its total so far that a key is taken to have at the end, at most
 
     def __post_init__(self) -> None:
         if not 1 <= self.entry <= self.scale:
@@ -59,7 +63,7 @@ class WeightRule:
         self, weights: UInt8[Array, " keys"], totals: Float64[Array, " keys"], share: float
     ) -> UInt8[Array, " keys"]:
         """The weights after a release; `share` is the part of the window that is over."""
-        forecast = np.maximum(totals / share, self.reference)
+        forecast = np.maximum(totals / max(share, 1 / self.growth), self.reference)
         wanted = np.floor(self.entry * np.cbrt(self.reference / forecast))
         return np.asarray(np.minimum(weights, np.maximum(wanted, 1).astype(np.uint8)))
 
