@@ -374,7 +374,9 @@ class SeveralSinks(Sink):
                 stack.callback(sink.close)
 
 
-MADE_BY = {name: one.made_by for name, one in SOURCES.items()}
+def made_by() -> dict[str, str]:
+    """The class of each kind of source."""
+    return {name: one.made_by for name, one in SOURCES.items()}
 
 
 def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
@@ -382,7 +384,7 @@ def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Sourc
 
     `times`: columns that the query reads as times, so that files of text need not declare them.
     """
-    source: Source = opened("source", MADE_BY, kind, options)
+    source: Source = opened("source", made_by(), kind, options)
     hand_on(source, "read_as_times", [name for name in times if name is not None])
     return source
 
@@ -422,7 +424,7 @@ def require_connectors(
     Of a connector that has an attribute `is_explained_without`, options of these names may come
     later; one that `looks_at_options_alone` is made.
     """
-    for what, known, asked in (("source", MADE_BY, sources), ("sink", SINKS, sinks)):
+    for what, known, asked in (("source", made_by(), sources), ("sink", SINKS, sinks)):
         for kind, options in asked:
             made = class_of(what, known, kind)
             later = getattr(made, "is_explained_without", ())
