@@ -29,6 +29,7 @@ from streamveil.runtime.noisy_bins import (
     mean_size,
     signed_bins,
     two_ballots,
+    values_by_size,
 )
 from streamveil.runtime.run import run
 from streamveil.runtime.store import LOOK
@@ -105,6 +106,21 @@ def test_values_that_are_mostly_zero_are_not_answered_as_if_all_were(share, tmp_
     assert (np.abs(found - sums) <= 6 * sd + 0.2 * sums).all()
     told = "; ".join(sentences(answer))
     assert ("too few units to bound" in told) == (share == 0)
+
+
+def test_zeros_in_the_middle_rows_of_some_units_stay_within_the_bounds_of_a_mean():
+    """Noise hides each size of the 620 units whose middle row is 0: bounds from 1 on would count
+    every 0 as 1. The sum of these is 4.2 deviations above what is asked for: missed by one run in
+    10^5, by one of these twenty once in 3,000."""
+    draw, units, sigma = np.random.default_rng(5), 8_000, 45.0
+    for _ in range(20):
+        middle, beside = draw.binomial(5, 0.4, (2, units))
+        other = (middle == 0) & (beside > 0)
+        exact = two_ballots(np.where(other, beside, middle).astype(float), other)
+        noisy = exact + np.rint(draw.normal(0, sigma, len(exact))).astype(np.int64)
+        found = values_by_size(noisy, sigma, {}, whole=True)
+        assert found is not None
+        assert found[0][0] == 0
 
 
 @pytest.mark.parametrize(("columns", "least"), [("SUM(x) AS a", 0.0), ("AVG(x) AS a", 900.0)])

@@ -159,11 +159,11 @@ def survey(  # noqa: PLR0913  (who asks, of what, for which price, and how)
         for place, (exact, scale) in enumerate(zip(counts, scales, strict=True))
     ]
     summed = first_counted(counted).expression if valued else None
-    taken_of = dict(zip(expressions, opened, strict=True))
-    whole = tuple(text for text, one in taken_of.items() if one.whole)
+    by_text = dict(zip(expressions, opened, strict=True))
+    whole = tuple(text for text, one in by_text.items() if one.whole)
     what = BinsOf(expressions, whole, summed, 2**level)
     found = values(post_process(learned, float(asked.sigma), what, *noisy))
-    ends = {text: one.ends for text, one in taken_of.items() if one.ends}
+    ends = {text: one.ends for text, one in by_text.items() if one.ends}
     return replace(found, ends=ends), asked.guarantee
 
 
