@@ -27,6 +27,7 @@ Facts = dict[str, Any]
 compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one a call
 Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
+SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 740 above it
 OVER = "are in no number: they were over the contribution bound"
 OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
 UNHELD = "bias", "clamped"  # what facts of a number say that no interval of it holds
@@ -138,7 +139,7 @@ def _rows_over(cut: Facts, whose: str) -> str:
     sure = (
         f"with 95 % confidence, and whatever a unit has beyond its first {cut['each']:,d} such rows"
     )
-    if cut["rows"] <= 2 * cut["sd"]:
+    if cut["rows"] <= SURELY * cut["sd"]:
         return f"0 to {most} rows{whose}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
     told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
     return f"{told} (with noise; at most {most} {sure})"

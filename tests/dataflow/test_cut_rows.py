@@ -239,10 +239,10 @@ def test_the_bound_holds_whatever_the_noise_shows(filled):
 
 
 def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
-    few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (800, 1900))
+    few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (2000, 2200))
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
     assert said[0].startswith("0 to 2,500 rows are in no number: they were over the contribution")
-    assert said[1].startswith("about 1,900 rows or more are in no number: they were over the")
+    assert said[1].startswith("about 2,200 rows or more are in no number: they were over the")
     beyond = "with 95 % confidence, and whatever a unit has beyond its first 21 such rows)"
     assert all(one.endswith(beyond) for one in said)
 
@@ -364,7 +364,9 @@ def test_of_people_only_those_count_as_cut_whom_a_group_does_not_count():
     assert sorted(n.tolist()) == [0, 500, 500]
     assert high[n > 0].min() > 500 * 1.5
     _, [both] = people({"n": sv.count_units(), "rows": sv.count()}, bound, rows=2)
-    assert facts(both)["cut"]["rows"] == 500 * 8
+    cut = facts(both)["cut"]  # of a unit's eight rows the noise hides the sixth and those after it
+    assert (cut["rows"], cut["each"]) == (500 * 5, 21)
+    assert cut["high"] >= 500 * 8
     assert "repeats a group" not in cut_sentence(facts(both))
 
 

@@ -20,6 +20,7 @@ from streamveil.core.mechanism import BANDS, BASE, CutCounter
 from streamveil.core.noise import Address, Place
 from streamveil.core.noisy import Noisy
 from streamveil.core.release import count
+from streamveil.release_metadata import SURELY
 from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
@@ -27,9 +28,10 @@ WORTH = BASE ** np.arange(BANDS - 1, -1, -1)  # quanta of a row in each band
 BAND = np.uint64(7)  # the bits of a cell that name its band: `BANDS` is below 8
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
 MOST_KNOWN, AT_ONCE = 1 << 10, 1 << 6  # deviations that are remembered, and computed together
-ALWAYS_TOLD = 3  # bands that are told whatever they hold: the first 21 cut rows of a unit
+ALWAYS_TOLD = 2  # bands that an upper bound is of, whatever they hold: the first 5 cut rows
+ALWAYS_WIDENED = 3  # bands that `intervals = 'true'` go by, whatever they hold: the first 21
 DOUBT = 1.645  # deviations above a Gaussian that its mean exceeds once in 20
-QUIET = 2.0  # deviations below which a band counts as empty, with all above it
+QUIET = 2.0  # deviations below which a band counts as empty for intervals, with all above it
 
 
 @dataclass(repr=False)  # secret
@@ -202,21 +204,21 @@ def cut_summary(
 ) -> list[dict[str, float]]:
     """Post-processing: rows cut, and an upper bound; from quanta and their deviation.
 
-    The bound is of the first `each` cut rows of every unit: of the first three bands, and of one
-    more than the noisy bands show to be filled (a unit fills its bands from the first on).
+    `rows` are those of the bands that the noise shows to be filled: a unit fills its bands from
+    the first on. The bound is of the first `each` cut rows of every unit: of the first two bands,
+    and of one more than is filled.
 
-    Proof of the bound: the noisy sums of the first k bands, k = 3..6, are Gaussian (rounding aside)
-        around what these bands hold. All four are within ndtri(1 - (1 - confidence) / 4) deviations
+    Proof of the bound: the noisy sums of the first k bands, k = 2..6, are Gaussian (rounding aside)
+        around what these bands hold. All five are within ndtri(1 - (1 - confidence) / 5) deviations
         above it with the confidence, so it holds of that which the noisy bands chose.
 
     >>> cut_summary(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))[0]
-    {'rows': 2344, 'sd': 16.14, 'high': 2380.0, 'each': 21}
+    {'rows': 2344, 'sd': 4.026, 'high': 2381.0, 'each': 21}
     """
-    each, rows = sd[:, None] / WORTH, noisy / WORTH
-    filled = np.cumprod(rows > QUIET * each, axis=1).sum(axis=1)
-    totals, spreads = np.cumsum(rows, axis=1), np.sqrt(np.cumsum(each**2, axis=1))
-    own = np.arange(len(sd)), np.clip(filled - 1, ALWAYS_TOLD - 1, None)
-    further = np.arange(len(sd)), np.clip(filled, ALWAYS_TOLD - 1, BANDS - 1)
+    totals, spreads, filled = _first_bands(noisy, sd, SURELY)
+    releases = np.arange(len(sd))
+    own = releases, np.maximum(filled, 1) - 1
+    further = releases, np.clip(filled, ALWAYS_TOLD - 1, BANDS - 1)
     above = float(ndtri(1 - (1 - confidence) / (BANDS - ALWAYS_TOLD + 1)))
     high = totals[further] + above * spreads[further]
     columns = totals[own], spreads[own], high, further[1]
@@ -232,6 +234,18 @@ def cut_summary(
     ]
 
 
+def _first_bands(
+    noisy: Float64[Array, "releases bands"], sd: Float64[Array, " releases"], above: float
+) -> tuple[Float64[Array, "releases bands"], Float64[Array, "releases bands"], Int64[Array, " r"]]:
+    """Rows of the first k bands, their deviations, and how many bands are filled.
+
+    Filled are the first ones that all are more than `above` deviations over 0.
+    """
+    each, rows = sd[:, None] / WORTH, noisy / WORTH
+    filled = np.cumprod(rows > above * each, axis=1).sum(axis=1)
+    return np.cumsum(rows, axis=1), np.sqrt(np.cumsum(each**2, axis=1)), filled
+
+
 def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[str, float]:
     """Post-processing: the same with the part of all rows that was cut, and at most.
 
@@ -244,12 +258,19 @@ def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[s
     return lost | {name: round(rows / (rows + kept), 4) for name, rows in ends.items()}
 
 
-def odds_of(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> float:
-    """Post-processing: rows that were cut for one that was kept, with 95 % confidence at most.
+def cut_at_most(
+    noisy: Float64[Array, "releases bands"], sd: Float64[Array, " releases"]
+) -> Float64[Array, " releases"]:
+    """Post-processing: rows cut, with 95 % confidence at most, in the bands that noise may hide.
 
-    Of the bands that the noise shows; `high` holds one more, which is mostly noise.
+    The first three, and all that the noise shows to be filled.
+
+    >>> cut_at_most(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0])).round(1)
+    array([2370.3])
     """
-    return (lost["rows"] + DOUBT * lost["sd"]) / kept_rows(sizes)
+    totals, spreads, filled = _first_bands(noisy, sd, QUIET)
+    own = np.arange(len(sd)), np.maximum(filled, ALWAYS_WIDENED) - 1
+    return np.maximum(totals[own], 0) + DOUBT * spreads[own]
 
 
 def kept_rows(sizes: Float64[Array, " keys"]) -> float:

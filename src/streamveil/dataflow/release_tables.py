@@ -17,7 +17,7 @@ from streamveil.batch import ReleaseColumns
 from streamveil.compiled import log_ndtr, ndtr
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
-from streamveil.dataflow.cut_rows import cut_summary, odds_of, with_share
+from streamveil.dataflow.cut_rows import cut_at_most, cut_summary, kept_rows, with_share
 from streamveil.dataflow.outputs import COUNTED_MOMENTS, Estimate, Output, Totals, quantile_of
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.release_metadata import FACTS, TIME, completed
@@ -311,7 +311,8 @@ def cut_of(
     bands = [part.cut for part in parts if part.cut is not None]
     if not bands:
         return [None] * len(parts), None
-    lost = cut_summary(np.stack(bands), np.array([one.deviation for one in moments]))
+    noisy, sd = np.stack(bands), np.array([one.deviation for one in moments])
+    lost = cut_summary(noisy, sd)
     if all(output.function == "count_units" for output in shape.outputs):
         lost = [{**one, "first": True} for one in lost]  # repeated groups are not among them
     if shape.size is None or sizes is None:
@@ -320,7 +321,7 @@ def cut_of(
     own = [sizes[end - some : end] for end, some in zip(ends, rows, strict=True)]
     odds = None
     if shape.true_intervals:
-        odds = np.repeat([odds_of(*one) for one in zip(lost, own, strict=True)], rows)
+        odds = np.repeat(cut_at_most(noisy, sd) / [kept_rows(one) for one in own], rows)
     if not shape.size.rows:  # of how many rows these were is not known
         return lost, odds
     return [with_share(*one) for one in zip(lost, own, strict=True)], odds
