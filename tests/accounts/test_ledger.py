@@ -385,6 +385,37 @@ def test_a_ledger_that_shrinks_while_open_is_noticed(tmp_path: Path) -> None:
             ledger.charge("more", Zcdp(0.1))
 
 
+@pytest.mark.parametrize("then", ["replaced", "moved", "deleted"])
+def test_nothing_is_charged_to_a_file_that_lost_its_name(tmp_path: Path, then: str) -> None:
+    """Two processes would otherwise fill one limit twice, each in a file of its own."""
+    path, copy = tmp_path / "visits.jsonl", tmp_path / "copy.jsonl"
+    filled(path)
+    with Ledger.load(path) as ledger:
+        copy.write_bytes(path.read_bytes())
+        if then == "replaced":
+            copy.replace(path)
+        else:
+            path.rename(copy) if then == "moved" else path.unlink()
+        with pytest.raises(StoreError, match="moved, deleted or replaced"):
+            ledger.charge("more", Zcdp(0.1))
+        with pytest.raises(StoreError, match="moved, deleted or replaced"):
+            ledger.left()
+    if then == "replaced":
+        with Ledger.load(path) as ledger:
+            ledger.charge("more", Zcdp(0.1))
+
+
+def test_a_process_may_go_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled(Path("visits.jsonl"))
+    with Ledger.load("visits.jsonl") as ledger:
+        monkeypatch.chdir("/")
+        ledger.charge("more", Zcdp(0.1))
+    assert Ledger.load(tmp_path / "visits.jsonl").entries()[-1].name == "more"
+
+
 def test_a_failed_write_charges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "visits.jsonl"
     filled(path)

@@ -95,6 +95,12 @@ def of_decimals(tmp_path):
     test_rejected_rows.test_whole_numbers_of_another_type_are_the_same_or_null("decimals", tmp_path)
 
 
+def made(folder):
+    """The folder, which is there."""
+    folder.mkdir()
+    return folder
+
+
 def of_a_database(tmp_path):
     """A column of long decimals in DuckDB."""
     tmp_path.mkdir()
@@ -194,6 +200,12 @@ FAULTS = {
         instead(Cells, "begins", lambda _: ""),
         lambda: test_ledger.test_periods_that_begin_at_other_times_share_no_limit(
             *test_ledger.OTHER_GRIDS[1][:2], one=False
+        ),
+    ),
+    "a ledger is whichever file was opened": (
+        instead(accounts.Journal, "_require_same_file", lambda _: lambda *_: None),
+        lambda tmp_path: test_ledger.test_nothing_is_charged_to_a_file_that_lost_its_name(
+            made(tmp_path), "replaced"
         ),
     ),
     "what the other relation of a join protects is not asked": (

@@ -11,7 +11,9 @@ the end leaves a valid shorter file; whoever must notice that keeps `head` elsew
 
 A line is written and synced before `append` returns. A line without its end was never acknowledged,
 so it is cut off when the next record is appended. An exclusive lock is held only while reading or
-appending, so that many processes can share one journal; each reads what the others have added.
+appending, so that many processes can share one journal; each reads what the others have added. A
+file that took the place of the open one, or its loss, is noticed there: what is charged to a file
+without a name limits nobody else.
 """
 
 from __future__ import annotations
@@ -59,12 +61,17 @@ class Journal:
         self.head = START  # the hash of the last record read or appended
         self._at = 0  # bytes read so far, always at a line's start
         self._file: int | None = None
+        self._place = path and path.absolute()  # wherever this process works later
         self._locked = False
         self._refused: OSError | None = None  # why nothing can be written to the open file
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the exclusive lock of the file; waits for other processes."""
+        """Holds the exclusive lock of the file; waits for other processes.
+
+        Raises:
+            StoreError: the file that was opened is no longer the one of that name.
+        """
         if self._locked or self.path is None:
             yield
             return
@@ -72,6 +79,7 @@ class Journal:
         fcntl.flock(file, fcntl.LOCK_EX)
         self._locked = True
         try:
+            self._require_same_file(file)
             yield
         finally:
             self._locked = False
@@ -124,6 +132,17 @@ class Journal:
             found.append((record, self.head))
         self._at += len(whole)
         return found
+
+    def _require_same_file(self, file: int) -> None:
+        assert self._place is not None  # noqa: S101  (callers return early without a path)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), self._place.stat()):
+                return
+        raise StoreError(
+            f"{self.path} was moved, deleted or replaced while it was open. Nothing was recorded.\n"
+            "  to fix  put back the file that has all charges (`streamveil ledger verify --head`"
+            " tells), then start again; stop all jobs before a ledger is restored"
+        )
 
     def _require_ours(self, data: bytes) -> None:
         """Refuses a file of another kind: it would be cut off as a torn tail, or called altered.
