@@ -270,7 +270,7 @@ def cut_at_most(
     """
     totals, spreads, filled = _first_bands(noisy, sd, QUIET)
     own = np.arange(len(sd)), np.maximum(filled, ALWAYS_WIDENED) - 1
-    return np.maximum(totals[own], 0) + DOUBT * spreads[own]
+    return np.asarray(np.maximum(totals[own], 0) + DOUBT * spreads[own])
 
 
 def kept_rows(sizes: Float64[Array, " keys"]) -> float:

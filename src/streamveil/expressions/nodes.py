@@ -487,9 +487,14 @@ _OTHER_ROWS = (
     "reads other rows. Before bounding that would let one person's rows change another's; "
     "write it as a per-row expression"
 )
+_NUMBER = (
+    "reads other rows. Before bounding that would let one person's rows change another's\n"
+    "  to fix  COUNT(*) / SUM(COUNT(*)) OVER () is the share of a group; where rows are compared with"
+    " a number, ask for it first and write it out"
+)
 REFUSED: dict[type, str] = {
-    exp.Subquery: _OTHER_ROWS,
-    exp.Select: _OTHER_ROWS,
+    exp.Subquery: _NUMBER,
+    exp.Select: _NUMBER,
     exp.Exists: _OTHER_ROWS,
     exp.Window: _OTHER_ROWS,
     exp.Distinct: _OTHER_ROWS,

@@ -181,8 +181,9 @@ def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
             added = chosen.aggregates[before:]
             chosen.order += [(one.name, exp.column(one.name, quoted=True)) for one in added]
             continue
-        name = alias or value.alias_or_name or f"key_{place}"
-        (chosen.computed if is_computed(value) else chosen.plain)[name] = value
+        computed = is_computed(value)
+        name = alias or value.alias_or_name or f"{'answer' if computed else 'key'}_{place}"
+        (chosen.computed if computed else chosen.plain)[name] = value
         chosen.order.append((name, value))
     clauses = [tree.args[name] for name in ("having", "qualify", "order") if tree.args.get(name)]
     inside = {
