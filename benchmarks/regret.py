@@ -27,7 +27,8 @@ the shape of the stream decides; the goal is at most 1.05 times the best named a
 
 What the file holds already is kept and not measured again: a campaign that was cut off goes on
 where it was, with the same streams. `--again` measures some arms anew, in the cells that are asked
-for and no others, each when its turn comes; `--seed` begins anew.
+for and no others, each when its turn comes, with the stream and the noise of the other arms of its
+case; `--seed` begins anew.
 """
 
 from __future__ import annotations
@@ -228,9 +229,13 @@ class Campaign:
         """Whether the time is over."""
         return time.monotonic() > self.ends
 
-    def add(self, row: dict[str, Any]) -> None:
+    def seed_of(self, cell: tuple[Any, ...]) -> int:
+        """The seed that the arms of a case were measured with; the file's where none was."""
+        return next((row["seed"] for at, row in self.rows.items() if at[:3] == cell), self.seed)
+
+    def add(self, row: dict[str, Any], seed: int) -> None:
         """Keeps a row at once: whatever is measured survives a stop."""
-        self.rows[place(row)] = {**row, "seed": self.seed, "commit": self.commit}
+        self.rows[place(row)] = {**row, "seed": seed, "commit": self.commit}
         show(row)
         rows = [*self.rows.values()]
         content = {"seed": self.seed, "machine": platform.machine(), "rows": rows}
@@ -266,17 +271,18 @@ def main() -> None:
     given = arguments()
     campaign = Campaign(given.out, given.seed, given.minutes)
     budgets = [tuple(float(part) for part in text.split(",")) for text in given.budgets]
-    made: dict[str, Stream] = {}
+    made: dict[tuple[str, int], Stream] = {}
     for triggers, budget, name in product(given.triggers, budgets, given.streams):
         if campaign.late:
             break
-        stream = made[name] = made.get(name) or make(name, campaign.seed)
+        seed = campaign.seed_of((name, triggers, budget))
+        stream = made[name, seed] = made.get((name, seed)) or make(name, seed)
         for arm, settings in arms(stream).items():
             known = (name, triggers, budget, arm) in campaign.rows and arm not in given.again
             if known or (given.arms and arm not in given.arms):
                 continue
-            seeds = [campaign.seed + 1 + number for number in range(given.seeds)]
-            campaign.add(measure(stream, arm, settings, triggers, budget, seeds))
+            seeds = [seed + 1 + number for number in range(given.seeds)]
+            campaign.add(measure(stream, arm, settings, triggers, budget, seeds), seed)
     summary([*campaign.rows.values()])
 
 
