@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamveil.kinds import RATIOS
+
 FACTS = (
     b"streamveil"  # which columns are keys, how the noise of releases is correlated, what was cut
 )
@@ -31,7 +33,6 @@ SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 74
 OVER = "are in no number: they were over the contribution bound"
 OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
 UNHELD = "bias", "clamped"  # what facts of a number say that no interval of it holds
-RATIOS = "avg", "variance", "stddev", "quantile"  # functions whose answers do not grow with rows
 OF_KEPT = (
     "of the rows that were kept, where units with many rows weigh less than among all rows; no"
     " interval holds what that changes"

@@ -15,7 +15,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import answer_sd, lane_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow.outputs import Output, Totals
-from streamveil.dataflow.release_tables import since_counted, since_divided
+from streamveil.dataflow.release_tables import since_shown
 from streamveil.results import answer_sums
 from streamveil.results.post import post_processed
 from streamveil.sql.post import read_step
@@ -193,7 +193,7 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
     order = np.flatnonzero(noisy[0] > threshold).astype(np.int32)
     plain = output.in_order(totals, order, 0.95)
     above = np.full(len(order), threshold)
-    fixed = since_counted(plain, output, totals, order, above, 0.95)
+    fixed = since_shown(plain, output, totals, order, above, 0.95)
     wanted = (output.factors[0] * exact[0] + exact[1])[order]
     for size in (55, 60, 70, 130, 400):
         some = true[order] == size
@@ -205,7 +205,7 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
             assert_rejects_rate(hits[0], trials, 0.95)
         if size == 400:  # far above the threshold, which says nothing of their noise
             np.testing.assert_array_equal(fixed.low[some], plain.low[some])
-    unseen = since_counted(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
+    unseen = since_shown(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
     np.testing.assert_array_equal(unseen.low, plain.low)
 
 
@@ -223,7 +223,7 @@ def test_means_of_groups_that_their_counts_showed(function, far):
     totals = Totals(noisy, np.broadcast_to(sds**2, noisy.shape))
     order = np.flatnonzero(noisy[0] > threshold).astype(np.int32)
     plain = output.in_order(totals, order, 0.95)
-    fixed = since_divided(plain, output, totals, order, np.full(len(order), threshold), 0.95)
+    fixed = since_shown(plain, output, totals, order, np.full(len(order), threshold), 0.95)
     spread = 0.05 * true / (true - 1)
     wanted = {"avg": far + 0 * true, "variance": spread, "stddev": np.sqrt(spread)}[function][order]
     for size in (45, 50, 55, 60, 70, 130, 400):
@@ -236,5 +236,5 @@ def test_means_of_groups_that_their_counts_showed(function, far):
             assert_rejects_rate(hits[0], trials, 0.95)
         if size == 400:  # far above the threshold, which says nothing of their noise
             np.testing.assert_array_equal(fixed.low[some], plain.low[some])
-    unseen = since_divided(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
+    unseen = since_shown(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
     np.testing.assert_array_equal(unseen.low, plain.low)

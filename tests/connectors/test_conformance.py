@@ -24,7 +24,7 @@ from streamveil.errors import StreamveilError
 from streamveil.runtime.inspect import words
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
-from streamveil.systems import SINKS, SOURCES
+from streamveil.kinds import SINKS, SOURCES
 from tests.connectors import places
 from tests.connectors.test_databases import Killed
 from tests.connectors.test_kafka import counts

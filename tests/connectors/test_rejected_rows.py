@@ -25,7 +25,7 @@ from streamveil.connectors.rejected_rows import (
 )
 from streamveil.connectors.text_files import CsvReader
 from streamveil.errors import SourceError
-from streamveil.systems import SOURCES, SourceKind
+from streamveil.kinds import SOURCES, SourceKind
 
 COLUMNS = {"user": "INT64", "page": "STRING"}
 LINES = [b"1,a", b"2", b"", b"x,b", b'3,"c', b"4,\xff", b'5,"d"', b"\xff", b"6,e,7",

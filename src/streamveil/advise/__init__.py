@@ -32,6 +32,7 @@ from streamveil.dataflow.bounding import Shape
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.windows import Schedule, better_start, periods_until
 from streamveil.display import Explanation, Row, Section
+from streamveil.kinds import RATIOS
 from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
 from streamveil.plan.look import (
     first_alone,
@@ -43,7 +44,7 @@ from streamveil.plan.look import (
     with_look,
 )
 from streamveil.plan.options import Option
-from streamveil.release_metadata import ALLOWED, OF_KEPT, RATIOS
+from streamveil.release_metadata import ALLOWED, OF_KEPT
 
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from streamveil.connectors import require_connectors
 from streamveil.dataflow import Operator
+from streamveil.kinds import SKETCHES
 from streamveil.plan import Plan, TableSource
-from streamveil.plan.check import SKETCHES
 
 
 def operator_of(plan: Plan) -> Operator:

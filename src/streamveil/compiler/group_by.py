@@ -24,7 +24,6 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import Default
 from streamveil.dataflow.outputs import LaneBook, Output
 from streamveil.dataflow.release import driver
-from streamveil.dataflow.release_tables import COVERED
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.windows import Schedule, hopping, most_windows, periods_met
 from streamveil.errors import PlanError, nearest
@@ -35,12 +34,12 @@ from streamveil.expressions import (
     compile_unit,
     compile_value,
 )
+from streamveil.kinds import AGGREGATES, COUNTS, MOMENTS, TOTALS, made_of
 from streamveil.plan import Aggregate, Plan, TableSource, options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
     CLAMPED,
     LOOKED,
-    MOMENTS,
     UNBOUNDED,
     WIDEST,
     divided,
@@ -210,7 +209,7 @@ class Compiler:
         if self._option(options.INTERVALS) == "noise":
             return False
         for output in outputs:
-            if output.function not in COVERED or (output.low < 0 < output.high):
+            if output.function not in TOTALS or (output.low < 0 < output.high):
                 raise PlanError(
                     f"intervals = 'true' does not cover '{output.name}' ({output.function}): which"
                     " way the rows over the bound would move it is not known.\n"
@@ -256,10 +255,10 @@ class Compiler:
 
     def _output(self, aggregate: Aggregate) -> Output:
         makers: dict[str, Callable[[Aggregate], Output]] = {
-            **dict.fromkeys(("count", "count_units", "count_distinct"), self._count),
+            **dict.fromkeys(COUNTS, self._count),
             "sum": self._sum,
             **dict.fromkeys(MOMENTS, self._moments),
-            "quantile": self._quantile,
+            **dict.fromkeys(made_of("order"), self._quantile),
         }
         if aggregate.function not in makers:
             raise PlanError(
@@ -268,7 +267,7 @@ class Compiler:
             )
         given = self.plan.options
         output = makers[aggregate.function](aggregate)
-        rises = output.function in ("count", "count_units", "count_distinct") or (
+        rises = output.function in COUNTS or (
             output.function == "sum" and (aggregate.low or 0) >= 0
         )
         return replace(
@@ -331,7 +330,7 @@ class Compiler:
     def _moments(self, aggregate: Aggregate) -> Output:
         low, high, _ = self._bounded(aggregate)
         lanes: tuple[int, ...] = self._centred(aggregate)
-        if aggregate.function != "avg":
+        if AGGREGATES[aggregate.function].squares:
             quantum = power_of_two(((high - low) / 2) ** 2)
             square = replace(self.book.lanes[lanes[1]], kind="square", quantum=quantum)
             lanes = *lanes, self.book.use(square)

@@ -19,9 +19,9 @@ from streamveil.expressions import (
     compile_unit,
     compile_value,
 )
+from streamveil.kinds import TOTALS
 from streamveil.plan import Aggregate, Plan
 from streamveil.plan.combine import numbered, pairs
-from streamveil.plan.look import COUNTED
 from streamveil.types import Array, Float64, Int64
 
 
@@ -38,7 +38,7 @@ class Sample:
 def first_counted(plan: Plan) -> Aggregate:
     """The aggregate whose error is forecast."""
     for aggregate in plan.aggregates:
-        if aggregate.function in COUNTED:
+        if aggregate.function in TOTALS:
             return aggregate
     raise PlanError("tune forecasts counts and sums; the query has none")
 

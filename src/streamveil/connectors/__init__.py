@@ -1,4 +1,4 @@
-"""Outside systems: where rows come from and where releases go. One file, one line in `systems`.
+"""Outside systems: where rows come from and where releases go. One file, one line in `kinds`.
 
 A source and a sink are the protocols below.
 """
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from streamveil.batch import Release
 from streamveil.calendars import Cells
 from streamveil.errors import SourceError, StreamveilError, nearest
-from streamveil.systems import SINKS, SOURCES
+from streamveil.kinds import SINKS, SOURCES
 from streamveil.types import EXACT_DIGITS, ROUNDED, Array, Bool, Int64
 
 

@@ -42,6 +42,7 @@ from streamveil.dataflow.state import BatchScratch, State, parts, to_bytes
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.dataflow.windows import Schedule, periods_apart, protected
 from streamveil.errors import PlanError
+from streamveil.kinds import VALUED
 from streamveil.release_metadata import VERSION, Facts, compact
 from streamveil.types import Array, Bool, Int64, UInt64
 
@@ -418,7 +419,7 @@ def output_facts(output: Any) -> Facts:
     kept = {name: True for name in FLAGS if getattr(output, name)}
     lanes = [] if output.function == "quantile" else list(output.lanes)
     found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
-    if output.function in ("sum", "avg", "variance", "stddev", "quantile"):
+    if output.function in VALUED:
         found |= {"low": output.low, "high": output.high}
     if output.function == "sum" and len(lanes) > 1:
         found |= {"factors": list(output.factors)}

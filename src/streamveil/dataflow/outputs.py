@@ -11,6 +11,7 @@ from streamveil.compiled import ndtr, ndtri
 from streamveil.core.accounting import portable
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.release_kernels import plain_cells
+from streamveil.kinds import COUNTS, TOTALS
 from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
@@ -64,7 +65,7 @@ class Output:
     @property
     def is_integer(self) -> bool:
         """Whether the released column holds integers."""
-        return self.integer or self.function in ("count", "count_units", "count_distinct")
+        return self.integer or self.function in COUNTS
 
     @property
     def is_total(self) -> bool:
@@ -124,7 +125,7 @@ def quantile_of(confidence: float) -> float:
     return float(portable(ndtri((1 + confidence) / 2)))
 
 
-Function = Callable[[Output, Array, Array, float], Estimate]
+Function = Callable[..., Estimate]  # of output, estimates, variances and deviations
 Fewest = Callable[[float], Array]  # what a count is at least, but for a chance in deviations
 
 
@@ -352,16 +353,8 @@ def clip(answer: Estimate, low: float, high: float | Float64[Array, " keys"]) ->
     )
 
 
-COUNTED_MOMENTS: dict[str, Callable[[Output, Array, Array, float, Fewest], Estimate]] = {
-    "avg": average,
-    "variance": variance_of,
-    "stddev": deviation,
-}
-FUNCTIONS: dict[str, Function] = {
-    "count": total,
-    "count_units": total,
-    "count_distinct": total,
-    "sum": total,
+FUNCTIONS: dict[str, Function] = {  # those of moments also take what the count is at least
+    **dict.fromkeys(TOTALS, total),
     "avg": average,
     "variance": variance_of,
     "stddev": deviation,

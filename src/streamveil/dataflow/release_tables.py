@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,9 @@ from streamveil.compiled import log_ndtr, ndtr
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
 from streamveil.dataflow.cut_rows import cut_at_most, cut_summary, kept_rows, with_share
-from streamveil.dataflow.outputs import COUNTED_MOMENTS, Estimate, Output, Totals, quantile_of
+from streamveil.dataflow.outputs import FUNCTIONS, Estimate, Output, Totals, quantile_of
 from streamveil.dataflow.release import KeySize, PublishedKeys
+from streamveil.kinds import MOMENTS
 from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Bool, Float64, Int32, Int64
 
@@ -28,7 +29,7 @@ from streamveil.types import Array, Bool, Float64, Int32, Int64
 UNEVEN = 3.0  # times its share of the cut rows that a group may have lost; chosen by measurement
 FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins
 UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more often
-COVERED = ("count", "count_units", "count_distinct", "sum")
+Ends: TypeAlias = tuple[Float64[Array, " rows"], Float64[Array, " rows"]]  # of intervals
 
 
 def with_cut(answer: Estimate, output: Output, odds: float | Float64[Array, " keys"]) -> Estimate:
@@ -78,14 +79,13 @@ def since_published(
 
 
 def since_counted(
-    answer: Estimate,
     output: Output,
     totals: Totals,
-    order: Int32[Array, " keys"],
-    thresholds: Float64[Array, " keys"],
+    thresholds: Float64[Array, " rows"],
+    ends: Ends,
     confidence: float,
-) -> Estimate:
-    """The same of a sum that is moved back by the count that shows the group; no threshold: -inf.
+) -> Ends:
+    """The same of a sum that is moved back by the count that shows the group.
 
     Proof: given that the count is above its threshold its noise tends to be larger than without
         that condition, and that of the rest is drawn apart. So where the count has a factor above
@@ -98,54 +98,36 @@ def since_counted(
         which rises with the true count, is at most Phi(-k) / Phi(k): `UNSEEN` of the chance of
         errors, which comes on top of it.
     """
-    (count, rest), (factor, _), miss = output.lanes, output.factors, (1 - confidence) / 4
-    rows = near_threshold(totals, count, order, thresholds, answer.sd > 0, confidence)
-    if not len(rows):
-        return answer
-    value, sd = (
-        np.ascontiguousarray(part[:, order[rows]])
-        for part in (totals.estimate, np.sqrt(totals.variance))
-    )
-    counted = mean_above(value[count], thresholds[rows], sd[count], miss)
+    (factor, _), miss = output.factors, (1 - confidence) / 4
+    (count, rest), (doubt, sd) = totals.estimate, np.sqrt(totals.variance)
+    counted = mean_above(count, thresholds, doubt, miss)
     side = 1.0 if factor > 0 else -1.0
-    end = value[rest] + factor * counted - side * quantile_of(1 - 2 * miss) * sd[rest]
-    low, high = answer.low.copy(), answer.high.copy()
+    end = rest + factor * counted - side * quantile_of(1 - 2 * miss) * sd
+    low, high = ends
     if factor > 0:
-        low[rows] = np.clip(end, output.least, low[rows])
-    else:
-        high[rows] = np.maximum(end, high[rows])
-    return replace(answer, low=low, high=high)
+        return np.clip(end, output.least, low), high
+    return low, np.maximum(end, high)
 
 
 def since_divided(
-    answer: Estimate,
     output: Output,
     totals: Totals,
-    order: Int32[Array, " keys"],
-    thresholds: Float64[Array, " keys"],
+    thresholds: Float64[Array, " rows"],
+    ends: Ends,
     confidence: float,
-) -> Estimate:
+) -> Ends:
     """The same of a mean, variance or deviation of values whose count shows the group.
 
     See `ratio_between`; which groups are near their thresholds is as in `since_counted`.
     """
-    lanes, answered = list(output.lanes), COUNTED_MOMENTS[output.function]
-    rows = near_threshold(totals, lanes[0], order, thresholds, answer.sd > 0, confidence)
-    if not len(rows):
-        return answer
-    estimate, variance = (
-        totals.estimate[lanes][:, order[rows]],
-        totals.variance[lanes][:, order[rows]],
-    )
-    seen, doubt, above = estimate[0], np.sqrt(variance[0]), thresholds[rows]
+    count, doubt = totals.estimate[0], np.sqrt(totals.variance[0])
 
     def fewest(z: float) -> Float64[Array, " rows"]:
-        return mean_above(seen, above, doubt, float(portable(ndtr(-z))))
+        return mean_above(count, thresholds, doubt, float(portable(ndtr(-z))))
 
-    found = answered(output, estimate, variance, quantile_of(confidence), fewest)
-    low, high = answer.low.copy(), answer.high.copy()
-    low[rows], high[rows] = np.minimum(found.low, low[rows]), np.maximum(found.high, high[rows])
-    return replace(answer, low=low, high=high)
+    answered, z = FUNCTIONS[output.function], quantile_of(confidence)
+    found = answered(output, totals.estimate, totals.variance, z, fewest)
+    return np.minimum(found.low, ends[0]), np.maximum(found.high, ends[1])
 
 
 def near_threshold(
@@ -353,11 +335,21 @@ def since_shown(
     confidence: float,
 ) -> Estimate:
     """Intervals of groups that one of its totals shows for the first time; no threshold: -inf."""
-    if output.function in COUNTED_MOMENTS:
-        return since_divided(answer, output, totals, order, thresholds, confidence)
     if len(output.lanes) == 1:
         return since_published(answer, np.isfinite(thresholds), thresholds, confidence)
-    return since_counted(answer, output, totals, order, thresholds, confidence)
+    lanes = list(output.lanes)
+    rows = near_threshold(totals, lanes[0], order, thresholds, answer.sd > 0, confidence)
+    if not len(rows):
+        return answer
+    cells = np.ix_(np.array(lanes), order[rows])
+    near = Totals(
+        *(np.ascontiguousarray(part[cells]) for part in (totals.estimate, totals.variance))
+    )
+    correct = since_divided if output.function in MOMENTS else since_counted
+    low, high = answer.low.copy(), answer.high.copy()
+    ends = low[rows], high[rows]
+    low[rows], high[rows] = correct(output, near, thresholds[rows], ends, confidence)
+    return replace(answer, low=low, high=high)
 
 
 def risen(answer: Estimate, floor: Float64[Array, " keys"]) -> Estimate:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting import Budget
 from streamveil.errors import require_file_name
-from streamveil.systems import SOURCES, SourceKind
+from streamveil.kinds import AGGREGATES, SOURCES, Function, SourceKind
 
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 KEPT = RESERVED[:3]  # what every release carries, whatever is selected
@@ -155,18 +155,6 @@ UNKNOWN = SourceKind("")
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
-Function = Literal[
-    "count",
-    "count_units",
-    "sum",
-    "avg",
-    "variance",
-    "stddev",
-    "quantile",
-    "count_distinct",
-    "approx_frequency",
-    "heavy_hitters",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,9 +456,6 @@ def plain(value: Any) -> Any:
     return [type(value).__name__, described]
 
 
-PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
-
-
 def combined_plan(plan: Plan) -> Plan:
     """The plan over combined rows; any other plan as it is."""
     if not plan.bounding.combine:
@@ -497,7 +482,7 @@ def unit_column(plan: Plan) -> str:
 def _planned(agg: Aggregate, place: int) -> Aggregate:
     if agg.function == "count_units":
         return agg
-    function: Any = PLANNED[agg.function]
+    function: Any = AGGREGATES[agg.function].combines
     planned = replace(agg, function=function, expression=f"value_{place}")
     whole = agg.function == "count" and all(float(b or 0).is_integer() for b in (agg.low, agg.high))
     return replace(planned, quantum=1.0, options={"integer": True}) if whole else planned

@@ -18,9 +18,9 @@ from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
+from streamveil.kinds import AGGREGATES, SINKS, SKETCHES, SOURCES, VALUED
 from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
 from streamveil.plan.look import (
-    VALUED,
     cannot_choose_bounds,
     is_open,
     prove_no_overflow,
@@ -29,11 +29,8 @@ from streamveil.plan.look import (
 )
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
-from streamveil.systems import SINKS, SOURCES
 
-SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
-SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "
@@ -263,7 +260,7 @@ def _aggregates(plan: Plan) -> Complaints:
         q = agg.options.get("q", 0.5)
         if agg.function == "quantile" and not (isinstance(q, Real) and 0 <= float(q) <= 1):
             yield f"the quantile of '{agg.name}' must be a number between 0 and 1"
-        needs = (*VALUED, "count_distinct", "approx_frequency", "heavy_hitters")
+        needs = (*VALUED, *SKETCHES, "count_distinct")
         if agg.function in needs and agg.expression is None:
             yield f"{agg.function} '{agg.name}' needs a column or expression"
         if agg.quantum is not None and not (isfinite(agg.quantum) and agg.quantum > 0):
@@ -289,7 +286,7 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
     if not (isfinite(agg.low) and isfinite(agg.high) and agg.low < agg.high):
         given = f"({agg.low:g}, {agg.high:g})"
         yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first, not {given}"
-    largest = LARGEST**0.5 if agg.function in SQUARED else LARGEST
+    largest = LARGEST**0.5 if AGGREGATES[agg.function].squares else LARGEST
     if max(abs(agg.low), abs(agg.high)) > largest:
         yield f"bounds of '{agg.name}' must lie between {-largest:g} and {largest:g}"
 
@@ -345,8 +342,7 @@ def _bounding(plan: Plan) -> Complaints:
 
 def _may_be_open(plan: Plan) -> bool:
     """Whether a forecast may choose the bound: in the default group-by."""
-    sketched = {"heavy_hitters", "approx_frequency"}
-    return plan.preset == "default" and not sketched & {one.function for one in plan.aggregates}
+    return plan.preset == "default" and not any(one.function in SKETCHES for one in plan.aggregates)
 
 
 def check_clock(plan: Plan) -> Complaints:

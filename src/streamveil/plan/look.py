@@ -24,6 +24,7 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
 from streamveil.expressions import range_of
+from streamveil.kinds import MOMENTS, RATIOS, SKETCHES, VALUED
 from streamveil.plan import Aggregate, Bounding, Plan, TableSource
 from streamveil.plan.options import EXPECTED_ROWS, INTERVALS, LOOK_SHARE, MAX_UNITS, SELECTION
 
@@ -83,8 +84,6 @@ def reach_of(low: float, high: float, quantum: float) -> int:
 
 # ---- values without given bounds
 
-MOMENTS = ("avg", "variance", "stddev")  # functions of a count and of centred sums
-VALUED = ("sum", *MOMENTS, "quantile")  # functions that add or order values
 LEAST, MOST = -40, 63  # a value counts as one of 2^LEAST to 2^MOST, either sign
 WIDEST = (-(2.0**MOST), 2.0**MOST)
 FAR = 2.0**31
@@ -94,7 +93,7 @@ Bounds = Mapping[str, tuple[float, float]]  # of an expression: what its values 
 
 def of_kept_rows(plan: Plan) -> bool:
     """Whether every answer is a mean or quantile of kept rows, whose number it does not tell."""
-    return all(agg.function in (*MOMENTS, "quantile") for agg in plan.aggregates)
+    return all(agg.function in RATIOS for agg in plan.aggregates)
 
 
 def is_open(aggregate: Aggregate) -> bool:
@@ -190,8 +189,6 @@ HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of un
 MEAN_ROWS = "mean_rows"  # rows of a unit that are possible for the same rows of all units, likewise
 VALUES = "values"  # that are summed, likewise: expression and mean size
 CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds
-COUNTED = ("count", "count_units", "count_distinct", "sum")
-SKETCHED = ("heavy_hitters", "approx_frequency")
 
 
 def look_share(plan: Plan) -> Fraction:
@@ -245,7 +242,7 @@ def can_look(plan: Plan) -> bool:
     functions = {agg.function for agg in plan.aggregates}
     return (
         (all_there(plan) or first_alone(plan))
-        and functions.isdisjoint(SKETCHED)
+        and functions.isdisjoint(SKETCHES)
         and not isinstance(plan.source, TableSource)
         and plan.preset == "default"
         and not plan.budget.is_pure
@@ -447,7 +444,7 @@ def why_no_look(plan: Plan) -> str | None:
         if blurs_periods(plan):
             return "less could be said of somebody present in many periods (see look_share)"
         return f"of more than {MOST_RELEASES} releases the first one tells too little"
-    if any(agg.function in SKETCHED for agg in plan.aggregates):
+    if any(agg.function in SKETCHES for agg in plan.aggregates):
         return "no look is made for sketches"
     if plan.window.kind != "whole":
         return "they come later, and in windows"

@@ -14,8 +14,9 @@ from sqlglot import exp
 
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
+from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import SUFFIXES, Facts
-from streamveil.results.intervals import COUNTED, LINEAR, deviations
+from streamveil.results.intervals import deviations
 from streamveil.types import Array
 
 PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
@@ -122,7 +123,7 @@ class Answered:
         Of counts only, which are at least 0; see `ends_at`.
         """
         facts = self.answers[name]
-        may_be = facts.get("function") in COUNTED and SHIFT not in facts and not self.holds_cut_rows
+        may_be = facts.get("function") in COUNTS and SHIFT not in facts and not self.holds_cut_rows
         return np.asarray(np.isnan(self.centre(name)) & self._is_new(unsure=False) & may_be)
 
     def ends_at(self, name: str, z: float) -> tuple[Array, Array]:
@@ -238,7 +239,7 @@ class Answered:
         facts = self.answers[name]
         lanes = [] if SHIFT in facts or TOTAL in facts else facts.get("lanes", ())
         known = lanes and isinstance(lanes[-1], int) and lanes[-1] < len(self.lanes)
-        return self.lanes[lanes[-1]] if known and facts.get("function") in LINEAR else None
+        return self.lanes[lanes[-1]] if known and facts.get("function") in TOTALS else None
 
     def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
         """Between which ends the covariance of the noise of two sums lies."""
@@ -310,7 +311,7 @@ def sum_of(tree: exp.Expr, answered: Answered) -> Sum | None:
         return constant(tree, answered)
     one = answer_of(tree, answered)
     if one is not None:
-        known = answered.answers[one].get("function") in LINEAR
+        known = answered.answers[one].get("function") in TOTALS
         return Sum({one: np.ones(1)}, np.zeros(1)) if known else None
     parts = [sum_of(part, answered) for part in operands(tree)]
     if any(part is None for part in parts):

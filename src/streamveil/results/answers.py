@@ -14,10 +14,11 @@ import pyarrow as pa
 from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
 from streamveil.errors import PlanError
+from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import Facts, hidden_sentence, missing, read_note, sentences
 from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
-from streamveil.results.intervals import COUNTED, LINEAR, Interval, deviations, plain, ratio
+from streamveil.results.intervals import Interval, deviations, plain, ratio
 from streamveil.results.joint import Cell, Ends, Joint, joint_at, output_of
 from streamveil.results.ranks import Ranked, rank, with_moves, with_ranks
 from streamveil.results.releases import Releases
@@ -456,7 +457,7 @@ class Answers(AnswerTable):
     ) -> Derived:  # fmt: skip
         """Key columns and the interval, in the order of the keys."""
         names, columns = list(self.releases.key_names), list(joint.labels.columns)
-        whole = whole and joint.output(name).get("function") in COUNTED
+        whole = whole and joint.output(name).get("function") in COUNTS
         for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
             names.append(name + suffix)
             columns.append(np.rint(column).astype(np.int64) if whole and not suffix else column)
@@ -471,7 +472,7 @@ class Answers(AnswerTable):
         if hidden is None:
             return None, 0.0, 0  # groups are public: all are shown
         output = output_of(self.releases, name)
-        lanes = output["lanes"] if output["function"] in LINEAR else []
+        lanes = output["lanes"] if output["function"] in TOTALS else []
         if "lane" in hidden:  # its total itself
             return hidden, 1.0 if lanes == [hidden["lane"]] else np.nan, groups
         return hidden, facts["lanes"][lanes[-1]]["most"] if lanes else np.nan, groups

@@ -9,9 +9,6 @@ import numpy as np
 from streamveil.dataflow.outputs import fieller, quantile_of
 from streamveil.types import Array, Float64
 
-COUNTED = ("count", "count_units", "count_distinct")  # functions that give whole numbers
-LINEAR = (*COUNTED, "sum")  # functions of which each number is one total plus Gaussian noise
-
 
 class Interval(NamedTuple):
     """A number, the standard deviation of its noise, and an interval."""

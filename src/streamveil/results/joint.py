@@ -15,8 +15,9 @@ from streamveil.core.counters import Counter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.dataflow.grouping import counter_from
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
+from streamveil.kinds import TOTALS
 from streamveil.release_metadata import Facts
-from streamveil.results.intervals import LINEAR, deviations
+from streamveil.results.intervals import deviations
 from streamveil.results.noise import ROUNDING, covariance, tested_covariance, weighted_covariance
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
@@ -124,7 +125,7 @@ class Joint:
     def slopes(self, cell: Cell) -> Slopes | None:
         """How a number moves with the totals it is made of; None when that is not known."""
         output = self.output(cell.name)
-        if output.get("function") in LINEAR:
+        if output.get("function") in TOTALS:
             factors = output.get("factors", (1.0,))
             every = np.ones(len(self.keys))
             return {lane: one * every for lane, one in zip(output["lanes"], factors, strict=True)}

@@ -26,6 +26,7 @@ from streamveil.errors import PlanError
 from streamveil.expressions import compile_expression, compile_key, compile_predicate
 from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import parse_text, shown
+from streamveil.kinds import COUNTS, TOTALS
 from streamveil.plan import (
     KEPT,
     RESERVED,
@@ -64,7 +65,6 @@ from streamveil.results.answer_sums import (
     names_in,
 )
 from streamveil.results.combine_intervals import NoIntervalError, interval_of, possible
-from streamveil.results.intervals import COUNTED, LINEAR
 from streamveil.results.post_joins import PostRows, all_told, joined, united, unsaid
 from streamveil.results.releases import Releases
 from streamveil.types import Array
@@ -259,7 +259,7 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
         cells = cells.cast(pa.int64()) if whole else cells
         return rows.with_table(table.append_column(total.name, cells), SHOWN_ONLY)
     facts = answered.answers.get(total.column, {})
-    known = facts.get("function") in LINEAR
+    known = facts.get("function") in TOTALS
     together = answered.is_correlated or REPEATED in facts
     value, sd = (answered.column(total.column + end) for end in ("", "_sd"))
     chosen, centre = np.zeros(len(group), np.bool_), np.full(len(group), np.nan)
@@ -460,7 +460,7 @@ def empty_release(plan: Plan, schema: pa.Schema) -> pa.Table:
     for key in plan.keys:
         fields[key.name] = KINDS[compile_key(key.expression, schema).kind]
     for one in plan.aggregates:
-        fields[one.name] = pa.int64() if one.function in COUNTED else pa.float64()
+        fields[one.name] = pa.int64() if one.function in COUNTS else pa.float64()
         fields |= {one.name + end: pa.float64() for end in SUFFIXES}
     if plan.window.kind != "whole":
         fields |= {"window_start": INSTANT, "window_end": INSTANT}

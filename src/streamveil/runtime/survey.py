@@ -27,8 +27,9 @@ from streamveil.core.noisy import post_process, values
 from streamveil.core.sensitivity import histograms_move
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
+from streamveil.kinds import TOTALS
 from streamveil.plan import Aggregate, Plan
-from streamveil.plan.look import COUNTED, is_open, open_values
+from streamveil.plan.look import is_open, open_values
 from streamveil.runtime.noisy_bins import (
     SHARE_QUANTA,
     SHARES,
@@ -213,7 +214,7 @@ def quanta_at(place: int) -> int:
 
 def counted_plan(plan: Plan) -> Plan:
     """The plan with what can be counted before bounds are known; of other answers, its rows."""
-    kept = tuple(agg for agg in plan.aggregates if not is_open(agg) and agg.function in COUNTED)
+    kept = tuple(agg for agg in plan.aggregates if not is_open(agg) and agg.function in TOTALS)
     rows = Aggregate(name="rows", function="count")
     return replace(plan, aggregates=kept or (rows,))
 

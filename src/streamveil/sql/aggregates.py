@@ -11,6 +11,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import columns_of, normalize_expression
 from streamveil.expressions.dialect import canonical, shown
+from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate
 from streamveil.plan.check import HABITS
 from streamveil.sql import options
@@ -167,14 +168,11 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "COUNTIF": (_count_if, frozenset({BOUNDS[1], "report_format"})),
     "LOGICAL_OR": (_any_row(""), frozenset()),
     "LOGICAL_AND": (_any_row("NOT "), frozenset()),
-    "SUM": (_one("sum"), VALUED),
-    "AVG": (_one("avg"), VALUED),
-    "VARIANCE": (_one("variance"), ROWWISE),
-    "VAR_SAMP": (_one("variance"), ROWWISE),
-    "VAR_POP": (_one("variance"), ROWWISE),
-    "STDDEV": (_one("stddev"), ROWWISE),
-    "STDDEV_SAMP": (_one("stddev"), ROWWISE),
-    "STDDEV_POP": (_one("stddev"), ROWWISE),
+    **{
+        name: (_one(function), VALUED if kind.combines else ROWWISE)
+        for function, kind in AGGREGATES.items()
+        for name in kind.sql
+    },
     "PERCENTILE_CONT": (_percentile, RANKED),
     "APPROX_QUANTILES": (_quantiles, RANKED),
     "MEDIAN": (_one("quantile", q=0.5), RANKED),

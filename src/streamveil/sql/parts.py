@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import conjunction, normalize_expression, times
-from streamveil.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource, Window
+from streamveil.kinds import AGGREGATES
+from streamveil.plan import Aggregate, Clock, KeyColumn, Plan, TableSource, Window
 from streamveil.plan.check import check_plan
 
 UNIT_MONTHS = {unit.lower(): months for unit, months in times.UNIT_MONTHS.items()}
@@ -182,9 +183,8 @@ def make_aggregate(
     options: Mapping[str, Any] | None = None,
 ) -> Aggregate:
     """One aggregate in canonical form."""
-    if function not in get_args(Function):
-        known = get_args(Function)
-        raise PlanError(f"unknown aggregate '{function}'{nearest(function, known)}")
+    if function not in AGGREGATES:
+        raise PlanError(f"unknown aggregate '{function}'{nearest(function, AGGREGATES)}")
     if not isinstance(name, str) or not name:
         raise PlanError(f"an output column of {function} needs a name")
     low, high = (None, None) if bounds is None else _pair(name, bounds)

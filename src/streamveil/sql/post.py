@@ -22,6 +22,7 @@ from streamveil.expressions.dialect import (
     shown,
     tokenize,
 )
+from streamveil.kinds import SKETCHES
 from streamveil.plan import (
     KEPT,
     RESERVED,
@@ -33,7 +34,6 @@ from streamveil.plan import (
     PostTotal,
     SortKey,
 )
-from streamveil.plan.check import SKETCHES
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only

@@ -18,11 +18,11 @@ from streamveil.expressions import (
 )
 from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import shown
+from streamveil.kinds import VALUED
 from streamveil.plan import Plan, SourceSpec, TableSource
 from streamveil.types import ROUNDED
 
-ADDS = ("sum", "avg", "variance", "stddev", "quantile")
-COUNTED = {  # kinds of values that sketches take
+SKETCHED = {  # kinds of values that sketches take
     "heavy_hitters": ("int", "uint", "string"),
     "approx_frequency": ("int", "uint", "string", "bytes"),
 }
@@ -52,7 +52,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
         kind = value.kind
         if kind == "null":
             check_typed(value.columns, schema)
-        if agg.function in ADDS and kind not in ("int", "uint", "float"):
+        if agg.function in VALUED and kind not in ("int", "uint", "float"):
             how = (
                 f"IF({shown(agg.expression)}, 1, 0)"
                 if kind == "bool"
@@ -86,13 +86,13 @@ def _check_folders(plan: Plan, schema: pa.Schema) -> None:
 def check_searched(plan: Plan, schema: pa.Schema) -> None:
     """Sketches count integers and text; heavy hitters are integers, or text of a stated length."""
     for agg in plan.aggregates:
-        if agg.function not in COUNTED or agg.expression is None:
+        if agg.function not in SKETCHED or agg.expression is None:
             continue
         key = compile_key(agg.expression, schema)
         kind = key.kind
         if kind == "null":
             check_typed(key.columns, schema)
-        if kind not in COUNTED[agg.function]:
+        if kind not in SKETCHED[agg.function]:
             raise PlanError(
                 f"{agg.function.upper()}({shown(agg.expression)}) counts integers or text, not"
                 f" {kind}.\n"
