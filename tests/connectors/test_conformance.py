@@ -21,10 +21,10 @@ import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.connectors import open_sink, open_sinks
 from streamveil.errors import StreamveilError
+from streamveil.kinds import SINKS, SOURCES
 from streamveil.runtime.inspect import words
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
-from streamveil.kinds import SINKS, SOURCES
 from tests.connectors import places
 from tests.connectors.test_databases import Killed
 from tests.connectors.test_kafka import counts

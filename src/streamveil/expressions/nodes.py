@@ -489,8 +489,8 @@ _OTHER_ROWS = (
 )
 _NUMBER = (
     "reads other rows. Before bounding that would let one person's rows change another's\n"
-    "  to fix  COUNT(*) / SUM(COUNT(*)) OVER () is the share of a group; where rows are compared with"
-    " a number, ask for it first and write it out"
+    "  to fix  COUNT(*) / SUM(COUNT(*)) OVER () is the share of a group; where rows are compared"
+    " with a number, ask for it first and write it out"
 )
 REFUSED: dict[type, str] = {
     exp.Subquery: _NUMBER,
