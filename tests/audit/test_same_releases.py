@@ -9,7 +9,7 @@ from tests.audit.same_releases import differences, draw
 
 @pytest.mark.filterwarnings("ignore:insecure noise")
 def test_other_noise_is_seen_in_every_job(tmp_path):
-    jobs = draw(2, 4, tmp_path / "jobs")
+    jobs = draw(2, 3, tmp_path / "jobs")
 
     def outcomes(seed):
         paces = ({"pace": Pace(max_rows=job["batch"])} for job in jobs)
@@ -19,7 +19,7 @@ def test_other_noise_is_seen_in_every_job(tmp_path):
     first = outcomes(1)
     assert all(one["error"] is None for one in first)
     shown = [one for one in first if any(release[3] for release in one["releases"])]
-    assert len(shown) >= 3  # those that release a row at all
+    assert len(shown) >= 2  # those that release a row at all
     for one, again, other in zip(first, outcomes(1), outcomes(2), strict=True):
         assert list(differences(one, again)) == []
         assert (one in shown) <= bool(list(differences(one, other)))
