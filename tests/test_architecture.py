@@ -554,10 +554,10 @@ PAGE = ROOT.parents[1] / "docs" / "architecture.md"
 
 def test_the_architecture_page_names_what_there_is():
     page, ours = PAGE.read_text(), ROOT.parents[1]
-    named = re.findall(r"`((?:tests/)?[\w/]+\.py)`(?:: `(\w+)(?:\.(\w+))?`)?", page)
+    named = re.findall(r"`((?:tests/|tools/)?[\w/]+\.py)`(?:: `(\w+)(?:\.(\w+))?`)?", page)
     assert len(named) > 30
     for path, *names in named:
-        text = (ours / path if path.startswith("tests/") else ROOT / path).read_text()
+        text = (ours / path if path.startswith(("tests/", "tools/")) else ROOT / path).read_text()
         for name in filter(None, names):
             assert re.search(rf"(class|def) {name}\b", text), (path, name)
 

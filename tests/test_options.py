@@ -9,7 +9,8 @@ import pytest
 
 import streamveil as sv
 from streamveil.errors import PlanError
-from streamveil.plan.options import ASK_SHARE, BUDGETS, MAX_CHANGES, OPTIONS, TABLE, Limits
+from streamveil.plan import options
+from streamveil.plan.options import ASK_SHARE, BUDGETS, MAX_CHANGES, OPTIONS, TABLE, Limits, Option
 
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 HOME = ROOT / "plan" / "options.py"
@@ -52,6 +53,15 @@ def test_an_option_is_named_in_one_module(path):
 def test_the_check_sees_a_second_place(text, tmp_path):
     (tmp_path / "one.py").write_text(text)
     assert list(written(tmp_path / "one.py"))
+
+
+def test_every_option_is_read():
+    """One that is declared alone would be taken, and do nothing."""
+    text = "".join(path.read_text() for path in PATHS)
+    found = {name: what for name, what in vars(options).items() if isinstance(what, Option)}
+    assert len(found) == len(OPTIONS)
+    names = {name for name, what in found.items() if what.name not in BUDGETS}  # `Budget` reads it
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
 
 
 @pytest.mark.parametrize(("within", "good", "bad"), [

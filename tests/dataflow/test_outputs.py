@@ -9,6 +9,7 @@ from scipy import stats
 
 from streamveil.dataflow.outputs import (
     AT_ONCE,
+    FUNCTIONS,
     Estimate,
     Output,
     Totals,
@@ -21,6 +22,8 @@ from streamveil.dataflow.outputs import (
 )
 from streamveil.dataflow.release import to_totals
 from streamveil.dataflow.release_tables import risen
+from streamveil.kinds import AGGREGATES, SKETCHES
+from tests.audit import queries
 from tests.statistics import ALPHA
 
 FAN, LEVELS, CONFIDENCE = 4, 3, 0.95
@@ -203,3 +206,9 @@ def test_totals_are_quanta_times_their_size_in_every_span():
     made = to_totals(((0, 1), (1, 3)), (0.5, 2.0), 2, *estimates, *variances)
     assert made.estimate.tolist() == [[0.5, 0.5], [6, 6], [6, 6]]
     assert made.variance.tolist() == [[1, 1], [4, 4], [4, 4]]
+
+
+def test_every_aggregate_has_a_formula_and_a_place_in_the_account():
+    asked = AGGREGATES.keys() - set(SKETCHES)
+    assert asked == FUNCTIONS.keys()
+    assert asked == {one.function for one in queries.AGGREGATES}

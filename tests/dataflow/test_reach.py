@@ -17,6 +17,7 @@ from streamveil.core.sensitivity import Lane, lane_move, within_reach
 from streamveil.dataflow.windows import periods_apart
 from streamveil.engines.spark import stages
 from streamveil.errors import PlanError
+from streamveil.kinds import COUNTS, VALUED
 from streamveil.plan import (
     Aggregate,
     Bounding,
@@ -41,10 +42,9 @@ VALUES = st.lists(st.sampled_from(WILD) | st.floats(allow_nan=False, allow_infin
 
 @st.composite
 def aggregates(draw):
-    function = draw(st.sampled_from(["sum", "avg", "variance", "stddev", "quantile", "count",
-                                     "count_units", "count_distinct"]))  # fmt: skip
+    function = draw(st.sampled_from([*VALUED, *COUNTS]))
     expression = None if function == "count_units" else "v"
-    if function in ("count", "count_units", "count_distinct"):
+    if function in COUNTS:
         return Aggregate(name="a", function=function, expression=expression)
     low, high = sorted((draw(ENDS), draw(ENDS)))
     options = {"fan": 2, "levels": 3} if function == "quantile" else {}

@@ -1,7 +1,7 @@
 """The functions a query may call on a row: one table, name -> typing rule and kernel.
 
-A function is added by one line in the table of its kind (and a row in docs/sql.md, which a test
-compares). Here are those of numbers and of any kind of value.
+A function is added by one line in the table of its kind. A kernel answers each row alone, and null
+where SQL would raise. Here are those of times, of numbers and of any kind of value.
 """
 
 from __future__ import annotations
