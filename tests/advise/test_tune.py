@@ -1,12 +1,18 @@
 """Tuning: what it forecasts is what the pipeline does."""
 
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace as Namespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import streamveil as sv
 from streamveil.advise.tune import (
+    Facts,
     _totals,
+    admitted,
     epsilon_for,
     forecast,
     passes,
@@ -16,6 +22,7 @@ from streamveil.advise.tune import (
 )
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.core.release import WeightRule
 from streamveil.errors import PlanError
 from streamveil.plan import Bounding
 from streamveil.runtime.run import run
@@ -93,6 +100,31 @@ def test_the_forecast_knows_weights(tmp_path):
             *_, last = run(made, state=tmp_path / str(seed), noise=SeededNoise(seed), insecure=True)
         errors.append(sum(abs(row["n"] - truth[row["key"]]) for row in last.table.to_pylist()))
     assert np.mean(errors) == pytest.approx(found.l1, rel=0.3)
+
+
+@pytest.mark.parametrize("steps", [4, 50])
+def test_a_forecast_has_the_weights_that_groups_of_such_totals_get(steps):
+    sample = read_sample(plan(clicks(3_000)), clicks(3_000), 1.0)
+    sizes, rows = np.bincount(sample.cell).astype(float), len(sample.cell)
+    rule = WeightRule(scale=127, entry=127, reference=20.0)
+    limit = Bounding(quadratic=4)
+
+    def kept(rule):
+        bounds = Namespace(max_rows=None, per_group=None, quadratic=4, slots=None)
+        made = Namespace(rule=rule, selection=Namespace(half=1e-9))
+        operator = Namespace(aggregation=made, bounds=bounds, schedule=Namespace(triggers=steps))
+        return admitted(operator, sample, sizes, 0.0)[0].passed
+
+    weight, weights = np.ones(rows), np.full(len(sizes), 127, np.uint8)
+    ends = np.ceil(np.arange(1, steps + 1) * rows / steps).astype(int)
+    for step, (end, after) in enumerate(pairwise(ends), start=1):
+        weights = rule.next(weights, sizes * step / steps, step / steps)
+        weight[end:after] = weights[sample.cell[end:after]] / 127
+    exact = passes(sample, limit, Facts(np.zeros(rows, np.bool_), weight)).passed
+    off = np.sum(kept(rule) != exact)  # weights are not rounded there
+    assert off < 0.05 * exact.sum()
+    if steps > rule.growth:
+        assert np.sum(kept(replace(rule, growth=1e9)) != exact) > 2 * off
 
 
 def test_the_best_is_first_and_bounds_matter():

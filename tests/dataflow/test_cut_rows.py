@@ -344,7 +344,7 @@ def people(measures, bound, rows):
         sv.memory(kinds.empty_table()).protect(unit="u")
         .group_by("k", keys=sv.public([1, 2, 3])).agg(**measures).bound(**bound)
         .release(every=sv.rows(10**9), steps=1, budget=Budget(epsilon=2, delta=1e-7),
-                 intervals="true")
+                 intervals="true", cut_share=0.02)
     )  # fmt: skip
     u = np.repeat(np.arange(1, 501), 5 * rows)
     k = np.tile(np.repeat(np.arange(1, rows + 1), 5), 500)
@@ -368,6 +368,13 @@ def test_of_people_only_those_count_as_cut_whom_a_group_does_not_count():
     assert (cut["rows"], cut["each"]) == (500 * 5, 21)
     assert cut["high"] >= 500 * 8
     assert "repeats a group" not in cut_sentence(facts(both))
+
+
+def test_intervals_that_hold_cut_rows_pay_more_for_their_count():
+    usual, wide = query(cut_share=None), query(cut_share=None, intervals="true")
+    assert usual.aggregation.cut.counter.sigma > 2 * wide.aggregation.cut.counter.sigma
+    asked = query(cut_share=0.02, intervals="true")
+    assert asked.aggregation.cut.counter.sigma == usual.aggregation.cut.counter.sigma
 
 
 def test_no_share_is_told_over_no_rows():

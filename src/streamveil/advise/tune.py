@@ -29,6 +29,7 @@ from streamveil.types import Array, Bool, Float64, Int64
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C
 PER_GROUP = (1, 2, 4)
 SMALL_BOUND = 2  # squared rows, at weights below one; tried beside those that the sample suggests
+USUAL_STEPS = 1_000  # of a query without end
 METRICS = ("l1", "l2", "linf", "keys")
 EPSILONS = (1e-3, 64.0)  # the range in which `solve_epsilon` looks
 
@@ -180,7 +181,7 @@ def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
     operator = compile_plan(replace(plan, bounding=bounding))
     aggregate = first_counted(plan)
     place = next(i for i, out in enumerate(operator.outputs) if out.name == aggregate.name)
-    last = operator.schedule.triggers or 1_000
+    last = operator.schedule.triggers or USUAL_STEPS
     base = answer_sd(operator, operator.outputs[place], last)
     cells, function = int(sample.cell.max()) + 1, aggregate.function
     everything = np.ones(len(sample.cell), np.bool_)
@@ -212,7 +213,8 @@ def admitted(
     """Which rows pass, and how many times the noise each group has.
 
     A group is hidden until as many of its units were accepted as the selection asks for; its weight
-    follows from its size. See `error_forecast.forecast`; here for the rows of the sample.
+    follows from its size, and early on from its size so far (`WeightRule.growth`). See
+    `error_forecast.errors_of`; here for the rows of the sample.
     """
     rule, bounds, selection = (
         operator.aggregation.rule,
@@ -223,17 +225,19 @@ def admitted(
         max_rows=bounds.max_rows, max_rows_per_group=bounds.per_group, quadratic=bounds.quadratic
     )
     half = float(getattr(selection, "half", 0.0))
-    weights, spread, scale = np.ones(len(sizes)), np.ones(len(sizes)), 1.0
+    size, steps = sizes[sample.cell], operator.schedule.triggers or USUAL_STEPS
+    time = np.floor(np.arange(len(sample.cell)) / len(sample.cell) * steps) / steps
+    weights, spread, scale = np.ones(len(size)), np.ones(len(sizes)), 1.0
     if rule is not None:
         luck = 0.0 if rule.caution else LUCK * sd / max(half, sd)
-        reference = rule.reference / (1 + luck)
+        reference, scale = rule.reference / (1 + luck), rule.entry / rule.scale
         spread = np.maximum(1, sizes / reference) ** (1 / 3)
-        weights, scale = 1 / spread, rule.entry / rule.scale
-    size, time = sizes[sample.cell], np.arange(len(sample.cell)) / len(sample.cell)
+        known = size * np.minimum(1, rule.growth * time)
+        weights = np.maximum(1, known / reference) ** (-1 / 3)
     middle = half if rule is None or half else rule.caution * sd
     for _ in range(3):
         hidden = size * time < middle
-        weight = scale * np.where(hidden, 1.0, weights[sample.cell])
+        weight = scale * np.where(hidden, 1.0, weights)
         keep = passes(sample, bounding, Facts(hidden, weight), bounds.slots)
         entered = keep.counted & hidden
         share = float(entered.sum()) / max(float(hidden.sum()), 1.0)
@@ -321,7 +325,7 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
         budget = Budget(epsilon=f"{epsilon:.6g}", delta=plan.budget.delta)
         operator = compile_plan(replace(plan, budget=budget))
         place = next(i for i, out in enumerate(operator.outputs) if out.name == asked.name)
-        last = operator.schedule.triggers or 1_000
+        last = operator.schedule.triggers or USUAL_STEPS
         sd = answer_sd(operator, operator.outputs[place], last)
         rule = operator.aggregation.rule
         return sd / units * (1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3))

@@ -45,6 +45,7 @@ from streamveil.types import Exact
 
 FAR = 1_000  # releases of a query without end, for forecasts
 TEST_SHARE = Fraction(1, 20)  # of delta, for them
+WIDENING_SHARE = 0.1  # of mu squared, for the count of cut rows that widens intervals
 FEW_SLOTS = 6
 USUAL_REPEATS = 0.3  # of rows, a group of their unit
 MOST_APART = 8.0
@@ -437,7 +438,10 @@ class Sizing:
     @cached_property
     def _cut_share(self) -> Fraction:
         """The part of mu squared for the private count of cut rows."""
-        return Fraction(self.setting(options.CUT_SHARE)).limit_denominator(10**6)
+        usual = None
+        if options.INTERVALS.of(self.plan.options) == "true":
+            usual = WIDENING_SHARE
+        return Fraction(self.setting(options.CUT_SHARE, usual)).limit_denominator(10**6)
 
     def _cut(self, mu_squared: Fraction) -> Exact | None:
         """The noise of the count of cut rows, from the mu squared of all lanes."""

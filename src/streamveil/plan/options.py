@@ -271,7 +271,7 @@ INTERVALS = Option(
 CUT_SHARE = Option(
     "cut_share",
     "real",
-    "0.02",
+    "0.02; 0.1 with `intervals = 'true'`",
     "share of mu^2 for a private count of the rows over the contribution bound",
     value=0.02,
     reason="of mu^2, for a private count of the rows that contribution bounding cut",
