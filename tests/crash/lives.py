@@ -6,6 +6,7 @@ with the process number at once and with the exit status when the life is over.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -134,9 +135,14 @@ class Server:
 
 @cache
 def rehearse(name: str) -> None:
-    """Runs a job once in the server: what is imported, compiled or made lazily is inherited."""
+    """Runs a job once in the server: what is imported, compiled or made lazily is inherited.
+
+    No life collects it: that would copy all of its pages.
+    """
     with tempfile.TemporaryDirectory() as folder:
         assert live(Path(folder), name, None) == SURVIVED
+    gc.collect()
+    gc.freeze()
 
 
 def serve() -> None:

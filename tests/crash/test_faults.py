@@ -31,15 +31,14 @@ DIFFERENT = [kind for kind in KINDS if kind != "kill after"]  # a kill before th
 
 @pytest.mark.parametrize("kind", DIFFERENT)
 def test_every_write_of_the_toy_may_fail(server: Server, folder: Path, kind: Kind) -> None:
-    every = {"kill": 1, "EIO": 3}.get(kind, 2)  # "EIO" fails the calls that "kill" does, most
-    try_calls(server, folder, Fault(kind, 1), "toy", every)
+    try_calls(server, folder, Fault(kind, 1), "toy", every=2 if kind == "kill" else 3)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("kill", 1), ("short and kill", 2), ("ENOSPC", 3)])
 def test_some_writes_of_rejected_rows_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:
-    try_calls(server, folder, Fault(kind, first), "picky toy", every=5)
+    try_calls(server, folder, Fault(kind, first), "picky toy", every=7)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("short", 1)])
@@ -53,35 +52,35 @@ def test_some_writes_past_the_page_cache_may_fail(
 def test_some_writes_of_the_group_by_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:
-    try_calls(server, folder, Fault(kind, first), "visits", every=19)
+    try_calls(server, folder, Fault(kind, first), "visits", every=29)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("kill", 4), ("short and kill", 2), ("fsync", 1)])
 def test_some_writes_of_a_checkpoint_in_portions_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:
-    try_calls(server, folder, Fault(kind, first), "divided visits", every=23)
+    try_calls(server, folder, Fault(kind, first), "divided visits", every=37)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 1), ("fsync", 2), ("kill", 3)])
 def test_some_writes_of_groups_of_releases_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:
-    try_calls(server, folder, Fault(kind, first), "grouped toy", every=7)
+    try_calls(server, folder, Fault(kind, first), "grouped toy", every=11)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("EIO", 6), ("kill after", 9)])
 def test_some_writes_of_a_changing_table_and_its_questions_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:
-    try_calls(server, folder, Fault(kind, first), "people", every=43)
+    try_calls(server, folder, Fault(kind, first), "people", every=67)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 2), ("fsync", 4), ("kill", 6)])
 def test_some_writes_of_a_join_on_live_data_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:
-    try_calls(server, folder, Fault(kind, first), "joined", every=41)
+    try_calls(server, folder, Fault(kind, first), "joined", every=67)
 
 
 def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
