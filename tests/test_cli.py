@@ -188,9 +188,14 @@ def home(tmp_path_factory, monkeypatch):
 
 
 FORKING = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
+import numba, pyarrow.dataset, pyarrow.parquet, sqlglot
+import streamveil.advise, streamveil.api, streamveil.compiler.group_by, streamveil.runtime.run
+import streamveil.sql.parts
 from streamveil import cli
 
+gc.collect()
+gc.freeze()  # no child collects it, which would copy all of its pages
 for line in sys.stdin:
     arguments, env, files = json.loads(line)
     if child := os.fork():

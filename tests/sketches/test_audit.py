@@ -26,7 +26,7 @@ TARGET = Budget(epsilon=1, delta=0.01)
 def transcripts(config, stream, seed, scale, trials):
     """What the attacker sees in many independent runs: shown tables after every round."""
     table = replace(config.table, sigma=config.table.sigma * scale)
-    weights, words = np.zeros(0, np.int32), np.asarray(stream, np.uint32)
+    weights, words = np.zeros(0, np.int32), np.asarray(stream, np.uint64)
     # round keys drawn directly: deriving them from a secret is only slower
     schedules = np.random.default_rng(seed).integers(0, 2**64, (trials, 16, 8), np.uint64)
     schedules[:, -1] = HOW

@@ -187,7 +187,8 @@ class LiveSketch:
         items = config.items(keys)
         amounts = weight_words(weights, len(items), config.max_weight)
         for number, words, each in config.counted(items, amounts):
-            config.tables[number].count(self._state[number], words, each, self._keys[number])
+            wide = words.astype(np.uint64, copy=False)  # hash alike: loops are compiled for one
+            config.tables[number].count(self._state[number], wide, each, self._keys[number])
 
     def tick(self, keys: Any = None, ticks: int = 1) -> None:
         """Counts keys, if any, and ends the tick: what falls due is pushed."""
