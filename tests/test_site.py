@@ -20,6 +20,7 @@ from streamveil.api.table_builder import Table
 from streamveil.results.answers import Answers
 from streamveil.runtime.run import prepared
 from tools import site_versions
+from tools.site_docstrings import told_whole
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("counters", "sketches", "linear", "dynamic")
@@ -210,6 +211,7 @@ def raised(what, further=2, seen=()):
 
 WITHIN = {  # they refuse what only our own code could hand them
     "post_process", "Meter", "Place", "zcdp_rho", "Guarantee", "SignedCounter", "_largest",
+    "combine",
 }  # fmt: skip
 
 
@@ -233,6 +235,64 @@ def untold(what):
         known = inspect.signature(what).parameters.keys() - {"args", "kwargs"}
     said = {*described(what)} if isinstance(what, type) else set()
     return sorted(n for n in known if n not in said and not re.search(rf"\b{n}\b", text)) + found
+
+
+def said():
+    """The docstring of every method of ours, by class and name."""
+    for path in (ROOT / "src" / "streamveil").rglob("*.py"):
+        for kind in ast.walk(ast.parse(path.read_text())):
+            if isinstance(kind, ast.ClassDef):
+                for one in kind.body:
+                    if isinstance(one, ast.FunctionDef) and (text := ast.get_docstring(one)):
+                        yield f"{kind.name}.{one.name}", text
+
+
+def untold_methods(kind, known):
+    """What the methods of a public class do not tell, by name: parameters and errors."""
+    for one in kind.__mro__:
+        if not one.__module__.startswith("streamveil."):
+            continue
+        for name, what in vars(one).items():
+            what = getattr(what, "__func__", what)
+            if name.startswith("_") or not inspect.isfunction(what):
+                continue
+            text = told_whole(inspect.cleandoc(what.__doc__ or ""), name, known)
+            params = inspect.signature(what).parameters.keys() - {"self", "cls"}
+            lacks = sorted(one for one in params if not re.search(rf"\b{one}\b", text))
+            lacks += sorted(raised(bare(what)) - named_errors(text) - NOT_FOR_USERS)
+            if lacks:
+                yield f"{one.__name__}.{name}", lacks
+
+
+def test_methods_of_public_classes_are_told_with_every_parameter_and_error():
+    known = dict(said())
+    kinds = [what for _, what in public() if isinstance(what, type)]
+    found = dict(pair for kind in kinds for pair in untold_methods(kind, known))
+    assert found == {}
+    assert len(kinds) > 70
+
+
+class Silent:
+    """See `Queries`."""
+
+    def label(self, index):
+        """See `Queries`."""
+        raise ValueError("no")
+
+    def more(self, index):
+        """Something."""
+
+
+Silent.__module__ = "streamveil.silent"
+
+
+def test_the_check_sees_what_a_method_does_not_tell(monkeypatch):
+    monkeypatch.setitem(sys.modules, Silent.__module__, sys.modules[__name__])
+    known = {"Queries.label": "A name.\n\nArgs:\n    index: from 0."}
+    monkeypatch.setitem(globals(), "raised", lambda _: {"ValueError"})
+    assert dict(untold_methods(Silent, known)) == {
+        "Silent.label": ["ValueError"], "Silent.more": ["index", "ValueError"],
+    }  # fmt: skip
 
 
 RANGE = re.compile(r">=? |\d to \d|1 to rows|in \(0|in \[0|units of|any |of the noise|odd")

@@ -61,7 +61,8 @@ class AnswerTable:
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a pandas frame, with the notes in `frame.attrs["notes"]`.
 
-        Raises MissingExtraError where pandas is not installed.
+        Raises:
+            MissingExtraError: pandas is not installed.
         """
         with requires_extra("to_pandas()", "frames"):
             frame: pandas.DataFrame = as_frame(self.table)
@@ -69,7 +70,11 @@ class AnswerTable:
         return frame
 
     def to_polars(self) -> polars.DataFrame:
-        """The rows as a Polars frame. Raises MissingExtraError where Polars is not installed."""
+        """The rows as a Polars frame.
+
+        Raises:
+            MissingExtraError: Polars is not installed.
+        """
         with requires_extra("to_polars()", "frames"):
             import polars
         return polars.DataFrame(self.table)
@@ -77,13 +82,25 @@ class AnswerTable:
     def plot(self, name: str | None = None, *, most: int = SHOWN) -> Figure:
         """A matplotlib figure of one number and its intervals: the `most` largest groups.
 
-        `name` is a column of a noisy number, or else the first. Raises PlanError for another name,
-        MissingExtraError where matplotlib is not installed.
+        Args:
+            name: a column of a noisy number; the first one if left out.
+            most: groups to draw, at least 1.
+
+        Raises:
+            PlanError: there is no such number.
+            MissingExtraError: matplotlib is not installed.
         """
         return plotted(self.table, self.notes, self.number(name), most)
 
     def number(self, name: str | None) -> str:
-        """The column of a noisy number: the one named, or else the first."""
+        """The column of a noisy number: the one named, or else the first.
+
+        Args:
+            name: a column; None: the first one with an interval.
+
+        Raises:
+            PlanError: there is no such number.
+        """
         if not self.numbers:
             raise PlanError("there is no number with an interval to plot")
         if name is not None and name not in self.numbers:

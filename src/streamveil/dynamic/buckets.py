@@ -48,22 +48,59 @@ class BucketPlan(Protocol):
         """The mechanism it is built on."""
 
     def factor(self, mode: str, kind: str) -> Fraction:
-        """The cost of one change of the input, as a multiple of the share."""
+        """The cost of one change of the input, as a multiple of the share.
+
+        Args:
+            mode: 'ids' or 'labels': how deletions name records.
+            kind: law of the noise: 'pure' (Laplace), 'zcdp' or 'gdp' (Gaussian).
+        """
 
     def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
-        """A new bucket with these records."""
+        """A new bucket with these records.
+
+        Args:
+            bag: its first records.
+            remaining: segments that it may see, at least 0; None: any number.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            place: where its noise is drawn, of this bucket alone.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
 
     def step(self, state: BucketState, gone: Bag, place: Place) -> None:
-        """One segment closed: which of the bucket's records it deleted, possibly none."""
+        """One segment closed: which of the bucket's records it deleted, possibly none.
+
+        Args:
+            state: what `open` returned.
+            gone: those of its records that the segment deleted.
+            place: as given to `open`.
+
+        Raises:
+            HorizonError: all segments are over.
+        """
 
     def answers(self, state: BucketState) -> QueryAnswers:
-        """About the records that remain."""
+        """About the records that remain.
+
+        Args:
+            state: what `open` returned.
+        """
 
     def parts(self, state: BucketState) -> list[Share]:
-        """The shares of the releases whose sum is the answer."""
+        """The shares of the releases whose sum is the answer.
+
+        Args:
+            state: what `open` returned.
+        """
 
     def most(self, state: BucketState, beta: float) -> float:
-        """A bound on the records that those releases read, counted as often as they are read."""
+        """A bound on the records that those releases read, counted as often as they are read.
+
+        Args:
+            state: what `open` returned.
+            beta: chance that it fails, above 0 and below 1.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,18 @@ class Trainer(Protocol):
     """
 
     def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
-        """One private run."""
+        """One private run.
+
+        Args:
+            x: a row of features for each record, of length at most 1.
+            y: 1 or -1 of each.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            place: where its noise is drawn, of this run alone.
+
+        Raises:
+            ValueError: the share is of a kind that it cannot spend, or records are too many.
+            ArithmeticError: the solver of output perturbation did not reach its tolerance.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +145,11 @@ class NoisyGradientDescent:
 
     def steps_for(self, n: int, d: int, rho: float) -> int:
         """How many steps, from public numbers: until noise weighs more than what they still gain.
+
+        Args:
+            n: records, at least 1.
+            d: features, at least 1.
+            rho: budget of the training in zCDP, above 0.
 
         >>> NoisyGradientDescent().steps_for(500, 10, 0.02), NoisyGradientDescent().max_steps
         (20, 200)
@@ -348,7 +364,15 @@ class GrowingClassifier:
         return np.zeros(self._parts[0][0].shape[1]) if answer is None else answer
 
     def partial_fit(self, x: Array, y: Array) -> GrowingClassifier:
-        """Adds records; retrains when the schedule says so. Other labels count as no record."""
+        """Adds records; retrains when the schedule says so. Other labels count as no record.
+
+        Args:
+            x: a row of features for each record.
+            y: the label of each.
+
+        Raises:
+            ValueError: they are not of one shape.
+        """
         x, y = np.asarray(x, np.float64), np.asarray(y)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) != len(y):
             raise ValueError(
@@ -361,7 +385,16 @@ class GrowingClassifier:
         return self
 
     def fit(self, x: Array, y: Array) -> GrowingClassifier:
-        """The first records. A model that has records refuses: its budget is already promised."""
+        """The first records. A model that has records refuses: its budget is already promised.
+
+        Args:
+            x: a row of features for each record.
+            y: the label of each.
+
+        Raises:
+            PlanError: the model has records already.
+            ValueError: they are not of one shape.
+        """
         if self._reruns.size:
             raise PlanError(
                 "this model already has records; fit would forget them but not what they cost.\n"
@@ -370,17 +403,30 @@ class GrowingClassifier:
         return self.partial_fit(x, y)
 
     def decision_function(self, x: Array) -> Float64[Array, " n"]:
-        """Scores; positive means the second class."""
+        """Scores; positive means the second class.
+
+        Args:
+            x: a row of features for each record.
+        """
         scores: Float64[Array, " n"] = unit_rows(x, intercept=self.intercept) @ self.coef_
         return scores
 
     def predict(self, x: Array) -> Array:
-        """The likelier class of every row."""
+        """The likelier class of every row.
+
+        Args:
+            x: a row of features for each record.
+        """
         labels: Array = self.classes_[(self.decision_function(x) > 0).astype(int)]
         return labels
 
     def score(self, x: Array, y: Array) -> float:
-        """Share of rows whose class is predicted right."""
+        """Share of rows whose class is predicted right.
+
+        Args:
+            x: a row of features for each record.
+            y: the label of each.
+        """
         return float(np.mean(self.predict(x) == np.asarray(y)))
 
     def _slice(self, start: int, stop: int) -> Data:

@@ -72,7 +72,16 @@ class InsertionOnly(OfStatic):
     def sparse(
         cls, static: StaticMechanism, share: Share, horizon: int | None = None
     ) -> InsertionOnly:
-        """For streams where most steps bring nothing; `horizon` counts segments, None: any."""
+        """For streams where most steps bring nothing; `horizon` counts segments, None: any.
+
+        Args:
+            static: what answers the records of a segment.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            horizon: segments at most.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         first, rest = share.split(*SPARSE)
         partition = TimeVarying(epsilon=first.epsilon)
         return cls(inner=accumulator(static, rest, horizon, 8), static=static, partition=partition)
@@ -81,7 +90,16 @@ class InsertionOnly(OfStatic):
     def dense(
         cls, static: StaticMechanism, share: Share, horizon: int | None = None
     ) -> InsertionOnly:
-        """Every step is a segment."""
+        """Every step is a segment.
+
+        Args:
+            static: what answers the records of a step.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            horizon: steps at most; None: any number.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         return cls(inner=accumulator(static, share, horizon, 4), static=static)
 
     @property

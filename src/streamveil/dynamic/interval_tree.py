@@ -130,7 +130,19 @@ class FullyDynamic(OfStatic):
         public_steps: bool = True,
         matching: Matching = "ids",
     ) -> FullyDynamic:
-        """The default. `public_steps`: every step is a segment; else a partition hides them."""
+        """The default. `public_steps`: every step is a segment; else a partition hides them.
+
+        Args:
+            static: what answers the records of a bucket.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            horizon: segments at most; None: any number.
+            most_rounds: of a bucket, at least 1.
+            public_steps: whether the steps may be known.
+            matching: 'ids' or 'labels': how deletions name records.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         protects = RECORD if matching == "ids" else UPDATE
         part, partition = None, None
         if not public_steps:
@@ -167,7 +179,12 @@ class FullyDynamic(OfStatic):
         return self.horizon is None and self.plan == "even" and self.matching == "ids"
 
     def level_share(self, level: int, epoch: int) -> Share:
-        """What a bucket of a level spends (from 1); level 0: a frozen one."""
+        """What a bucket of a level spends (from 1); level 0: a frozen one.
+
+        Args:
+            level: of a bucket, from 1; 0: a frozen one.
+            epoch: doublings of the number of segments so far, from 0.
+        """
         whole = self.tree_share
         if self.plan == "published":
             return whole.scale(6 / (math.pi * level) ** 2 * (1 - 1e-12))

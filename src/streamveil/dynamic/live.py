@@ -49,7 +49,17 @@ class LiveTable:
     def open(
         cls, mechanism: DynamicMechanism, noise: Noise, name: str, *, matching: str = "ids"
     ) -> LiveTable:
-        """An empty table, whose noise has addresses of its own; `name` is part of them."""
+        """An empty table, whose noise has addresses of its own; `name` is part of them.
+
+        Args:
+            mechanism: what answers.
+            noise: where draws come from.
+            name: of the table; two under one noise need two names.
+            matching: 'ids' or 'labels': how deletions name records.
+
+        Raises:
+            ValueError: the mechanism does not protect such records.
+        """
         protects = protected(mechanism.guarantee.protects, matching)
         records = Records(
             matching=matching,  # type: ignore[arg-type]  # checked by Records
@@ -60,18 +70,42 @@ class LiveTable:
         return cls(mechanism, records, place, mechanism.init(place), records.init())
 
     def insert(self, label: int, rid: int = 0) -> bool:
-        """A record arrives. False: its id is alive or used up, nothing changed."""
+        """A record arrives. False: its id is alive or used up, nothing changed.
+
+        Args:
+            label: its point, from 0.
+            rid: its id.
+
+        Raises:
+            ValueError: there is no such point.
+        """
         return bool(self.change(np.array([1]), np.array([rid]), np.array([label]))[0] == BORN)
 
     def delete(self, rid_or_label: int) -> bool:
-        """A record leaves, named by id or (matching labels) by label. False: there is none."""
+        """A record leaves, named by id or (matching labels) by label. False: there is none.
+
+        Args:
+            rid_or_label: its id, or the point where labels match.
+
+        Raises:
+            ValueError: there is no such point.
+        """
         one = np.array([rid_or_label])
         return bool(self.change(np.array([-1]), one, one)[0] == GONE)
 
     def change(
         self, signs: Int64[Array, " n"], ids: Int64[Array, " n"], labels: Int64[Array, " n"]
     ) -> Int64[Array, " n"]:
-        """Many updates in order: +1 inserts, -1 deletes."""
+        """Many updates in order: +1 inserts, -1 deletes.
+
+        Args:
+            signs: of each: 1 or -1.
+            ids: of each.
+            labels: point of each, from 0.
+
+        Raises:
+            ValueError: there is no such point.
+        """
         changes, outcome = self.records.step(self.table, signs, ids, labels, self.t + 1)
         self.pending.append(changes)
         return outcome
@@ -87,7 +121,11 @@ class LiveTable:
         return self.mechanism.answers(self.state)
 
     def query(self, index: int) -> float:
-        """One of them."""
+        """One of them.
+
+        Args:
+            index: its number, from 0.
+        """
         return self.answers()(index)
 
     def error_bound(self, beta: float = 0.05) -> float:
@@ -95,7 +133,11 @@ class LiveTable:
         return self.mechanism.bound(self.state, beta)
 
     def privacy(self) -> Guarantee:
-        """What is promised."""
+        """What is promised.
+
+        Raises:
+            ValueError: the mechanism does not protect such records.
+        """
         one = self.mechanism.guarantee
         return replace(one, protects=protected(one.protects, self.records.matching))
 

@@ -82,14 +82,25 @@ class LivePmw:
         )  # fmt: skip
 
     def init(self, place: Place) -> PmwgState:
-        """An empty table."""
+        """An empty table.
+
+        Args:
+            place: where its noise is drawn, the same at every step and of no other run.
+        """
         uniform = np.full(self.domain, 1 / self.domain)
         state = PmwgState(np.zeros(self.domain, np.int64), uniform, 0, Meter(self.share))
         self.inner.open_run(state, place)
         return state
 
     def step(self, state: PmwgState, changes: Changes, size: float, place: Place) -> None:
-        """Ends a public step, in place. `size` is a public estimate of the records there are."""
+        """Ends a public step, in place. `size` is a public estimate of the records there are.
+
+        Args:
+            state: what `init` returned.
+            changes: records that came and went in the step.
+            size: about how many there are, public or noisy.
+            place: where its noise is drawn, the same at every step and of no other run.
+        """
         np.add.at(state.histogram, changes.born, 1)
         np.subtract.at(state.histogram, changes.gone, 1)
         before, state.size = state.size, max(0, round(size))
@@ -106,6 +117,11 @@ class LivePmw:
         """One question by its weights, 0 or 1; in records. Free when EASY, refused when EXHAUSTED.
 
         EXHAUSTED comes with the synthetic answer, whose error is then not promised.
+
+        Args:
+            state: what `init` returned.
+            query: its weight at each point of the domain.
+            place: where its noise is drawn, the same at every step and of no other run.
         """
         return self.inner.ask(state, query, place)
 
@@ -114,6 +130,12 @@ class LivePmw:
 
         Proof: Laplace tails of the noises that decided the answer, which together fail with
             probability at most beta_i = 6 beta / (pi i)^2; these add up to beta.
+
+        Args:
+            state: what `init` returned.
+            kind: of the answer: 'EASY', 'HARD' or 'EXHAUSTED'.
+            asked: number of the answer, from 1.
+            beta: chance that it fails, above 0 and below 1.
         """
         if kind == "EXHAUSTED":
             return math.inf
@@ -125,7 +147,11 @@ class LivePmw:
         return 1 + math.ceil(self.inner.limit(state)) + self.inner.above(state.epoch).slack(beta_i)
 
     def left(self, state: PmwgState) -> int:
-        """About how many corrections can still be paid for, at today's price."""
+        """About how many corrections can still be paid for, at today's price.
+
+        Args:
+            state: what `init` returned.
+        """
         one = epoch_share(self.inner.first, state.epoch, Fraction(self.inner.power)).amount
         rest = self.share.amount - state.meter.spent
         return int(rest / one) + (state.run is not None)

@@ -103,6 +103,17 @@ class Pmwg:
         """A planned number of corrections per doubling; accuracy is measured, not proved.
 
         The default threshold clears the noise of comparisons in the first epoch by a factor of 2.5.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+            start: records at the first question, at least 1.
+            domain: points, at least 1.
+            halts: corrections in each doubling, at least 1.
+            threshold: share of the records that an answer may err, above 0.
+            shift: binary places of weights, at least 0.
+
+        Raises:
+            ValueError: an argument is beyond its range.
         """
         require_positive(halts=halts)
         first = first_share(share, halts, halts, POWER)
@@ -116,7 +127,18 @@ class Pmwg:
     def theorem(
         cls, share: Share, *, start: int, domain: int, asked: int, shift: int = 0,
     ) -> Pmwg:  # fmt: skip
-        """The least alpha that is proved for `asked` questions in each doubling of the size."""
+        """The least alpha that is proved for `asked` questions in each doubling of the size.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+            start: records at the first question, at least 1.
+            domain: points, at least 1.
+            asked: questions in each doubling, at least 1.
+            shift: binary places of weights, at least 0.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
 
         def make(alpha: float) -> Pmwg:
             gap = alpha * fractions(share)[0]
@@ -144,7 +166,11 @@ class Pmwg:
         return Guarantee(Neighbours("record", relation="event-change"), self.loss, None)
 
     def epsilon(self, epoch: int) -> float:
-        """Epsilon of one run with its measurement."""
+        """Epsilon of one run with its measurement.
+
+        Args:
+            epoch: doublings so far, from 0.
+        """
         return float(epoch_share(self.first, epoch, Fraction(self.power)).epsilon)
 
     def instances(self, epoch: int) -> float:
@@ -154,7 +180,12 @@ class Pmwg:
         return max(1.0, whole / (run if self.share.kind == "pure" else run * run / 2))
 
     def questions(self, epoch: int, beta: float = BETA) -> float:
-        """How many questions in an epoch the proof covers; 0 when its conditions fail."""
+        """How many questions in an epoch the proof covers; 0 when its conditions fail.
+
+        Args:
+            epoch: doublings so far, from 0.
+            beta: chance that it fails, above 0 and below 1.
+        """
         beta_e = 6 * beta / (math.pi**2 * (epoch + 1) ** 2)
         few = math.log(3 * self.instances(epoch) / beta_e)
         unit = self.epsilon(epoch) * self.start * 2**epoch
@@ -164,11 +195,24 @@ class Pmwg:
         return beta_e / 3 * math.exp(min(float(SPLIT[1]) * room / 2, 700.0))
 
     def holds(self, asked: int, beta: float) -> bool:
-        """Whether the proof covers `asked` questions in each of the first epochs."""
+        """Whether the proof covers `asked` questions in each of the first epochs.
+
+        Args:
+            asked: questions, at least 0.
+            beta: chance that it fails, above 0 and below 1.
+        """
         return all(self.questions(epoch, beta) >= asked for epoch in range(EPOCHS))
 
     def init(self, histogram: Int64[Array, " N"], place: Place) -> PmwgState:
-        """Starts from the uniform distribution and opens the first run."""
+        """Starts from the uniform distribution and opens the first run.
+
+        Args:
+            histogram: records at each point of the domain, whole numbers of at least 0.
+            place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            ValueError: the histogram is of another domain or size.
+        """
         if histogram.shape != (self.domain,) or int(histogram.sum()) != self.start:
             raise ValueError(f"the first histogram needs {self.domain} counts summing to `start`")
         uniform = np.full(self.domain, 1 / self.domain)
@@ -177,7 +221,16 @@ class Pmwg:
         return state
 
     def arrive(self, state: PmwgState, points: Int64[Array, " k"], place: Place) -> None:
-        """Adds records, by the number of their point; opens a cheaper run when the size doubles."""
+        """Adds records, by the number of their point; opens a cheaper run when the size doubles.
+
+        Args:
+            state: what `init` returned.
+            points: point of each record, from 0.
+            place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            ValueError: there is no such point, or the table is full.
+        """
         points = np.asarray(points)
         if len(points) and not 0 <= points.min() <= points.max() < self.domain:
             raise ValueError(f"points must be numbers from 0 to {self.domain - 1}")
@@ -195,6 +248,14 @@ class Pmwg:
         """One question by its weights in [0, 1], answered in records.
 
         EXHAUSTED comes with the synthetic answer, whose error is then not promised.
+
+        Args:
+            state: what `init` returned.
+            query: its weight at each point of the domain.
+            place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            ValueError: weights are not of the domain.
         """
         quanta = whole_quanta(query, self.shift, self.domain)
         guess = state.size * float(query @ state.weights)
@@ -209,12 +270,23 @@ class Pmwg:
         return self._measure(state, exact, guess, query, place)
 
     def limit(self, state: PmwgState) -> float:
-        """The threshold of comparisons now, in records: a public number."""
+        """The threshold of comparisons now, in records: a public number.
+
+        Args:
+            state: what `init` returned.
+        """
         least = self.least * 2 ** (state.epoch * (1 - self.power))  # as the noise of comparisons
         return max(self.threshold * state.size, least)
 
     def above(self, epoch: int) -> AboveThreshold:
-        """The mechanism of one run in an epoch."""
+        """The mechanism of one run in an epoch.
+
+        Args:
+            epoch: doublings so far, from 0.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         whole = epoch_share(self.first, epoch, Fraction(self.power)).epsilon
         threshold, questions, _ = SPLIT
         return AboveThreshold(
@@ -222,7 +294,15 @@ class Pmwg:
         )
 
     def open_run(self, state: PmwgState, place: Place) -> None:
-        """Opens the next run, if it can be paid for."""
+        """Opens the next run, if it can be paid for.
+
+        Args:
+            state: what `init` returned.
+            place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         above = self.above(state.epoch)
         cost = pure_cost(self.share, above.epsilon)
         state.run = None

@@ -36,13 +36,22 @@ class Bag:
 
     @classmethod
     def of(cls, labels: Int64[Array, " n"], sign: int = 1) -> Bag:
-        """One record for each label given."""
+        """One record for each label given.
+
+        Args:
+            labels: point of each, from 0.
+            sign: 1 for records that come, -1 for those that go.
+        """
         found, counts = np.unique(labels, return_counts=True)
         return cls(found, sign * counts.astype(np.int64))
 
     @classmethod
     def sum(cls, bags: Iterable[Bag]) -> Bag:
-        """All together; labels that cancel disappear."""
+        """All together; labels that cancel disappear.
+
+        Args:
+            bags: any number of them.
+        """
         bags = [bag for bag in bags if len(bag.labels)]
         if len(bags) < 2:
             return bags[0] if bags else cls()
@@ -109,16 +118,39 @@ class DynamicMechanism(Protocol):
         """For everything it ever releases."""
 
     def init(self, place: Place) -> State:
-        """The state before any step."""
+        """The state before any step.
+
+        Args:
+            place: where its noise is drawn, the same at every step and of no other run.
+        """
 
     def step(self, state: State, changes: Changes, place: Place) -> None:
-        """Ends one public step, in place. `place` is the same for every step."""
+        """Ends one public step, in place. `place` is the same for every step.
+
+        Args:
+            state: what `init` returned.
+            changes: records that came and went in the step.
+            place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            HorizonError: all steps are over.
+            ValueError: records go from a table that only grows.
+        """
 
     def answers(self, state: State) -> QueryAnswers:
-        """The latest answers: they reflect the last closed step (or segment)."""
+        """The latest answers: they reflect the last closed step (or segment).
+
+        Args:
+            state: what `init` returned.
+        """
 
     def bound(self, state: State, beta: float) -> float:
-        """An error, in records, that holds now for all queries except with probability beta."""
+        """An error, in records, that holds now for all queries except with probability beta.
+
+        Args:
+            state: what `init` returned.
+            beta: chance that it fails, above 0 and below 1.
+        """
 
 
 class OfStatic:

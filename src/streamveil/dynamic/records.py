@@ -167,6 +167,16 @@ class Records:
         """Applies updates in order, in place; also what happened to each (BORN, GONE, NOTHING).
 
         An id is one word or a pair of them.
+
+        Args:
+            state: what `init` returned.
+            signs: of each update: 1 or -1.
+            ids: of each.
+            labels: point of each, from 0.
+            step: number of the step, from 1.
+
+        Raises:
+            ValueError: a label is beyond the domain.
         """
         inserted = signs > 0
         named = inserted if self.matching == "ids" else np.ones(len(signs), bool)
@@ -210,7 +220,14 @@ class Records:
         return {**state.arrays, "counts": np.array(counts, np.int64)}
 
     def load(self, arrays: Table) -> RecordsState:
-        """The state back; refuses arrays of another configuration."""
+        """The state back; refuses arrays of another configuration.
+
+        Args:
+            arrays: what was saved.
+
+        Raises:
+            StoreError: they are of another configuration.
+        """
         wanted = {**self.init().arrays, "counts": None}
         if set(arrays) != set(wanted):
             raise StoreError("saved records are of another kind of matching")

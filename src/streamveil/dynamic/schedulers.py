@@ -51,7 +51,14 @@ class RunSchedule(Protocol):
     disjoint: ClassVar[bool]  # whether runs see disjoint records, so that their costs do not add
 
     def run(self, index: int) -> ScheduledRun:
-        """The run of this index; sizes never decrease, and of equal ones only the last is run."""
+        """The run of this index; sizes never decrease, and of equal ones only the last is run.
+
+        Args:
+            index: of the run, from 0.
+
+        Raises:
+            ValueError: there is no such run.
+        """
 
     @property
     def loss(self) -> Loss:
@@ -125,6 +132,17 @@ class BBScheduler(Budgeted):
         """The gamma that balances staleness and noise for a (power, factor) black box.
 
         Algorithm: bisection on the error bound's minimum, which is unimodal in gamma.
+
+        Args:
+            start: records at the first run, at least 1.
+            budget: of all runs.
+            power: of the size, with which the error of the black box falls.
+            factor: of that error.
+            beta: chance that it fails, above 0 and below 1.
+            mode: 'plus' or 'paper'.
+
+        Raises:
+            ValueError: an argument is beyond its range.
         """
 
         def error(gamma: float) -> float:
@@ -329,7 +347,14 @@ class Reruns(Generic[Data]):
         return Guarantee(PUBLIC_SIZES, self.schedule.loss, None)
 
     def arrive(self, records: int = 1) -> bool:
-        """Tells that `records` more are there; runs when due. Returns whether a new answer came."""
+        """Tells that `records` more are there; runs when due. Returns whether a new answer came.
+
+        Args:
+            records: how many, at least 0.
+
+        Raises:
+            ValueError: they are too many.
+        """
         require_between(0, MOST_RECORDS, records=records)
         self.size += records
         due = None

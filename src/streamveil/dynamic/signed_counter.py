@@ -117,7 +117,14 @@ class OfStrategy:
         return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
 
     def net(self, changes: Changes) -> Bag:
-        """What a step adds to the table, with signs; ValueError where a growing one shrinks."""
+        """What a step adds to the table, with signs; ValueError where a growing one shrinks.
+
+        Args:
+            changes: records that came and went in the step.
+
+        Raises:
+            ValueError: a growing table shrinks.
+        """
         if self.only_grows:
             require_growth(changes)
         return Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
@@ -217,7 +224,11 @@ class SignedCounter(OfStrategy):
         return rounded * math.sqrt(float((self.coefficients[:t] ** 2).sum()))
 
     def deviations(self, state: RootState) -> Float64[Array, " k"]:
-        """The standard deviation of every answer now."""
+        """The standard deviation of every answer now.
+
+        Args:
+            state: what `init` returned.
+        """
         return self.deviation(max(state.t, 1)) * self.relative
 
     def bound(self, state: RootState, beta: float) -> float:
@@ -298,7 +309,11 @@ class TreeCounter(OfStrategy):
         return self.inner.answers(state.inner)
 
     def deviations(self, state: TreeCounterState) -> Float64[Array, " k"]:
-        """The standard deviation of every answer now."""
+        """The standard deviation of every answer now.
+
+        Args:
+            state: what `init` returned.
+        """
         static, kind = Additive(self.strategy), self.share.kind
         square = sum(
             (part.deviation(1, 1) * grain(static.scales(part), kind)) ** 2

@@ -52,13 +52,30 @@ class Accumulator(Protocol):
         """Before the first step."""
 
     def step(self, state: Any, bag: Bag, place: Place) -> None:
-        """Adds the batch of one step."""
+        """Adds the batch of one step.
+
+        Args:
+            state: what `init` returned.
+            bag: records of the step.
+            place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            HorizonError: all steps are over.
+        """
 
     def answers(self, state: Any) -> QueryAnswers:
-        """About all batches."""
+        """About all batches.
+
+        Args:
+            state: what `init` returned.
+        """
 
     def parts(self, state: Any) -> list[Share]:
-        """The shares of the releases whose sum is the answer."""
+        """The shares of the releases whose sum is the answer.
+
+        Args:
+            state: what `init` returned.
+        """
 
 
 def released(
@@ -202,7 +219,14 @@ class Hybrid:
         return HybridState()
 
     def tree(self, epoch: int) -> Tree:
-        """The tree inside an epoch: its last step is answered by the root."""
+        """The tree inside an epoch: its last step is answered by the root.
+
+        Args:
+            epoch: doublings so far, from 0.
+
+        Raises:
+            ValueError: the epoch is beyond its range.
+        """
         require_between(0, LAST_EPOCH, epoch=epoch)
         inner = self.share.scale(1 - Fraction(self.root))
         return Tree(self.static, inner, max(2**epoch - 1, 1), self.arity)

@@ -55,7 +55,11 @@ class Additive:
         return False
 
     def sensitivity(self, kind: Kind) -> float:
-        """How far one change moves the measured vector, in the strategy's own units."""
+        """How far one change moves the measured vector, in the strategy's own units.
+
+        Args:
+            kind: law of the noise: 'pure' (Laplace), 'zcdp' or 'gdp' (Gaussian).
+        """
         if not self.replaced:
             return 1.0
         positive = isinstance(self.strategy, Direct | Points)
@@ -75,7 +79,11 @@ class Additive:
         )
 
     def scales(self, share: Share) -> Float64[Array, " rows"]:
-        """The noise scale of each row, rounded up."""
+        """The noise scale of each row, rounded up.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+        """
         base = float(share.spread(1, 1)) * self.sensitivity(share.kind) * (1 + 1e-12)
         return base * self.strategy.scales(share.kind)
 

@@ -84,7 +84,14 @@ class Share:
 
     @classmethod
     def of(cls, budget: Budget) -> Share:
-        """The share that spends the whole budget: pure when there is no delta, zCDP otherwise."""
+        """The share that spends the whole budget: pure when there is no delta, zCDP otherwise.
+
+        Args:
+            budget: in epsilon, epsilon and delta, rho or mu.
+
+        Raises:
+            ValueError: it is no `Budget`.
+        """
         require_budget(budget)
         if budget.is_pure:
             return cls("pure", Fraction(budget.epsilon or 0))
@@ -92,14 +99,28 @@ class Share:
 
     @classmethod
     def for_noise(cls, budget: Budget) -> Share:
-        """The share of a mechanism that only adds noise to numbers, never chooses or compares."""
+        """The share of a mechanism that only adds noise to numbers, never chooses or compares.
+
+        Args:
+            budget: in epsilon, epsilon and delta, rho or mu.
+
+        Raises:
+            ValueError: it is no `Budget`.
+        """
         require_budget(budget)
         if budget.is_pure:
             return cls.of(budget)
         return cls("gdp", floor_to_grid(Fraction(gaussian_mu(budget)) ** 2 / 2))
 
     def scale(self, factor: Exact | float) -> Share:
-        """This share times a factor, rounded down."""
+        """This share times a factor, rounded down.
+
+        Args:
+            factor: at least 0.
+
+        Raises:
+            ValueError: the factor is below 0.
+        """
         return Share(self.kind, floor_to_grid(Fraction(factor) * self.amount))
 
     def split(self, *weights: Exact | float) -> tuple[Share, ...]:
@@ -131,7 +152,15 @@ class Share:
         return Fraction(self.amount) if self.kind == "pure" else floor_root(8 * self.amount)
 
     def spread(self, l1: Exact, l2_squared: Exact) -> Fraction:
-        """The noise scale of one release: Laplace scale, or sigma of a Gaussian (rounded up)."""
+        """The noise scale of one release: Laplace scale, or sigma of a Gaussian (rounded up).
+
+        Args:
+            l1: how far one unit moves the number, at least 0.
+            l2_squared: how far it moves it, squared.
+
+        Raises:
+            ValueError: the share is nothing.
+        """
         if not self.amount:
             raise ValueError("a share of nothing cannot pay for a release")
         if self.kind == "pure":
@@ -139,17 +168,44 @@ class Share:
         return ceil_root(Fraction(l2_squared) / (2 * self.amount))
 
     def deviation(self, l1: Exact, l2_squared: Exact) -> float:
-        """The standard deviation of the noise of one release, per coordinate."""
+        """The standard deviation of the noise of one release, per coordinate.
+
+        Args:
+            l1: how far one unit moves the number, at least 0.
+            l2_squared: how far it moves it, squared.
+
+        Raises:
+            ValueError: the share is nothing.
+        """
         scale = float(self.spread(l1, l2_squared))
         return scale * math.sqrt(2) if self.kind == "pure" else scale
 
     def noisy(self, exact: int, draws: Draws, l1: Exact, l2_squared: Exact) -> Noisy[int]:
-        """A whole number with noise of the scale that this share pays for."""
+        """A whole number with noise of the scale that this share pays for.
+
+        Args:
+            exact: the number.
+            draws: draws at an address of their own.
+            l1: how far one unit moves the number, at least 0.
+            l2_squared: how far it moves it, squared.
+
+        Raises:
+            ValueError: the share is nothing.
+        """
         law = with_laplace if self.kind == "pure" else with_gaussian
         return post_process(first, law(exact, self.spread(l1, l2_squared), draws))
 
     def choose(self, draws: Draws, scores: Float64[Array, " n"], sensitivity: float) -> Noisy[int]:
-        """An index of high score, by the exponential mechanism."""
+        """An index of high score, by the exponential mechanism.
+
+        Args:
+            draws: draws at an address of their own.
+            scores: of each index.
+            sensitivity: how far one unit moves a score, above 0.
+
+        Raises:
+            ValueError: the share buys Gaussian noise only, or the sensitivity is beyond its range.
+        """
         return chosen(scores, self.choice_epsilon, sensitivity, draws)
 
 
@@ -179,11 +235,22 @@ class Meter:
     spent: Fraction = Fraction(0)  # in the currency of the limit, >= 0
 
     def fits(self, share: Share) -> bool:
-        """Whether the charge would be accepted."""
+        """Whether the charge would be accepted.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+        """
         return share.kind == self.limit.kind and self.spent + share.amount <= self.limit.amount
 
     def charge(self, share: Share) -> Share:
-        """Pays for one release and hands its share on."""
+        """Pays for one release and hands its share on.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+
+        Raises:
+            BudgetError: not so much is left.
+        """
         if not self.fits(share):
             raise BudgetError(
                 f"a release asks for {float(share.amount):.6g} ({share.kind}), "

@@ -78,7 +78,13 @@ class Mwem:
         return PowerBound(self.bound, self.useful_size)
 
     def bound(self, share: Share, size: float, beta: float) -> float:
-        """The proved bound at the number of rounds that minimises it."""
+        """The proved bound at the number of rounds that minimises it.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+            size: records, at least 0.
+            beta: chance that it fails, above 0 and below 1.
+        """
         return float(self.bounds(ROUNDS, share, size, beta).min())
 
     def bounds(
@@ -88,6 +94,12 @@ class Mwem:
 
         Proof: the potential falls by 2 (u^2 - v^2) a round and starts at ln N, so the average gap
             is at most sqrt(ln N / 2T) plus the errors of choices and measurements.
+
+        Args:
+            rounds: numbers of rounds, at least 1.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            size: records, at least 0.
+            beta: chance that it fails, above 0 and below 1.
         """
         many = math.log(self.queries.size)
         fall = size * np.sqrt(math.log(max(self.queries.domain, 2)) / (2 * rounds))
@@ -99,12 +111,21 @@ class Mwem:
         return np.asarray(fall + np.sqrt(rounds / amount) * choice)
 
     def useful_size(self, share: Share) -> float:
-        """The number of records from which two rounds are worth their noise."""
+        """The number of records from which two rounds are worth their noise.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+        """
         amount = float(share.amount)
         return 200 / amount if share.kind == "pure" else math.sqrt(2 / amount) / 0.05
 
     def rounds_for(self, share: Share, size_hat: float) -> int:
-        """How many rounds the share is cut into: from public numbers only."""
+        """How many rounds the share is cut into: from public numbers only.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+            size_hat: a public size or a noisy one, at least 0.
+        """
         if self.rounds is not None:
             return self.rounds
         if self.preset == "theorem":
@@ -115,7 +136,12 @@ class Mwem:
         return int(min(self.most_rounds, worth))
 
     def replays_for(self, part: Share, size_hat: float) -> int:
-        """How often all earlier measurements are repeated in each round, from public numbers."""
+        """How often all earlier measurements are repeated in each round, from public numbers.
+
+        Args:
+            part: share of one round.
+            size_hat: a public size or a noisy one, at least 0.
+        """
         if self.replays is not None:
             return self.replays
         noise = part.scale(Fraction(1, 2)).deviation(1, 1)

@@ -102,16 +102,37 @@ class ErrorBound(Protocol):
     """
 
     def alpha(self, share: Share, size: float, beta: float) -> float:
-        """A bound that fails with probability at most beta, for one release on `size` records."""
+        """A bound that fails with probability at most beta, for one release on `size` records.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+            size: records, at least 0.
+            beta: chance that it fails, above 0 and below 1.
+        """
 
     def union(self, parts: Sequence[Part], beta: float) -> float:
-        """The same for the sum of releases on disjoint parts."""
+        """The same for the sum of releases on disjoint parts.
+
+        Args:
+            parts: share and size of each.
+            beta: chance that it fails, above 0 and below 1.
+        """
 
     def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
-        """The same when only the total size of the parts is known: the worst way to cut it."""
+        """The same when only the total size of the parts is known: the worst way to cut it.
+
+        Args:
+            shares: one for each part.
+            size: records of all parts together.
+            beta: chance that it fails, above 0 and below 1.
+        """
 
     def useful_size(self, share: Share) -> float:
-        """The number of records at which the error in practice is about half of it."""
+        """The number of records at which the error in practice is about half of it.
+
+        Args:
+            share: part of a budget (`Share`) that it may spend, above 0.
+        """
 
 
 @runtime_checkable
@@ -147,6 +168,15 @@ class StaticMechanism(Protocol):
 
         `size_hat` is a public size or an estimate that is already paid for; without it a mechanism
         that needs one pays for it out of the share.
+
+        Args:
+            histogram: records at each point of the domain, whole numbers of at least 0.
+            share: part of a budget (`Share`) that it may spend, above 0.
+            place: where all noise is drawn, of this release alone.
+            size_hat: about how many records there are.
+
+        Raises:
+            ValueError: the histogram is of another domain, or the share pays for nothing.
         """
 
 

@@ -54,16 +54,35 @@ class Queries(Protocol):
         """The most that one record moves the sum of squares of all answers, in quanta squared."""
 
     def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
-        """All answers on a histogram of whole records, in quanta, without rounding."""
+        """All answers on a histogram of whole records, in quanta, without rounding.
+
+        Args:
+            histogram: records at each point of the domain, whole numbers of at least 0.
+
+        Raises:
+            ValueError: records are so many that the answers would not be exact.
+        """
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
-        """All answers on any histogram, in records."""
+        """All answers on any histogram, in records.
+
+        Args:
+            histogram: records at each point of the domain.
+        """
 
     def weights(self, index: int) -> Float64[Array, " N"]:
-        """The weights of one query, in [0, 1]."""
+        """The weights of one query, in [0, 1].
+
+        Args:
+            index: its number, from 0.
+        """
 
     def label(self, index: int) -> str:
-        """A short public name of one query."""
+        """A short public name of one query.
+
+        Args:
+            index: its number, from 0.
+        """
 
 
 def rounded_weights(weights: Array, shift: int, name: str) -> Int64[Array, "*shape"]:
@@ -97,7 +116,15 @@ class Matrix:
 
     @classmethod
     def of(cls, weights: object, shift: int | None = None) -> Matrix:
-        """From rows of weights; 0/1 weights need no shift."""
+        """From rows of weights; 0/1 weights need no shift.
+
+        Args:
+            weights: a row for each query, a column for each point; within [0, 1].
+            shift: binary places that are kept, at least 0; 16 if left out and one is needed.
+
+        Raises:
+            ValueError: it is no matrix, or has too many cells.
+        """
         rows = np.atleast_2d(np.asarray(weights, np.float64))
         if rows.ndim != 2 or not rows.size:
             raise ValueError(f"queries must be a matrix with a row each, not of shape {rows.shape}")

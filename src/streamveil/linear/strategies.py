@@ -43,19 +43,39 @@ class Strategy(Protocol):
         """How many numbers are measured."""
 
     def measure(self, histogram: Int64[Array, " N"]) -> Int64[Array, " rows"]:
-        """The measured numbers, exactly."""
+        """The measured numbers, exactly.
+
+        Args:
+            histogram: records at each point of the domain, whole numbers of at least 0.
+        """
 
     def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
-        """All answers, in records."""
+        """All answers, in records.
+
+        Args:
+            measured: what was measured, with noise.
+        """
 
     def scales(self, kind: Kind) -> Float64[Array, " rows"]:
-        """The relative noise scale of each row."""
+        """The relative noise scale of each row.
+
+        Args:
+            kind: law of the noise: 'pure' (Laplace), 'zcdp' or 'gdp' (Gaussian).
+        """
 
     def unit(self, kind: Kind) -> float:
-        """The standard deviation (in units of one scale) of the worst recovered answer."""
+        """The standard deviation (in units of one scale) of the worst recovered answer.
+
+        Args:
+            kind: law of the noise: 'pure' (Laplace), 'zcdp' or 'gdp' (Gaussian).
+        """
 
     def units(self, kind: Kind) -> Float64[Array, " k"]:
-        """The same for every answer."""
+        """The same for every answer.
+
+        Args:
+            kind: law of the noise: 'pure' (Laplace), 'zcdp' or 'gdp' (Gaussian).
+        """
 
     @property
     def single(self) -> bool:

@@ -65,7 +65,12 @@ class Marginals:
 
     @classmethod
     def ways(cls, shape: Sequence[int], ways: int) -> Marginals:
-        """All marginals of exactly `ways` attributes."""
+        """All marginals of exactly `ways` attributes.
+
+        Args:
+            shape: points of each attribute, at least 1 each.
+            ways: attributes of a marginal, from 0.
+        """
         return cls(tuple(shape), tuple(itertools.combinations(range(len(shape)), ways)))
 
     @cached_property
@@ -113,7 +118,11 @@ class Marginals:
         return np.broadcast_to(mask, self.shape).reshape(-1).copy()
 
     def cell(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The attributes of a query and their values."""
+        """The attributes of a query and their values.
+
+        Args:
+            index: its number, from 0.
+        """
         which = int(np.searchsorted(self.starts, index, side="right")) - 1
         attributes = self.sets[which]
         sizes = tuple(self.shape[a] for a in attributes)
@@ -191,13 +200,23 @@ class Ranges:
 
     @classmethod
     def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
-        """From corners; `high` is exclusive."""
+        """From corners; `high` is exclusive.
+
+        Args:
+            shape: points of each attribute, at least 1 each.
+            low: first corner of each range, a row each.
+            high: last corner of each, beyond it.
+        """
         at, to = np.atleast_2d(np.asarray(low, np.int64)), np.atleast_2d(np.asarray(high, np.int64))
         return cls(tuple(shape), at, to)
 
     @classmethod
     def prefixes(cls, size: int) -> Ranges:
-        """All ranges [0, i): the cumulative distribution."""
+        """All ranges [0, i): the cumulative distribution.
+
+        Args:
+            size: points of the one attribute, at least 1.
+        """
         ends = np.arange(1, size + 1)[:, None]
         return cls.of((size,), np.zeros_like(ends), ends)
 

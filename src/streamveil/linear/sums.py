@@ -49,7 +49,16 @@ class Sums:
 
     @classmethod
     def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:
-        """All groups of each part: the records of the group that lie at its points."""
+        """All groups of each part: the records of the group that lie at its points.
+
+        Args:
+            shape: points of each attribute, at least 1 each.
+            wanted: for each part the attributes that group it and the points that count in it.
+
+        Raises:
+            PlanError: groups and cells are too many.
+            ValueError: an argument is beyond its range.
+        """
         needed = [
             tuple(sorted({*group, *varying(points.reshape(shape))})) for group, points in wanted
         ]

@@ -86,7 +86,14 @@ class Layout:
         return 3 if self.signed else FAMILIES.index(self.family)
 
     def places(self, words: Words) -> UInt32[Array, "depth keys"]:
-        """Column of each key in each row; for Count Sketch twice the column plus the sign bit."""
+        """Column of each key in each row; for Count Sketch twice the column plus the sign bit.
+
+        Args:
+            words: keys as words of 32 or 64 bits.
+
+        Raises:
+            ValueError: a key of an exact table is beyond its width.
+        """
         out = np.empty((self.depth, len(words)), np.uint32)
         if self.family == "identity" and len(words) and int(words.max()) >= self.width:
             raise ValueError(f"every key of an exact table must be below its width {self.width}")
@@ -94,7 +101,11 @@ class Layout:
         return out
 
     def columns(self, words: Words) -> UInt32[Array, "depth keys"]:
-        """Column of each key in each row."""
+        """Column of each key in each row.
+
+        Args:
+            words: keys as words of 32 or 64 bits.
+        """
         return self.places(words) >> np.uint32(self.signed)
 
 

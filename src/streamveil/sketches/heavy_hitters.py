@@ -111,22 +111,45 @@ class HeavyHitters(Levels):
         )
 
     def schedule_of(self, width: int) -> PushSchedule:
-        """Push times of a level: the same round for all."""
+        """Push times of a level: the same round for all.
+
+        Args:
+            width: columns of the table, at least 1.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         block = None if self.block is None else min(self.block, width)
         fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
         return make_schedule(fields)
 
     def items(self, keys: Keys) -> Words:
-        """Keys as they are counted."""
+        """Keys as they are counted.
+
+        Args:
+            keys: as many as are asked for: integers of at most `bits` bits.
+
+        Raises:
+            ValueError: a key has more bits.
+        """
         return integer_words(keys, self.bits)
 
     def counted(self, words: Words, weights: Array) -> Iterator[LevelWords]:
-        """What every table counts of some keys: their first bits."""
+        """What every table counts of some keys: their first bits.
+
+        Args:
+            words: what `items` returned.
+            weights: how often each counts, at least 0; empty: once.
+        """
         for number, bits in enumerate(self.level_bits):
             yield LevelWords(number, words >> words.dtype.type(self.bits - bits), weights)
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedHierarchy:
-        """Published tables as what is searched."""
+        """Published tables as what is searched.
+
+        Args:
+            levels: the published tables, in order.
+        """
         return PublishedHierarchy(levels, self.level_bits)
 
 
@@ -168,7 +191,15 @@ class PublishedHierarchy:
         return self.levels[-1].sd
 
     def estimate(self, keys: Keys, **options: Any) -> Float64[Array, " keys"]:
-        """Estimated weight of any keys, from the last level."""
+        """Estimated weight of any keys, from the last level.
+
+        Args:
+            keys: as many as are asked for: integers of at most `bits` bits.
+            **options: those of `PublishedSketch.estimate`.
+
+        Raises:
+            ValueError: a key has more bits, or an option is unknown.
+        """
         words = integer_words(keys, self.level_bits[-1])
         return self.levels[-1].estimate_words(words, **options)
 
@@ -184,6 +215,16 @@ class PublishedHierarchy:
 
         Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
         twice k; a wider one finds more and looks longer.
+
+        Args:
+            k: keys at most, at least 1.
+            threshold: the least estimate of a key.
+            beam: prefixes that are followed at each level, at least k.
+            lag_corrected: scale cells up to the time since their last push: for streams that do not
+                change.
+
+        Raises:
+            ValueError: k is below 1, or the beam is below k.
         """
         require_beam(k, beam)
         found = np.arange(2 ** self.level_bits[0], dtype=np.uint64)

@@ -124,7 +124,14 @@ class HeavyTexts(Levels):
         return max(1, round(math.sqrt(levels / (3 * self.whole_depth))))
 
     def schedule_of(self, width: int) -> PushSchedule:
-        """All columns at every tick."""
+        """All columns at every tick.
+
+        Args:
+            width: columns of the table, at least 1.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         return PushSchedule(width=width, clock="ticks", round=1, block=width, horizon=self.horizon)
 
     @property
@@ -133,11 +140,20 @@ class HeavyTexts(Levels):
         return (1,) * (len(self.layouts) - 1) + (self.weight,)
 
     def items(self, keys: Any) -> pa.Array:
-        """Texts as they are counted: binary, of `length` bytes at most."""
+        """Texts as they are counted: binary, of `length` bytes at most.
+
+        Args:
+            keys: texts or bytes.
+        """
         return cut_texts(column_of(keys), self.length)
 
     def counted(self, items: pa.Array, weights: Array) -> Iterator[LevelWords]:
-        """What every table counts of some texts: the hash of their first bytes, and of all."""
+        """What every table counts of some texts: the hash of their first bytes, and of all.
+
+        Args:
+            items: what `items` returned.
+            weights: how often each counts, at least 0; empty: once.
+        """
         data, ends = cells_of([items])
         sizes = np.diff(ends, prepend=0)
         order = np.argsort(-sizes, kind="stable")  # the texts of a level come first
@@ -158,7 +174,11 @@ class HeavyTexts(Levels):
         yield LevelWords(len(self.layouts) - 1, hashes, each * np.int32(self.weight))
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedTexts:
-        """Published tables as what is searched."""
+        """Published tables as what is searched.
+
+        Args:
+            levels: the published tables, in order.
+        """
         return PublishedTexts(levels, self.weight)
 
 
@@ -188,7 +208,11 @@ class PublishedTexts:
         return self.levels[-1].sd / self.weight
 
     def estimate(self, keys: Any) -> Float64[Array, " keys"]:
-        """Estimated weight of any texts of at most `length` bytes."""
+        """Estimated weight of any texts of at most `length` bytes.
+
+        Args:
+            keys: texts or bytes.
+        """
         data, ends = cells_of([cut_texts(column_of(keys), LONGEST_TEXT)])
         return self._whole(
             np.array([hashed(data[a:b]) for a, b in zip(ends - np.diff(ends, prepend=0), ends,
@@ -203,6 +227,14 @@ class PublishedTexts:
 
         Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
         twice k; a wider one finds more and looks longer.
+
+        Args:
+            k: texts at most, at least 1.
+            threshold: the least estimate of a text.
+            beam: prefixes that are followed at each length, at least k.
+
+        Raises:
+            ValueError: k is below 1, or the beam is below k.
         """
         require_beam(k, beam)
         least = GUARD * self.sd if threshold is None else threshold

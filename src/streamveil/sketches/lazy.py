@@ -120,7 +120,14 @@ class LazySketch(Levels):
         return ()
 
     def items(self, keys: Keys) -> Words:
-        """Keys as they are counted."""
+        """Keys as they are counted.
+
+        Args:
+            keys: integers or texts.
+
+        Raises:
+            ValueError: a key is none that this sketch counts.
+        """
         return key_words(keys)
 
     def counted(self, items: Words, weights: Array) -> Iterator[LevelWords]:
@@ -128,7 +135,11 @@ class LazySketch(Levels):
         yield LevelWords(0, items, weights)
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedSketch:
-        """The one table."""
+        """The one table.
+
+        Args:
+            levels: the one published table.
+        """
         return levels[0]
 
 

@@ -62,19 +62,42 @@ class Levels(Protocol):
         ...
 
     def schedule_of(self, width: int) -> PushSchedule:
-        """Push times of a table of so many columns."""
+        """Push times of a table of so many columns.
+
+        Args:
+            width: columns of the table, at least 1.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         ...
 
     def items(self, keys: Any) -> Any:
-        """Keys as they are counted."""
+        """Keys as they are counted.
+
+        Args:
+            keys: integers or texts, as many as are counted.
+
+        Raises:
+            ValueError: a key is none that this sketch counts.
+        """
         ...
 
     def counted(self, items: Any, weights: Array) -> Iterator[LevelWords]:
-        """What the tables count of some keys; a key at most once in each table."""
+        """What the tables count of some keys; a key at most once in each table.
+
+        Args:
+            items: what `items` returned.
+            weights: how often each counts, at least 0; empty: once.
+        """
         ...
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> Any:
-        """Published tables as what is asked: a hierarchy, texts, or the one table."""
+        """Published tables as what is asked: a hierarchy, texts, or the one table.
+
+        Args:
+            levels: the published tables, in order.
+        """
         ...
 
     @property
@@ -83,11 +106,25 @@ class Levels(Protocol):
         return ()
 
     def address(self, number: int) -> tuple[int, ...]:
-        """The part of a table's name, and of the addresses of its noise, that is its own."""
+        """The part of a table's name, and of the addresses of its noise, that is its own.
+
+        Args:
+            number: of the table, from 0.
+        """
         return (number,)
 
     def layout_of(self, family: Any, depth: int, width: int, number: int) -> Layout:
-        """That of one table, whose hashes are its own."""
+        """That of one table, whose hashes are its own.
+
+        Args:
+            family: of its hash functions: 'multiply' or 'identity'.
+            depth: rows, 1 to 64.
+            width: columns of the table, at least 1.
+            number: of the table, from 0.
+
+        Raises:
+            ValueError: an argument is beyond its range.
+        """
         seed = self.seed * self.most_levels + number
         return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
 
@@ -127,13 +164,27 @@ class Levels(Protocol):
         return Guarantee(self.protects, self.noise.loss, self.horizon)
 
     def open(self, noise: Noise | None = None, name: str = "") -> LiveSketch:
-        """Empty and counting. Without `noise`, under a fresh key of the operating system."""
+        """Empty and counting. Without `noise`, under a fresh key of the operating system.
+
+        Args:
+            noise: where its draws come from.
+            name: of the stream; two under one noise need two names.
+        """
         state = [table.init() for table in self.tables]
         place = Place.opened(noise or KeyedNoise.fresh(), *self._name(name))
         return LiveSketch(self, state, place)
 
     def resume(self, arrays: Arrays, noise: Noise, name: str = "") -> LiveSketch:
-        """Counting again from `LiveSketch.save`, under the same noise and name."""
+        """Counting again from `LiveSketch.save`, under the same noise and name.
+
+        Args:
+            arrays: what `LiveSketch.save` returned.
+            noise: the one it was opened with.
+            name: the one it was opened with.
+
+        Raises:
+            StoreError: the arrays are of another sketch, or of another kind of noise.
+        """
         kept = {name: array for name, array in arrays.items() if name != ADDRESS}
         state = []
         for number, table in enumerate(self.tables):
@@ -182,7 +233,15 @@ class LiveSketch:
         return f"LiveSketch(time={int(self._state[0].clock[0])})"
 
     def update(self, keys: Any, weights: Array | None = None) -> None:
-        """Counts keys, in order. On the arrival clock each takes one unit of time."""
+        """Counts keys, in order. On the arrival clock each takes one unit of time.
+
+        Args:
+            keys: integers or texts, one for each arrival.
+            weights: how often each counts, at least 0; empty: once.
+
+        Raises:
+            ValueError: a weight is beyond `max_weight`, or there are not as many as keys.
+        """
         config = self.config
         items = config.items(keys)
         amounts = weight_words(weights, len(items), config.max_weight)
@@ -191,7 +250,15 @@ class LiveSketch:
             config.tables[number].count(self._state[number], wide, each, self._keys[number])
 
     def tick(self, keys: Any = None, ticks: int = 1) -> None:
-        """Counts keys, if any, and ends the tick: what falls due is pushed."""
+        """Counts keys, if any, and ends the tick: what falls due is pushed.
+
+        Args:
+            keys: integers or texts that arrive before it ends.
+            ticks: how many pass, at least 1.
+
+        Raises:
+            ValueError: a key is none that this sketch counts.
+        """
         if keys is not None:
             self.update(keys)
         for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):

@@ -88,6 +88,11 @@ class PublishedSketch:
 
         The correction multiplies by time / (time of the last push): right for a stationary stream
         only, wrong after an abrupt change.
+
+        Args:
+            words: keys as words.
+            lag_corrected: scale cells up to the time since their last push: for streams that do not
+                change.
         """
         rows = read_rows(self.layout, self.table, words)
         if not lag_corrected:
@@ -100,17 +105,35 @@ class PublishedSketch:
     ) -> Float64[Array, " keys"]:
         """Estimated weight of each key; no key is too rare to ask for.
 
-        calibrated (default for Count-Min): the smallest row minus what the smallest row of an
-        absent
-            key looks like, which takes out collisions and the bias of a minimum of noisy rows.
-        min: the smallest row.  median (default for Count Sketch): the median row.
+        'calibrated' (default for Count-Min) is the smallest row minus what that of an absent key
+        looks like, which takes out collisions and the bias of a minimum of noisy rows; 'min' the
+        smallest row; 'median' (default for Count Sketch) the median row.
+
+        Args:
+            keys: integers or texts.
+            method: 'calibrated', 'min' or 'median'; chosen by the kind of sketch if left out.
+            lag_corrected: scale cells up to the time since their last push: for streams that do not
+                change.
+
+        Raises:
+            ValueError: the method is none of this kind of sketch.
         """
         return self.estimate_words(key_words(keys), method, lag_corrected=lag_corrected)
 
     def estimate_words(
         self, words: Array, method: Method | None = None, *, lag_corrected: bool = False
     ) -> Float64[Array, " keys"]:
-        """`estimate` for keys that are words already."""
+        """`estimate` for keys that are words already.
+
+        Args:
+            words: keys as words.
+            method: as for `estimate`.
+            lag_corrected: scale cells up to the time since their last push: for streams that do not
+                change.
+
+        Raises:
+            ValueError: the method is none of this kind of sketch.
+        """
         chosen = method or ("median" if self.layout.signed else "calibrated")
         require_one_of("method", chosen, METHODS)
         rows = self.cells(words, lag_corrected=lag_corrected)
@@ -124,7 +147,12 @@ class PublishedSketch:
         return np.asarray(smallest - self.background(lag_corrected=lag_corrected))
 
     def background(self, *, lag_corrected: bool = False) -> float:
-        """The median estimate by `min` over keys nobody has."""
+        """The median estimate by `min` over keys nobody has.
+
+        Args:
+            lag_corrected: scale cells up to the time since their last push: for streams that do not
+                change.
+        """
         if self.layout.family == "multiply":
             fakes = mix_large(np.arange(2**40, 2**40 + FAKES, dtype=np.uint64))
         else:
@@ -134,7 +162,15 @@ class PublishedSketch:
     def interval(
         self, estimates: Float64[Array, " keys"], confidence: float = 0.95
     ) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
-        """Estimates plus and minus the noise alone: collisions and lag are not in it."""
+        """Estimates plus and minus the noise alone: collisions and lag are not in it.
+
+        Args:
+            estimates: what `estimate` returned.
+            confidence: with which the interval covers the noise, above 0 and below 1.
+
+        Raises:
+            ValueError: the confidence is beyond its range.
+        """
         require_between(0.0, 1.0, confidence=confidence)
         half = float(ndtri((1 + confidence) / 2)) * self.sd
         return estimates - half, estimates + half
@@ -154,6 +190,14 @@ class PublishedSketch:
             a bound on the weight of all keys so far, `late` on the weight within the lag. With the
             arrival clock both follow from it and `max_weight`; with ticks N must be given, and all
             of it may be late unless `late` says otherwise.
+
+        Args:
+            beta: chance that it fails, above 0 and below 1.
+            arrivals: the weight of all keys so far, at most.
+            late: that within the lag, at most.
+
+        Raises:
+            ValueError: beta is beyond its range, or the weight of all keys is not known.
         """
         require_between(1e-300, 1.0, beta=beta)
         total, lag = self._weights(arrivals, late)
@@ -189,7 +233,14 @@ class PublishedSketch:
         return total, min(float(self.lag * brings) if late is None else float(late), total)
 
     def merge(self, other: PublishedSketch) -> PublishedSketch:
-        """The snapshot of both streams: tables add up, noise variances too."""
+        """The snapshot of both streams: tables add up, noise variances too.
+
+        Args:
+            other: a snapshot of the same layout, of other people.
+
+        Raises:
+            ValueError: the layouts differ.
+        """
         require_same(self.layout, other.layout)
         unknown = self.brings is None or other.brings is None
         return replace(
@@ -202,7 +253,12 @@ class PublishedSketch:
         )
 
     def to_arrow(self, keys: Keys, **options: Any) -> pa.Table:
-        """Keys with n, n_sd, n_low and n_high."""
+        """Keys with n, n_sd, n_low and n_high.
+
+        Args:
+            keys: integers or texts.
+            **options: those of `estimate`.
+        """
         estimates = self.estimate(keys, **options)
         low, high = self.interval(estimates)
         column = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys)

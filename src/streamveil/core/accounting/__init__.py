@@ -136,7 +136,11 @@ class Budget:
 
     @classmethod
     def from_dict(cls, saved: dict[str, str]) -> Budget:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`.
+
+        Args:
+            saved: the amounts as text, by name.
+        """
         return cls(**{name: Fraction(value) for name, value in saved.items()})
 
 

@@ -104,7 +104,14 @@ class CounterState:
 
     @classmethod
     def from_arrays(cls, saved: Mapping[str, Array]) -> CounterState:
-        """The inverse of `to_arrays`; raises StoreError when the arrays are not a state."""
+        """The inverse of `to_arrays`.
+
+        Args:
+            saved: what `to_arrays` returned.
+
+        Raises:
+            StoreError: the arrays are no state of a counter.
+        """
         try:
             t, whole, real = int(saved["t"]), saved["whole"], saved["real"]
         except (KeyError, TypeError, ValueError):
@@ -145,17 +152,38 @@ class Counter(Protocol):
         """The largest column norm of the encoder, rounded up."""
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """The privacy loss of the whole run when one person moves the streams by `moved`."""
+        """The privacy loss of the whole run when one person moves the streams by `moved`.
+
+        Args:
+            moved: the L2 distance between the streams, in quanta (the L1 distance under Laplace
+                noise), at least 0.
+            keys: keys that one person moves at most; None: any number.
+
+        Raises:
+            ValueError: the distance is below 0, or no number.
+        """
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
-        """Standard deviation of the estimate after t steps, rounding included."""
+        """Standard deviation of the estimate after t steps, rounding included.
+
+        Args:
+            t: steps, each from 1 to the horizon.
+
+        Raises:
+            ValueError: a step is beyond the horizon.
+        """
 
     @property
     def state_bytes(self) -> int:
         """Bytes of state per key."""
 
     def init(self, keys: int, t: int = 0) -> CounterState:
-        """No counts yet; `t` steps of the horizon are already over."""
+        """No counts yet; `t` steps of the horizon are already over.
+
+        Args:
+            keys: how many are counted side by side, at least 0.
+            t: steps that are over, from 0.
+        """
 
     def step(
         self, state: CounterState, increments: Increments, place: Place, ids: Ids | None = None
@@ -164,6 +192,16 @@ class Counter(Protocol):
 
         `place` is the same at every step, and this run's alone: step t draws at the address t below
         it. With `ids` the noise of a key depends on its id alone and not on its column; ids differ.
+
+        Args:
+            state: after the step before.
+            increments: a whole number for each key, in quanta.
+            place: where its noise is drawn, the same at every step and of no other run.
+            ids: of the keys, from 0.
+
+        Raises:
+            HorizonError: all steps are over.
+            ValueError: increments are not one whole number for each key.
         """
 
     def _advance(
@@ -264,6 +302,11 @@ class Stepping:
 
         Without `noise` it is drawn under a fresh key of the operating system, and the stream ends
         with the process: to resume one, keep its `KeyedNoise`.
+
+        Args:
+            keys: how many are counted side by side, at least 1.
+            noise: where its draws come from.
+            name: of the stream; two under one noise need two names.
         """
         noise = noise or KeyedNoise.fresh()
         return CounterStream(self, self.init(keys), Place.opened(noise, "counter", name.encode()))  # type: ignore[arg-type,attr-defined]
@@ -312,7 +355,14 @@ class CounterStream:
         return self._state.t
 
     def step(self, increments: Any) -> Estimates:
-        """Adds one whole number per key; the noisy totals."""
+        """Adds one whole number per key; the noisy totals.
+
+        Args:
+            increments: a whole number for each key, in quanta.
+
+        Raises:
+            HorizonError: all steps are over.
+        """
         place = self._place.again()  # the step number never repeats here: nothing to remember
         estimates, self._state = self.counter.step(self._state, np.asarray(increments), place)
         return estimates

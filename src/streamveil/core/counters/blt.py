@@ -307,7 +307,11 @@ class BltCounter(Stepping):
         return self.schedule.norm
 
     def slack(self, moved: Exact | float) -> float:
-        """How much float64 offsets can add to the L2 move of one key, in quanta; see `feedback`."""
+        """How much float64 offsets can add to the L2 move of one key, in quanta; see `feedback`.
+
+        Args:
+            moved: how far one unit moves the stream of a key, in quanta.
+        """
         eta = self.schedule.recursion.deviation(self.sigma, moved)
         return float(2 * eta * np.sqrt(self.horizon))
 

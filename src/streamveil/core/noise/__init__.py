@@ -232,12 +232,28 @@ class Place:
 
     @classmethod
     def opened(cls, noise: Noise, purpose: str, *path: int | bytes) -> Place:
-        """A place that nobody else has: under secure noise its address ends in 16 random bytes."""
+        """A place that nobody else has: under secure noise its address ends in 16 random bytes.
+
+        Args:
+            noise: where draws come from.
+            purpose: what is drawn, a name of ours.
+            *path: numbers and bytes of the address.
+        """
         return cls.reopened(os.urandom(ONCE_BYTES) if noise.secure else b"", noise, purpose, *path)
 
     @classmethod
     def reopened(cls, once: bytes, noise: Noise, purpose: str, *path: int | bytes) -> Place:
-        """The place that was opened with this `once`, to go on with what was saved."""
+        """The place that was opened with this `once`, to go on with what was saved.
+
+        Args:
+            once: 16 bytes of `opened` under secure noise, else none.
+            noise: as it was opened with.
+            purpose: as it was opened with.
+            *path: as it was opened with.
+
+        Raises:
+            StoreError: it was opened under another kind of noise.
+        """
         if len(once) != (ONCE_BYTES if noise.secure else 0):
             raise StoreError(
                 "this state was saved under another kind of noise: it does not hold the address"
@@ -256,11 +272,22 @@ class Place:
         return Place(self.noise, self.purpose, self.path)
 
     def inside(self, *more: int | bytes) -> Place:
-        """A place below this one."""
+        """A place below this one.
+
+        Args:
+            *more: numbers and bytes behind this address.
+        """
         return Place(self.noise, self.purpose, (*self.path, *more), self.drawn)
 
     def draws(self, *more: int | bytes) -> Draws:
-        """The draws of one release. An address is given once."""
+        """The draws of one release. An address is given once.
+
+        Args:
+            *more: numbers and bytes behind this address.
+
+        Raises:
+            ReusedNoiseError: draws were given at this address before.
+        """
         return self._given(self.noise.at(self.purpose, *self.path, *more), *more)
 
     def lasting(self, *more: int | bytes) -> Draws:
