@@ -16,14 +16,16 @@ from streamveil.core.accounting import Budget
 from streamveil.errors import SourceError
 from streamveil.plan.look import with_look
 
+SUMMED = {"n": sv.count(), "ms": sv.sum("ms", bounds=(0, 60_000))}
 
-def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
+
+def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, measures=SUMMED, **options):  # noqa: B008  # frozen
     return (
         sv.files("/nowhere/at/all.parquet", event_time="ts")
         .protect("user_id", per="1 day")
         .window(sv.tumble("1 day"))
         .group_by("url", keys=keys)
-        .agg(n=sv.count(), ms=sv.sum("ms", bounds=(0, 60_000)))
+        .agg(**measures)
         .bound(max_rows=4, max_rows_per_group=1)
         .release(every="1 hour", start="2026-01-01", end="2026-02-01", budget=budget, **options)
     )
@@ -77,6 +79,16 @@ def test_it_says_which_cut_rows_intervals_do_not_hold(kind):
     left_out = str(section(query(intervals=kind), "BIAS (not in the intervals)").rows)
     assert ("three times its share" in left_out) is (kind == "true")
     assert "rows of one unit beyond max_rows = 4" in left_out
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    ("IF(ms > 100, 1, 0)", False), ("ms", True),
+])  # fmt: skip
+def test_values_are_said_to_be_cut_to_bounds_only_where_they_may_lie_beyond(value, said):
+    made = query(measures={"share": sv.avg(value, bounds=(0, 1))})
+    left_out = str(section(made, "BIAS (not in the intervals)").rows)
+    assert ("values beyond [0, 1] count as the nearer end" in left_out) is said
+    assert "clamped" not in left_out
 
 
 def test_the_promise_is_that_of_the_operator_and_within_the_budget():

@@ -90,6 +90,13 @@ def test_rounded_sums_beyond_64_bits_stay_at_the_largest(tmp_path, monotone):
     )
 
 
+def test_more_quanta_of_weight_than_a_byte_holds_are_refused():
+    """A weight of 256 quanta would be one of none, and its noise without end."""
+    assert WeightRule(scale=255, entry=255, reference=10.0).entry == 255
+    with pytest.raises(ValueError, match="a byte holds 255"):
+        WeightRule(scale=256, entry=256, reference=10.0)
+
+
 def test_weights_foresee_a_few_times_what_came_however_early():
     """Rows that came in the first of 100,000 releases may be all of them."""
     rule = WeightRule(scale=100, entry=100, reference=10.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.calendars import Cells, clock_of
 from streamveil.compiler import is_sketched, require_ends
-from streamveil.compiler.group_by import OF_MANY, compile_plan
+from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import (
     HEADING,
     answer_sd,
@@ -457,9 +457,9 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     """What the noise interval does not cover."""
     notes: dict[str, list[str]] = {}
     for output in operator.outputs:
-        cut = output.bias.removesuffix(f"; {OF_MANY}")
-        note = output.clamped or ONE_ROW if operator.uncut else cut
-        notes.setdefault(note, []).append(output.name)
+        cut = "" if operator.uncut else output.cut
+        note = "; ".join(part for part in (cut, output.clamped) if part)
+        notes.setdefault(note or ONE_ROW, []).append(output.name)
     rows = [(", ".join(names), note) for note, names in notes.items()]
     if operator.aggregation.cut is not None and not operator.uncut:
         rows.append(("told with each release", "a private count of the rows over the bound"))

@@ -161,7 +161,7 @@ class Mechanism:
         draws nothing, so it costs nothing more. Every counter is made for `triggers` steps, and
         releases happen at no others. The selection, the test of totals and the count of cut rows
         are sized from the same bounds, and prove their own losses. The parts are composed
-        adaptively (`Loss`); that two units share a fingerprint is a chance.
+        adaptively (`Loss`); that another unit has its fingerprint is a chance.
         `GroupBy` proves what its stages must keep for this.
     """
 

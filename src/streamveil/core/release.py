@@ -1,7 +1,8 @@
-"""From exact increments to totals that may leave: what draws the noise of continual counts.
+"""From exact increments to totals that may leave: the noise of continual counts.
 
-Every counter draws in its own way (`Counter.step`); what it gives becomes `Noisy` here and nowhere
-else, with the noise of this step in it.
+Every counter draws in its own way (`Counter.step`). The totals of groups become `Noisy` here, with
+the noise of this step in them. The counts of units of a `GaussianSelection`, restarting trees and
+the cells of sketches become so where they are drawn, in the core too.
 
 Keys may carry public weights: large ones are then counted less precisely, and cost less.
 
@@ -33,6 +34,8 @@ from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, drawn
 from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
+MOST_QUANTA = 255  # weights are kept in bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightRule:
@@ -49,15 +52,18 @@ class WeightRule:
         and a weight never rises again.
     """
 
-    scale: int  # quanta of weight one
+    scale: int  # quanta of weight one; entry..255
     entry: int  # of a key that is not shown, or just shown; 1..scale
     reference: float  # total up to which a key keeps its first weight
     caution: float = 0.0
     growth: float = 16.0  # times its total so far that a key is taken to have at the end, at most
 
     def __post_init__(self) -> None:
-        if not 1 <= self.entry <= self.scale:
-            raise ValueError(f"a key enters with {self.entry} of {self.scale} quanta of weight")
+        if not 1 <= self.entry <= self.scale <= MOST_QUANTA:
+            raise ValueError(
+                f"a key enters with {self.entry} of {self.scale} quanta of weight, of which a byte"
+                f" holds {MOST_QUANTA}"
+            )
 
     def next(
         self, weights: UInt8[Array, " keys"], totals: Float64[Array, " keys"], share: float
