@@ -42,8 +42,11 @@ FAULTS = {  # the ways that meet them, how they are judged, and where they are
 }  # fmt: skip
 
 
+FIRST = {"days of two times pass for one": 2}  # seeds that meet a fault at once; 1 meets others
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_seen_in_generated_queries(name, monkeypatch):
     way, by, plant = FAULTS[name]
     plant(monkeypatch)
-    assert any(wrong for _, wrong in judged(1, QUERIES, [way], by))
+    assert any(wrong for _, wrong in judged(FIRST.get(name, 1), QUERIES, [way], by))
