@@ -186,7 +186,8 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
     """False alarms: 1e-9. Without the correction the truth is held too rarely."""
     rng, threshold, sds = np.random.default_rng(5), 60.0, np.array([9.0, 4.0])[:, None]
     true = np.tile([20.0, 35, 45, 50, 55, 60, 70, 80, 130, 400], 20_000)
-    output = Output(name="s", function="sum", lanes=(0, 1), low=low, high=high)
+    middle = (low + high) / 2
+    output = Output(name="s", function="sum", lanes=(0, 1), low=low, high=high, centre=middle)
     exact = np.stack([true, 0.3 * true])
     noisy = exact + sds * rng.standard_normal(exact.shape)
     totals = Totals(noisy, np.broadcast_to(sds**2, noisy.shape))

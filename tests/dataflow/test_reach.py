@@ -188,6 +188,33 @@ def test_a_lane_is_refused_or_keeps_its_exact_ends(kind, one, other, centre, siz
     assert max(abs(end) for end in lane.ends) <= lane.reach < 2**62
 
 
+@given(ENDS, ENDS, ENDS, st.integers(-480, 480), VALUES)
+def test_a_row_without_a_value_is_within_the_ends_of_a_lane_of_all_rows(
+    one, other, centre, size, values
+):
+    low, high = sorted((one, other))
+    settings = {"low": low, "high": high, "centre": centre, "quantum": Fraction(2) ** size}
+    try:
+        lane = Lane(kind="sum", of_all=True, **settings)
+    except PlanError:
+        return
+    with np.errstate(all="ignore"):
+        found = [int(one) for one in lane.quanta(np.array(values))]
+    assert all(lane.ends[0] <= one <= lane.ends[1] for one in (*found, lane.absent))
+    assert max(abs(end) for end in lane.ends) <= lane.reach < 2**62
+    exact = -Fraction(centre) / lane.quantum
+    assert abs(lane.absent - exact) <= Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    "more", [{"kind": "square", "of_all": True}, {"kind": "units", "of_all": True},
+             {"kind": "valid", "of_all": True, "high": 2.0}, {"kind": "valid", "high": 1.0}],
+)  # fmt: skip
+def test_only_sums_and_counts_are_of_all_rows(more):
+    with pytest.raises(ValueError, match="count"):
+        Lane(**more)
+
+
 @pytest.mark.parametrize("engine", ["embedded", "spark"])
 def test_increments_that_are_wrong_are_cut_before_they_enter_totals(engine, monkeypatch):
     """A planted fault in the row stage of every lane of values: the last gate holds."""

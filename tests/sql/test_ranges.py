@@ -9,7 +9,7 @@ from sqlglot import exp
 
 import streamveil as sv
 from streamveil.errors import PlanError
-from streamveil.expressions import compile_expression, range_of, ranges
+from streamveil.expressions import compile_expression, has_value, range_of, ranges
 from streamveil.plan.look import open_values
 from streamveil.sql.sql import parse_script
 
@@ -100,6 +100,79 @@ def test_a_wrong_rule_is_found(monkeypatch, kind, name):
         )
     monkeypatch.setattr(ranges, kind, rules)
     assert found()[1]
+
+
+PARTS = [
+    "ok", "few > 3", "x < 0", "n = 3", "s = 'a'", "s IN ('a', NULL)", "n IS NULL", "few / n = 1",
+    "n * n > 5", "n IS NOT DISTINCT FROM 3", "t > '2000-01-01'", "few BETWEEN 1 AND n",
+    "s LIKE 'a%'",
+    "IF(ok, n, NULL) = 3", "n IS DISTINCT FROM small", "ok IS TRUE",
+]  # fmt: skip
+JOINED = ["{0}", "NOT ({0})", "({0} AND {1})", "({0} OR {1})", "{0} IS NOT TRUE", "({0}) = ({1})"]
+
+
+def condition(draw, depth):
+    if depth == 0 or draw.random() < 0.3:
+        return draw.choice(PARTS)
+    return draw.choice(JOINED).format(*(condition(draw, depth - 1) for _ in range(2)))
+
+
+def filled(number=3000, seed=4):
+    """How many expressions were said to have a value in every row, and those that have not."""
+    draw, known, wrong = random.Random(seed), 0, []
+    for nth in range(number):
+        test, where = condition(draw, 2), condition(draw, 2)
+        value = draw.choice(FORMS).format(*(expression(draw, 1) for _ in range(3)), c=test, d=where)
+        value = draw.choice([value, f"IF({test}, 1, 0)", f"CAST({test} AS INT64)", "n", "s",
+                             "IF(ok, 1 / 0, 1)"])  # fmt: skip
+        where = None if nth % 2 else where
+        if not has_value(value, where):
+            continue
+        try:
+            found = compile_expression(value, TABLE.schema)(TABLE)
+            kept = None if where is None else compile_expression(where, TABLE.schema)(TABLE)
+        except PlanError:
+            continue  # types that do not fit
+        known += 1
+        found = found if kept is None else found.filter(kept)
+        wrong += [(value, where)] if found.null_count else []
+    return known, wrong
+
+
+def test_what_is_said_to_have_a_value_in_every_row_has_one():
+    known, wrong = filled()
+    assert not wrong
+    assert known > 300
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more"),
+    [("CONDITIONS", exp.Div), ("COMPARED", exp.NullSafeNEQ)],
+)
+def test_what_is_wrongly_said_to_have_a_value_is_found(monkeypatch, nodes, more):
+    """Each node may be null where its parts are not, or true where one of them is null."""
+    monkeypatch.setattr(ranges, nodes, (*getattr(ranges, nodes), more))
+    assert filled()[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "known"),
+    [
+        ("IF(s = 'a', 1, 0)", None, True), ("IF(s = 'a', 1, NULL)", None, False),
+        ("CASE WHEN ok THEN 1 END", None, False), ("CASE WHEN ok THEN 1 ELSE 0 END", None, True),
+        ("COALESCE(x, 0)", None, True), ("COALESCE(x, n)", None, False), ("1", None, True),
+        ("NULLIF(1, 1)", None, False), ("(ok IS NULL)", None, True), ("ok", None, False),
+        ("CAST(s IS NULL AS INT64)", None, True), ("SAFE_CAST('a' AS INT64)", None, False),
+        ("IF(x / 0 > 1, 1, 0)", None, True), ("1 / 0", None, False),
+        ("IF(ok, -3, 2.5)", None, True),
+        ("IF(s LIKE 'a%', 1, 0)", None, False), ("IF(UPPER(s) = 'A', 1, 0)", None, False),
+        ("x", "x > 3", True), ("x", "NOT (x IS NULL) AND n = 1", True), ("x", "x > 3 OR ok", False),
+        ("x", "x IS NULL", False), ("n", "3 < n", True), ("n", "n + 1 > 3", False),
+        ("s", "s NOT IN ('a', 'b')", True), ("n", "n IS DISTINCT FROM 3", False),
+    ],
+)  # fmt: skip
+def test_what_has_a_value_in_every_row(text, where, known):
+    assert has_value(text, where) == known
 
 
 OPTIONS = "epsilon = 1, delta = 1e-6, privacy_unit_column = user"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import floor, log2
+from functools import cached_property
+from math import floor, log2, sqrt
 from typing import Any, cast
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from streamveil.expressions import (
     compile_predicate,
     compile_unit,
     compile_value,
+    has_value,
 )
 from streamveil.kinds import AGGREGATES, COUNTS, MOMENTS, TOTALS, made_of
 from streamveil.plan import Aggregate, Plan, TableSource, options
@@ -251,7 +253,24 @@ class Compiler:
         """The outputs, with the lanes of trees moved behind all others (`GroupBy`)."""
         new = self.book.nodes_last()
         self.trees = [(new[start], lane, levels) for start, lane, levels in self.trees]
-        return tuple(replace(one, lanes=tuple(new[old] for old in one.lanes)) for one in outputs)
+        made = tuple(replace(one, lanes=tuple(new[old] for old in one.lanes)) for one in outputs)
+        if self._counts_rows:
+            self._give_to_rows(made)
+        return made
+
+    def _give_to_rows(self, outputs: tuple[Output, ...]) -> None:
+        """Moves a part of what the lanes beside the number of rows get to that number.
+
+        Error: all of m lanes read it. Where it gets f of what they have together and each of them
+            (1 - f) / m, a count of values has v / 4 (1 / f + m / (1 - f)), least at f = 1 / (1 +
+            sqrt(m)): sqrt(m) times as much as one of them. They have m + 1 parts, as before.
+        """
+        rows = self.book.lanes.index(Lane(kind="rows"))
+        beside = {one.lanes[1] for one in outputs if one.lanes[0] == rows and len(one.lanes) > 1}
+        part = 0.0 if not beside else (sqrt(len(beside)) - 1) / len(beside)
+        for lane in beside:
+            self.book.uses[rows] += part * self.book.uses[lane]
+            self.book.uses[lane] *= 1 - part
 
     def _output(self, aggregate: Aggregate) -> Output:
         makers: dict[str, Callable[[Aggregate], Output]] = {
@@ -283,10 +302,49 @@ class Compiler:
     def _count(self, aggregate: Aggregate) -> Output:
         if aggregate.function == "count_units":
             return self._alone(aggregate, Lane(kind="units"))
-        if aggregate.expression is None:
-            return self._alone(aggregate, Lane(kind="rows"))
-        kind: Any = "distinct" if aggregate.function == "count_distinct" else "valid"
-        return self._alone(aggregate, Lane(kind=kind, value=self._value(aggregate.expression)))
+        if aggregate.function == "count_distinct":
+            value = self._value(aggregate.expression)
+            return self._alone(aggregate, Lane(kind="distinct", value=value))
+        lane = self._rows_of(aggregate.expression)
+        read = any(
+            one.function in ("sum", *MOMENTS) and one.expression == aggregate.expression
+            for one in self.plan.aggregates
+        )
+        if lane.kind == "rows" or read or not self._counts_rows:
+            return self._alone(aggregate, lane)
+        half = replace(lane, high=1.0, centre=0.5, quantum=Fraction(1, 2), of_all=True)
+        return self._beside_rows(aggregate, half)
+
+    def _rows_of(self, expression: str | None) -> Lane:
+        """The count of rows that have a value: of all rows, where the text says that all have."""
+        if self._is_filled(expression):
+            return Lane(kind="rows")
+        return Lane(kind="valid", value=self._value(expression))
+
+    @cached_property
+    def _counts_rows(self) -> bool:
+        """Whether the number of all rows is asked for."""
+        return any(
+            one.function == "count" and self._is_filled(one.expression)
+            for one in self.plan.aggregates
+        )
+
+    def _is_filled(self, expression: str | None) -> bool:
+        return expression is None or has_value(expression, self.plan.where)
+
+    def _beside_rows(self, aggregate: Aggregate, lane: Lane, **more: Any) -> Output:
+        """A sum over all rows, from a centre, and the number of rows, which moves it back.
+
+        Error: of values within [0, 1], a row moves the sum from their middle by 1/2. With noise of
+            variance v for one of k equal lanes, it has k v / 4, and k v / 4 from half the count: k
+            v / 2 for the k v of a lane of its own. A share of rows p has k v (1/4 + (p - 1/2)^2) /
+            count^2 for k v (1 + p^2) / count^2. No other lane has less for it.
+        """
+        lanes = self.book.use(Lane(kind="rows"), 0), self.book.use(lane)
+        return Output(
+            name=aggregate.name, function=aggregate.function, lanes=lanes, centre=lane.centre,
+            **more,
+        )  # fmt: skip
 
     def _alone(self, aggregate: Aggregate, lane: Lane, **more: Any) -> Output:
         """An output that is one lane."""
@@ -299,7 +357,8 @@ class Compiler:
         Error: with noise of variance v for one of k equal lanes, k v max(low^2, high^2) by itself.
             From the middle of its bounds k v (low^2 + high^2) / 2, never more, where the count is
             asked for as well; 2/3 of that where a mean reads both lanes, each of which then has
-            half of what its own would have had. No other lane has less for it.
+            half of what its own would have had. No other lane has less for it. Beside the number of
+            all rows, bounds hold the 0 of a row without a value too (`_beside_rows`).
         """
         low, high, value = self._bounded(aggregate)
         alike = [one for one in self.plan.aggregates if one.expression == aggregate.expression]
@@ -310,7 +369,17 @@ class Compiler:
         counted = any(one.function == "count" for one in alike)
         if low + high and (averaged or counted):
             lanes = self._centred(aggregate, (0.5, 0.5) if averaged else (0.0, 1.0))
-            return Output(name=aggregate.name, function="sum", lanes=lanes, low=low, high=high)
+            centre = (low + high) / 2
+            return Output(
+                name=aggregate.name, function="sum", lanes=lanes, low=low, high=high, centre=centre
+            )
+        widest = min(low, 0.0), max(high, 0.0)
+        if sum(widest) and self._counts_rows:
+            lane = Lane(
+                kind="sum", value=value, low=low, high=high, centre=sum(widest) / 2, of_all=True,
+                quantum=self._quantum(aggregate, (widest[1] - widest[0]) / 2),
+            )  # fmt: skip
+            return self._beside_rows(aggregate, lane, low=low, high=high)
         quantum = self._quantum(aggregate, max(abs(low), abs(high)))
         lane = Lane(kind="sum", value=value, low=low, high=high, quantum=quantum)
         return self._alone(aggregate, lane, low=low, high=high)
@@ -324,7 +393,9 @@ class Compiler:
             kind="sum", value=value, low=low, high=high, centre=(low + high) / 2,
             quantum=self._quantum(aggregate, (high - low) / 2),
         )  # fmt: skip
-        count = Lane(kind="valid", value=value)
+        count = self._rows_of(aggregate.expression)
+        if count.kind == "rows" and self._counts_rows and reads == (1, 1):
+            reads = 0, 1  # a mean beside the number of rows
         return self.book.use(count, reads[0]), self.book.use(total, reads[1])
 
     def _moments(self, aggregate: Aggregate) -> Output:

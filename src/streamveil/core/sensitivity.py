@@ -6,7 +6,7 @@ Integers and fractions from the bound on; what is rounded is rounded up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import isfinite, isqrt
@@ -160,6 +160,8 @@ class Lane:
     >>> lane = Lane(kind="sum", value=0, low=0.0, high=60_000.0, quantum=Fraction(1))
     >>> lane.reach, lane.quanta(np.array([-7.0, 2.5, 1e300])).tolist()
     (60000, [0, 2, 60000])
+    >>> Lane(kind="valid", high=1.0, centre=0.5, quantum=Fraction(1, 2), of_all=True).ends
+    (-1, 1)
     """
 
     kind: LaneKind
@@ -168,6 +170,8 @@ class Lane:
     high: float = 0.0
     centre: float = 0.0  # subtracted before summing
     quantum: Fraction = Fraction(1)
+    # a row without a value counts as 0, centred like others, and not as none
+    of_all: bool = field(default=False, metadata={"unsaid": True})
     level: int = 0  # of a quantile tree, 1 below the root; its `place`-th of `fan`**level nodes
     place: int = 0
     fan: int = 0
@@ -177,12 +181,16 @@ class Lane:
             raise PlanError("bounds must be finite numbers")
         if self.low > self.high or self.quantum <= 0:
             raise PlanError("a lane needs low <= high and a quantum above 0")
+        if self.of_all and self.kind not in ("sum", "valid"):
+            raise ValueError("only sums and counts of values take rows without one for 0")
+        if self.kind == "valid" and (self.low, self.high) != (0, int(self.of_all)):
+            raise ValueError("a count of values has no bounds; one of all rows those of 0 and 1")
         if self.kind != "node" and (self.level or self.place or self.fan):
             raise ValueError("only nodes of trees have a level and a place")
         placed = self.level >= 1 and self.fan > 1 and 0 <= self.place < self.fan**self.level
         if self.kind == "node" and not (placed and self.low < self.high):
             raise ValueError("a node of a tree has a level, a place in it and bounds")
-        if self.kind in ADDED and self.reach >= MOST_QUANTA:
+        if (self.kind in ADDED or self.of_all) and self.reach >= MOST_QUANTA:
             raise PlanError(
                 f"the bounds ({self.low:g}, {self.high:g}) are 2**62 quanta of"
                 f" {float(self.quantum):g} or more.\n"
@@ -192,9 +200,10 @@ class Lane:
     @cached_property
     def ends(self) -> tuple[int, int]:
         """The least and the largest increment of a row, quanta."""
-        if self.kind not in ADDED:
+        if self.kind not in ADDED and not self.of_all:
             return 0, 1
-        low, high = (Fraction(end) - Fraction(self.centre) for end in (self.low, self.high))
+        counted = (self.low, self.high, *[0.0] * self.of_all)
+        low, high = (Fraction(end) - Fraction(self.centre) for end in (min(counted), max(counted)))
         if self.kind == "square":
             inside = Fraction(0) if low <= 0 <= high else min(low**2, high**2)
             low, high = inside, max(low**2, high**2)
@@ -209,6 +218,11 @@ class Lane:
         if self.kind == "distinct":
             return FIRSTS
         return max(1, *(abs(end) for end in self.ends))
+
+    @cached_property
+    def absent(self) -> int:
+        """The increment of a row without a value, quanta."""
+        return round(-Fraction(self.centre) / self.quantum) if self.of_all else 0
 
     def quanta(self, values: Float64[Array, " rows"]) -> Int64[Array, " rows"]:
         """Clamped, centred (and squared) values on the lattice; monotone in |value - centre|."""
@@ -233,7 +247,8 @@ def within_reach(
     """Cuts the increments of accepted rows, in place, to what noise is charged for.
 
     The last gate before totals, in every engine: it asks nothing of how increments were made. Lanes
-    of ADDED values alone: all others count rows by a bool, or nodes by their places (`lane_hits`).
+    of ADDED values alone: all others choose one of two `ends` by a bool, or count nodes by their
+    places (`lane_hits`).
 
     >>> within_reach([Lane(kind="sum", high=3.0)], np.array([[-(2**62)], [2]])).tolist()
     [[-3], [2]]

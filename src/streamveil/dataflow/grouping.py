@@ -421,7 +421,7 @@ def output_facts(output: Any) -> Facts:
     found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
     if output.function in VALUED:
         found |= {"low": output.low, "high": output.high}
-    if output.function == "sum" and len(lanes) > 1:
+    if output.is_total and len(lanes) > 1:
         found |= {"factors": list(output.factors)}
     said = {"bias": output.cut, "clamped": output.clamped}
     return found | {name: text for name, text in said.items() if text}

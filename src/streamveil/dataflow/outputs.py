@@ -58,6 +58,8 @@ class Output:
     # the same for releases, about rows and about values; no part of what a state is compared by
     cut: str = field(default="", compare=False)
     clamped: str = field(default="", compare=False)
+    # of a count or sum of two lanes: what each row of the first one adds, as the second one says
+    centre: float = field(default=0.0, compare=False)
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
@@ -74,11 +76,11 @@ class Output:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Of the lanes of a count or sum: a sum from the middle of its bounds is moved back.
+        """Of the lanes of a count or sum: a sum from a centre is moved back.
 
         The sum of x over n values is that of x - centre, plus centre * n.
         """
-        return (1.0,) if len(self.lanes) == 1 else ((self.low + self.high) / 2, 1.0)
+        return (1.0,) if len(self.lanes) == 1 else (self.centre, 1.0)
 
     @property
     def least(self) -> float:

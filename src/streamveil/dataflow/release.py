@@ -40,7 +40,7 @@ def driver(lanes: tuple[Lane, ...]) -> int:
     2
     """
     kinds = [lane.kind for lane in lanes]
-    counting = [place for place, kind in enumerate(kinds) if kind in COUNTING]
+    counting = [p for p, one in enumerate(lanes) if one.kind in COUNTING and not one.of_all]
     found = [*(place for place in counting if kinds[place] == "rows"), *counting]
     return found[0] if found else kinds.index("sum") if "sum" in kinds else -1
 

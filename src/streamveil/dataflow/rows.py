@@ -330,8 +330,9 @@ def lane_quanta(
         else:
             value, present = prepared.values[lane.value]
             here = present[rows]
-            quanta = 1 if lane.kind == "valid" else lane.quanta(np.where(here, value[rows], 0.0))
-            columns[:, place] = np.where(here, quanta, 0)
+            counted = lane.kind == "valid"
+            one = lane.ends[1] if counted else lane.quanta(np.where(here, value[rows], 0.0))
+            columns[:, place] = np.where(here, one, lane.absent)
     return columns
 
 

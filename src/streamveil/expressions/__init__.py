@@ -181,6 +181,20 @@ def range_of(text: str, schema: pa.Schema | None = None) -> tuple[float, float] 
     return (float(low), float(high)) if -inf < low <= high < inf else None
 
 
+def has_value(text: str, where: str | None = None) -> bool:
+    """Whether an expression has a value in every row that meets a condition; False if not known.
+
+    >>> has_value("IF(kind = 'a', 1, 0)"), has_value("x"), has_value("x", "x > 3 AND y = 1")
+    (True, False, True)
+    """
+    if where is None and not any(word in text for word in ("(", "CASE")):
+        return text.isdigit()  # columns, and what is computed of them
+    from streamveil.expressions.ranges import asked_for, is_filled  # loaded by need
+
+    filled = frozenset(() if where is None else asked_for(parse_text(where)))
+    return is_filled(parse_text(text), filled)
+
+
 def conjunction(conditions: Sequence[str]) -> str:
     """All conditions joined by AND, however they were grouped or spread over several calls.
 
@@ -327,6 +341,6 @@ def null_where_it_fails(run: Evaluator, table: pa.Table, kind: Any) -> Column:
 
 __all__ = [
     "Compiled", "column_named", "columns_of", "compile_expression", "compile_key",
-    "compile_predicate", "compile_unit", "compile_value", "conjunction", "kind_of",
+    "compile_predicate", "compile_unit", "compile_value", "conjunction", "has_value", "kind_of",
     "normalize_expression",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Between which ends the values of an expression lie, whatever the rows: by interval arithmetic."""
+"""Between which ends the values of an expression lie, and whether it has one in every row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from math import ceil, floor, inf, isnan
 from operator import add, mul, sub, truediv
 from typing import TypeAlias
@@ -32,6 +32,12 @@ CONDITIONS = (
     exp.Between, exp.Like, exp.Boolean, exp.NullSafeEQ, exp.NullSafeNEQ,
 )  # fmt: skip
 ASKING = ("STARTS_WITH", "ENDS_WITH", "CONTAINS_SUBSTR", "REGEXP_CONTAINS", "IS_NAN", "IS_INF")
+COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.In)
+PLAIN = (  # nodes whose functions fail for no row: a failure makes a whole expression null
+    *CONDITIONS, exp.Column, exp.Identifier, exp.Literal, exp.Null, exp.Paren, exp.If, exp.Case,
+    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.DataType,
+)  # fmt: skip
+CHOICES = ("IF", "IFNULL", "COALESCE", "NULLIF")
 
 
 def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
@@ -49,6 +55,86 @@ def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
     rule = RULES.get(type(tree))
     found = ANY if rule is None else rule(tree, ends)
     return found if found == NONE or max(map(abs, found)) < EXACT else ANY
+
+
+def is_filled(tree: exp.Expr, filled: Set[str]) -> bool:
+    """Whether an expression has a value in every row; False where it is not known.
+
+    `filled`: columns that have one in every row that counts.
+
+    Proof: by induction over the tree. Nodes that are not `PLAIN` may fail for a row. Of the others,
+        arithmetic and casts may be null where their parts are not (overflow, division by zero), so
+        they have a value only as literals and as casts of conditions to numbers.
+    """
+    return all(map(_cannot_fail, tree.walk())) and _has_value(tree, filled)
+
+
+def _cannot_fail(node: exp.Expr) -> bool:
+    if isinstance(node, exp.Cast):
+        return isinstance(node.this.unnest(), CONDITIONS)
+    if isinstance(node, exp.Like):
+        return False
+    return isinstance(node, PLAIN) or _choice(node) is not None
+
+
+def _choice(node: exp.Expr) -> str | None:
+    """Which function chooses among its arguments, if it is a call of one."""
+    name = str(node.this).upper() if isinstance(node, exp.Anonymous) else None
+    return name if name in CHOICES else None
+
+
+def _has_value(tree: exp.Expr, filled: Set[str]) -> bool:
+    tree = tree.unnest()
+    if isinstance(tree, exp.Column):
+        return tree.name in filled
+    if isinstance(tree, exp.Literal | exp.Boolean | exp.Is | exp.NullSafeEQ | exp.NullSafeNEQ):
+        return True
+    parts = list(tree.expressions) if isinstance(tree, exp.Anonymous) else []
+    match _choice(tree):
+        case "IF":
+            parts = parts[1:]
+        case "IFNULL" | "COALESCE":
+            return any(_has_value(part, filled) for part in parts)
+        case "NULLIF":
+            return False
+    if isinstance(tree, exp.If | exp.Case):
+        ifs = [tree] if isinstance(tree, exp.If) else tree.args["ifs"]
+        parts = [one.args["true"] for one in ifs]
+        parts.append(tree.args.get("false") or tree.args.get("default") or exp.Null())
+    elif isinstance(tree, CONDITIONS):
+        parts = list(tree.iter_expressions())
+    elif isinstance(tree, exp.Neg) and isinstance(tree.this, exp.Literal):
+        return True
+    elif isinstance(tree, exp.Cast):
+        number = tree.args["to"].this in (exp.DataType.Type.BIGINT, exp.DataType.Type.DOUBLE)
+        parts = [tree.this] if number and isinstance(tree.this.unnest(), CONDITIONS) else []
+    return bool(parts) and all(_has_value(part, filled) for part in parts)
+
+
+def asked_for(condition: exp.Expr) -> Iterator[str]:
+    """Columns that have a value in each row for which a condition is true.
+
+    A comparison with a null is null, as are AND and NOT of it.
+    """
+    tree = condition.unnest()
+    if isinstance(tree, exp.And):
+        yield from asked_for(tree.this)
+        yield from asked_for(tree.expression)
+        return
+    if isinstance(tree, exp.Not):
+        inner = tree.this.unnest()
+        is_null = isinstance(inner, exp.Is) and isinstance(inner.expression, exp.Null)
+        tree = inner if is_null or isinstance(inner, COMPARED) else tree
+        parts = [tree.this]
+    elif isinstance(tree, COMPARED):
+        parts = [tree.this]
+        if not isinstance(tree, exp.Between | exp.In):
+            parts.append(tree.expression)
+    else:
+        return
+    for part in parts:
+        if isinstance(part.unnest(), exp.Column):
+            yield part.unnest().name
 
 
 def either(ranges: Sequence[Range]) -> Range:

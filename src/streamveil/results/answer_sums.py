@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -166,15 +166,33 @@ class Answered:
         return same, same  # where it is the same total under two names
 
     def _of_parts(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
-        """Of a number and a sum that it is a part of, times its factor; of any others the worst."""
-        part, whole = sorted((one, two), key=lambda name: len(self.answers[name]["lanes"]))
-        lanes = self.answers[part]["lanes"]
-        if len(lanes) > 1 or TOTAL in self.answers[one] or TOTAL in self.answers[two]:
-            return -most, most
-        facts = self.answers[whole]
-        factor = facts["factors"][facts["lanes"].index(lanes[0])]
-        shared = factor * self.column(part + "_sd") ** 2 * (self._row(one) == self._row(two))
-        return shared, shared
+        """Of two numbers with a lane in common, times the factors of both.
+
+        The variance of a lane is that of an answer which is this lane alone. Where none is there,
+        it is at least 0; so it is in totals, which share it in rows that nobody knows.
+        """
+        left, right = self.answers[one], self.answers[two]
+        totals = TOTAL in left or TOTAL in right
+        low = high = 0 * most
+        for lane, a in parts_of(left):
+            for b in (factor for other, factor in parts_of(right) if other == lane):
+                alone = None if totals else self._alone(lane, one, two)
+                ends = (0 * most, most * np.sign(a * b)) if alone is None else (a * b * alone,) * 2
+                low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        together = totals | (self._row(one) == self._row(two))
+        return np.maximum(low * together, -most), np.minimum(high * together, most)
+
+    def _alone(self, lane: Any, one: str, two: str) -> Array | None:
+        """The variance of a lane that both share, in their row; None if no answer is it alone."""
+        own = [one, two]
+        if all(SHIFT not in self.answers[name] for name in own):
+            plain = (name for name, facts in self.answers.items()
+                     if not {SHIFT, TOTAL, REPEATED} & set(facts))  # fmt: skip
+            own += plain
+        found = (name for name in own if self.answers[name].get("lanes") == [lane]
+                 and self.answers[name].get("function") in TOTALS)  # fmt: skip
+        name = next(found, None)
+        return None if name is None else self.column(name + "_sd") ** 2
 
     def _of_totals(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
         """Of a total and a number: that of its own row is one of those that are added up.
@@ -257,6 +275,11 @@ class Answered:
             centre = self.centre(name)
             value = value + factor * np.where(np.isnan(centre), self.column(name), centre)
         return value, self.joint(part, part)[1]
+
+
+def parts_of(facts: Facts) -> Iterator[tuple[Any, float]]:
+    """The lanes that a count or sum adds up, each with its factor."""
+    return zip(facts["lanes"], facts.get("factors", [1.0]), strict=True)
 
 
 def names_in(tree: exp.Expr) -> Iterator[str]:

@@ -56,8 +56,9 @@ def calibration(operator: Operator) -> str:
 
 
 def decisive(value: Any) -> list[Field[Any]]:
-    """The fields of a dataclass that are told."""
-    return [part for part in fields(value) if part.compare and part.name not in LEFT_OUT]
+    """The fields of a dataclass that are told; later ones (`plan.LATER`) where they say a thing."""
+    told = [part for part in fields(value) if part.compare and part.name not in LEFT_OUT]
+    return [part for part in told if not part.metadata.get("unsaid") or getattr(value, part.name)]
 
 
 def words(value: Any, name: str = "") -> Iterator[str]:

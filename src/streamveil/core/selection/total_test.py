@@ -233,7 +233,7 @@ class TotalsAlone:
 
 def can_test(counter: object, lane: Lane, bounds: Bounds, rule: WeightRule | None) -> bool:
     """Whether totals of a lane can show keys: they never fall, and one unit adds little."""
-    rising = lane.kind in ("rows", "valid", "units") or (lane.kind == "sum" and min(lane.ends) >= 0)
+    rising = lane.kind in ("rows", "valid", "units", "sum") and min(lane.ends) >= 0
     few = bounds.most_in_group(None if rule is None else rule.entry) <= MOST_ROWS
     return isinstance(counter, BltCounter) and rising and few
 
