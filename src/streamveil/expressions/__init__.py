@@ -195,6 +195,19 @@ def has_value(text: str, where: str | None = None) -> bool:
     return is_filled(parse_text(text), filled)
 
 
+def may_leave_out(text: str) -> bool:
+    """Whether an expression gives some rows no value: an IF or CASE that may choose NULL.
+
+    >>> may_leave_out("IF(x > 3, x, NULL)"), may_leave_out("IF(x > 3, x, 0)"), may_leave_out("x")
+    (True, False, False)
+    """
+    if not any(word in text for word in ("IF(", "CASE")):
+        return False
+    from streamveil.expressions.ranges import leaves_out  # loaded by need
+
+    return leaves_out(parse_text(text))
+
+
 def conjunction(conditions: Sequence[str]) -> str:
     """All conditions joined by AND, however they were grouped or spread over several calls.
 
@@ -342,5 +355,5 @@ def null_where_it_fails(run: Evaluator, table: pa.Table, kind: Any) -> Column:
 __all__ = [
     "Compiled", "column_named", "columns_of", "compile_expression", "compile_key",
     "compile_predicate", "compile_unit", "compile_value", "conjunction", "has_value", "kind_of",
-    "normalize_expression",
+    "may_leave_out", "normalize_expression",
 ]  # fmt: skip

@@ -83,25 +83,27 @@ def _choice(node: exp.Expr) -> str | None:
     return name if name in CHOICES else None
 
 
+def _chosen(tree: exp.Expr) -> list[exp.Expr]:
+    """What an IF or CASE chooses among; nothing of other nodes."""
+    if _choice(tree) == "IF":
+        return list(tree.expressions[1:])
+    if not isinstance(tree, exp.If | exp.Case):
+        return []
+    ifs = [tree] if isinstance(tree, exp.If) else tree.args["ifs"]
+    last = tree.args.get("false") or tree.args.get("default") or exp.Null()
+    return [*(one.args["true"] for one in ifs), last]
+
+
 def _has_value(tree: exp.Expr, filled: Set[str]) -> bool:
     tree = tree.unnest()
     if isinstance(tree, exp.Column):
         return tree.name in filled
     if isinstance(tree, exp.Literal | exp.Boolean | exp.Is | exp.NullSafeEQ | exp.NullSafeNEQ):
         return True
-    parts = list(tree.expressions) if isinstance(tree, exp.Anonymous) else []
-    match _choice(tree):
-        case "IF":
-            parts = parts[1:]
-        case "IFNULL" | "COALESCE":
-            return any(_has_value(part, filled) for part in parts)
-        case "NULLIF":
-            return False
-    if isinstance(tree, exp.If | exp.Case):
-        ifs = [tree] if isinstance(tree, exp.If) else tree.args["ifs"]
-        parts = [one.args["true"] for one in ifs]
-        parts.append(tree.args.get("false") or tree.args.get("default") or exp.Null())
-    elif isinstance(tree, CONDITIONS):
+    parts = _chosen(tree)
+    if _choice(tree) in ("IFNULL", "COALESCE"):
+        return any(_has_value(part, filled) for part in tree.expressions)
+    if isinstance(tree, CONDITIONS):
         parts = list(tree.iter_expressions())
     elif isinstance(tree, exp.Neg) and isinstance(tree.this, exp.Literal):
         return True
@@ -109,6 +111,14 @@ def _has_value(tree: exp.Expr, filled: Set[str]) -> bool:
         number = tree.args["to"].this in (exp.DataType.Type.BIGINT, exp.DataType.Type.DOUBLE)
         parts = [tree.this] if number and isinstance(tree.this.unnest(), CONDITIONS) else []
     return bool(parts) and all(_has_value(part, filled) for part in parts)
+
+
+def leaves_out(tree: exp.Expr) -> bool:
+    """Whether a choice is the whole of an expression, and NULL is one of what it chooses."""
+    tree = tree.unnest()
+    return (_choice(tree) == "IF" or isinstance(tree, exp.If | exp.Case)) and any(
+        isinstance(part.unnest(), exp.Null) or leaves_out(part) for part in _chosen(tree)
+    )
 
 
 def asked_for(condition: exp.Expr) -> Iterator[str]:

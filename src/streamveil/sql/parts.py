@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions import conjunction, normalize_expression, times
+from streamveil.expressions import conjunction, may_leave_out, normalize_expression, times
 from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate, Clock, KeyColumn, Plan, TableSource, Window
 from streamveil.plan.check import check_plan
@@ -323,8 +323,29 @@ def quoted(column: str) -> str:
     return "`" + column.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
+def without_idle_rows(plan: Plan) -> Plan:
+    """The plan without rows that add to no answer, which would use up bounds of their units.
+
+    Where every aggregate asks for a value that IF or CASE may leave out, as COUNTIF does. Only with
+    public groups, or without groups: a group of such rows alone is one that SQL shows, and its
+    units would not be counted.
+
+    Proof: a row's own values decide, before bounding, as those of a WHERE by the query do.
+    """
+    known = plan.key_set.public is not None or not plan.keys
+    other = (
+        plan.preset != "default" or plan.bounding.combine or isinstance(plan.source, TableSource)
+    )
+    texts = [one.expression or "" for one in plan.aggregates]
+    if other or not known or not all(map(may_leave_out, texts)):
+        return plan
+    some = " OR ".join(f"(({text}) IS NOT NULL)" for text in dict.fromkeys(texts))
+    return replace(plan, where=conjunction([*([plan.where] if plan.where else []), some]))
+
+
 def finish(plan: Plan) -> Plan:
     """The plan in canonical form, checked. Raises PlanError."""
+    plan = without_idle_rows(plan)
     done = replace(
         plan,
         unit=normalize_expression(plan.unit) if plan.unit else "",
