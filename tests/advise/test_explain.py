@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from math import hypot
 
 import numpy as np
 import pytest
@@ -114,9 +115,12 @@ def test_the_promise_is_restated_only_where_there_is_a_number():
 
 def test_the_noise_is_that_of_the_counters():
     operator = compile_plan(with_look(query().plan))
-    place = operator.outputs[1].lanes[0]
-    lane, counter = operator.aggregation.lanes[place], operator.aggregation.counters[place]
-    expected = float(counter.std(np.array([10]))[0]) * float(lane.quantum)
+    output, lanes = operator.outputs[1], operator.aggregation.lanes
+    expected = hypot(*(
+        factor * float(operator.aggregation.counters[place].std(np.array([10]))[0])
+        * float(lanes[place].quantum)
+        for factor, place in zip(output.factors, output.lanes, strict=True)
+    ))  # fmt: skip
     assert query().explain().facts["noise"]["ms"][10] == pytest.approx(expected)
 
 
