@@ -485,3 +485,16 @@ def test_several_queries_are_named_with_the_way_to_choose():
     stream = "CREATE STREAM t WITH (source = 'files', path = 't.parquet');"
     with pytest.raises(PlanError, match=r"2 queries \(a, b\).*\n.*--query NAME"):
         parse_script(f"{stream} {one % 'a'}; {one % 'b'}").query  # noqa: B018  (it raises)
+
+
+@pytest.mark.parametrize(("declared", "says"), [
+    ("CREATE STREAM logs (u INT64) WITH (kind = 'files', path = 'x')",
+     "'logs' says no kind of source.\n  to fix  CREATE STREAM logs WITH (source = "),
+    ("CREATE SINK kept WITH (path = 'x')",
+     "'kept' says no kind of sink.\n  to fix  CREATE SINK kept WITH (sink = "),
+    ("CREATE SINK kept (n INT64) WITH (sink = 'console')", "'kept' has columns"),
+])  # fmt: skip
+def test_a_declaration_without_a_kind_says_what_is_missing(declared, says):
+    with pytest.raises(PlanError) as refused:
+        parse_script(f"{declared};")
+    assert says in str(refused.value)

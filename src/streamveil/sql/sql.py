@@ -219,13 +219,20 @@ def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, Si
     if create.kind == "SINK":
         kind = values.pop("sink", None)
         if not isinstance(kind, str) or create.columns:
-            raise PlanError("CREATE SINK name WITH (sink = 'files', path = 'out/')")
+            why = "has columns, which releases bring" if create.columns else "says no kind of sink"
+            raise PlanError(
+                f"the sink '{shown(name)}' {why}.\n"
+                f"  to fix  CREATE SINK {shown(name)} WITH (sink = 'files', path = 'out/')"
+            )
         sinks[name] = SinkSpec(name=name, kind=kind, options=values)
         return
     table = _table_settings(create, values)
     kind = values.pop("source", None)
     if not isinstance(kind, str):
-        raise PlanError(f"CREATE {create.kind} name WITH (source = 'files', path = '...')")
+        raise PlanError(
+            f"'{shown(name)}' says no kind of source.\n"
+            f"  to fix  CREATE {create.kind} {shown(name)} WITH (source = 'files', path = '...')"
+        )
     event_time = values.pop("event_time", None)
     if event_time is not None and not isinstance(event_time, str):
         raise PlanError("event_time is the name of a column")
