@@ -412,6 +412,7 @@ def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
     """The lanes of an output, with a word for each (of a tree only its first node)."""
     words = {
         "valid": "its count",
+        "rows": "the rows of its group",
         "sum": "its centred sum",
         "square": "its squares",
         "node": "each node of its tree",
