@@ -337,7 +337,7 @@ def without_idle_rows(plan: Plan) -> Plan:
         plan.preset != "default" or plan.bounding.combine or isinstance(plan.source, TableSource)
     )
     texts = [one.expression or "" for one in plan.aggregates]
-    if other or not known or not all(map(may_leave_out, texts)):
+    if other or not known or not (texts and all(map(may_leave_out, texts))):
         return plan
     some = " OR ".join(f"(({text}) IS NOT NULL)" for text in dict.fromkeys(texts))
     return replace(plan, where=conjunction([*([plan.where] if plan.where else []), some]))
