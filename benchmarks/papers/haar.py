@@ -12,6 +12,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core import counters
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -23,7 +24,6 @@ from streamveil.core.counters import (
     column,
     zeros,
 )
-from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers import gaussian_table
 from streamveil.core.noise.samplers.quantiles import quantile_word
@@ -76,9 +76,10 @@ class HaarCounter(Stepping):
     aim: Literal["max", "mean", "two-sided"] = "max"  # which error is least
 
     def __post_init__(self) -> None:
-        if check_horizon(self.horizon) > LARGEST_HORIZON:
+        take_numbers(self)
+        if self.horizon > LARGEST_HORIZON:
             raise ValueError(f"horizon must be at most {LARGEST_HORIZON}, not {self.horizon}")
-        require_positive(sigma=self.sigma)
+        require_positive(horizon=self.horizon, sigma=self.sigma)
         require_one_of("aim", self.aim, AIMS)
 
     @property

@@ -19,6 +19,7 @@ from benchmarks.papers.haar import (
     weights_of_mean,
 )
 from streamveil.core import counters
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -33,7 +34,7 @@ from streamveil.core.counters import (
     zeros,
 )
 from streamveil.core.counters.anytime import FOREVER, root_squared_norm
-from streamveil.core.counters.blt import MARGIN, check_horizon
+from streamveil.core.counters.blt import MARGIN
 from streamveil.core.counters.rational import root_coefficients
 from streamveil.core.counters.restarting_trees import ROUNDING, blocks_of
 from streamveil.core.noise import Draws
@@ -75,8 +76,8 @@ class BinaryTreeCounter(Stepping):
     sigma: Exact | float  # scale of one node's noise, quanta, > 0
 
     def __post_init__(self) -> None:
-        check_horizon(self.horizon)
-        require_positive(sigma=self.sigma)
+        take_numbers(self)
+        require_positive(horizon=self.horizon, sigma=self.sigma)
 
     @property
     def levels(self) -> int:

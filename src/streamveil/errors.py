@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, currentframe, signature
-from numbers import Real
+from numbers import Integral, Real
+from operator import index
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -171,6 +172,29 @@ def require_positive(**numbers: object) -> None:
             raise ValueError(f"{name} must be a number above 0, not {type(value).__name__}")
         if not 0 < value < float("inf"):  # type: ignore[operator]
             raise ValueError(f"{name} must be a finite number above 0, not {value}")
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number as an int of Python, whose arithmetic is exact; of NumPy, of any class.
+
+    Raises:
+        ValueError: it is none, or a truth value.
+
+    >>> from enum import IntEnum
+    >>> whole("horizon", IntEnum("Few", "ONE TWO").TWO)
+    2
+    >>> whole("horizon", 2.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: horizon must be a whole number, not 2.5
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__index__(value)  # whatever a class of its own says
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        with suppress(TypeError):  # a span of time of NumPy
+            return index(value)
+    said = value if isinstance(value, Real) else type(value).__name__
+    raise ValueError(f"{name} must be a whole number, not {said}")
 
 
 def require_between(low: float, high: float, **numbers: float) -> None:

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.counters import Counter, check_noise
@@ -128,6 +129,7 @@ class MechanismDesign:
     max_units: int
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if (self.limits.slots, self.limits.scale, self.limits.heaviest) != (None, 1, None):
             raise ValueError("slots follow from the selection, the scale from the weights")
         if any(lane.kind == "node" for lane in self.plain):
@@ -169,6 +171,7 @@ class Mechanism:
     triggers: int | None  # of a window; None: no end
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if (have := len(self.design.noises)) != len(self.charged):
             raise ValueError(f"{len(self.charged)} lanes draw noise, and {have} have some")
         if self.restarts:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.errors import PlanError
 from streamveil.types import Array, Float64, Int64
 
@@ -72,6 +73,7 @@ class Bounds:
     heaviest: int | None = None  # quanta that no weight exceeds; None: the scale
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         limits = {"max_rows": self.max_rows, "max_rows_per_group": self.per_group}
         limits |= {"quadratic": self.quadratic, "groups": self.groups}
         for name, bound in limits.items():
@@ -177,6 +179,7 @@ class Lane:
     fan: int = 0
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if not (isfinite(self.low) and isfinite(self.high) and isfinite(self.centre)):
             raise PlanError("bounds must be finite numbers")
         if self.low > self.high or self.quantum <= 0:

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core import counters
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss, Pure
 from streamveil.core.counters import (
     CounterState,
@@ -26,9 +27,9 @@ from streamveil.core.counters import (
     column,
     zeros,
 )
-from streamveil.core.counters.blt import check_horizon
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
+from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 LARGEST_LEVELS = 12  # tried by `best_arity`
@@ -71,7 +72,8 @@ class KaryTreeCounter(Stepping):
     k: int | None = None  # odd; None: the best for this horizon
 
     def __post_init__(self) -> None:
-        check_horizon(self.horizon)
+        take_numbers(self)
+        require_positive(horizon=self.horizon)
         counters.check_noise(self.sigma)
         if self.k is not None and (self.k < 3 or self.k % 2 == 0):
             raise ValueError(f"k must be odd and at least 3, not {self.k}")

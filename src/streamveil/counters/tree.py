@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core import counters
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -22,7 +23,6 @@ from streamveil.core.counters import (
     next_step,
     zeros,
 )
-from streamveil.core.counters.blt import check_horizon
 from streamveil.core.counters.restarting_trees import (
     levels_over,
     refined_variances,
@@ -30,6 +30,7 @@ from streamveil.core.counters.restarting_trees import (
     tree_std,
 )
 from streamveil.core.noise import Draws
+from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 
@@ -68,7 +69,8 @@ class HonakerCounter(Stepping):
     sigma: Exact | float  # scale of one node's noise, quanta, > 0
 
     def __post_init__(self) -> None:
-        check_horizon(self.horizon)
+        take_numbers(self)
+        require_positive(horizon=self.horizon)
         counters.check_noise(self.sigma)
 
     @property

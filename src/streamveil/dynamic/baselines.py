@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, OfStatic
-from streamveil.dynamic.trees import Difference, accumulator, error_of, released
+from streamveil.dynamic.trees import Difference, accumulator, error_of, released, require_tree
 from streamveil.errors import HorizonError, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
@@ -52,6 +53,10 @@ class TwoStream(OfStatic):
     share: Share
     horizon: int | None  # steps that the guarantee covers, >= 1; None: all there will ever be
     arity: int = 4  # children of a node of its tree, >= 2
+
+    def __post_init__(self) -> None:
+        take_numbers(self)
+        require_tree(self.horizon, self.arity)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -120,6 +125,7 @@ class Rerun(OfStatic):
     retention: int | None = None  # most steps that a record stays, >= 1; None: `steps` is given
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if (self.steps is None) == (self.retention is None):
             raise ValueError(
                 "rerunning for ever needs a bound: give `steps`, or `retention` if every record is "

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.protocol import Bag
-from streamveil.dynamic.trees import Accumulator, accumulator, released
+from streamveil.dynamic.trees import Accumulator, accumulator, released, require_tree
+from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
@@ -135,6 +137,11 @@ class Repaired:
     split: tuple[Exact, Exact, Exact, Exact] = (  # shares: size, base, deletions, test
         Fraction(3, 100), Fraction(57, 100), Fraction(35, 100), Fraction(5, 100),
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        take_numbers(self)
+        require_positive(most_rounds=self.most_rounds)
+        require_tree(None, self.arity)
 
     def factor(self, mode: str, kind: str) -> Fraction:
         """See `BucketPlan`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, take_numbers
 from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.buckets import Repaired
 from streamveil.dynamic.continual_mwem import ContinualMwem
@@ -54,6 +54,7 @@ class Workload:
     retention: int | None = None  # every record is deleted within so many steps, >= 1
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(size=self.size, updates=self.updates, steps=self.steps or 1)
 
     @property

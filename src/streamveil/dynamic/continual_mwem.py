@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored
@@ -75,8 +76,9 @@ class ContinualMwem:
     size_share: Exact = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(horizon=self.horizon, rounds=self.rounds, step_size=self.step_size)
-        require_between(0.0, 1.0, mixing=self.mixing)
+        require_between(0.0, 1.0, mixing=self.mixing, size_share=float(self.size_share))
 
     @property
     def counter(self) -> SignedCounter | TreeCounter:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.sensitivity import presence_moves
@@ -74,7 +75,10 @@ class DistinctCounter:
     changes: int  # of the presence of one value that are passed on, >= 1
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(changes=self.changes)
+        if self.horizon is not None:
+            require_positive(horizon=self.horizon)
 
     @property
     def queries(self) -> Marginals:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.measure import about, sums_with_noise
 from streamveil.core.noise import Noise, Place
@@ -141,6 +142,7 @@ class NoisyGradientDescent:
     max_steps: int = 200  # of descent at most, >= 1
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(radius=self.radius, max_steps=self.max_steps)
 
     def steps_for(self, n: int, d: int, rho: float) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process
@@ -110,6 +110,7 @@ class FullyDynamic(OfStatic):
     protects: Neighbours = RECORD  # whom the guarantee is for
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if self.horizon is not None:
             require_positive(horizon=self.horizon)
         require_one_of("matching", self.matching, ("ids", "labels"))

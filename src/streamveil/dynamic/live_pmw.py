@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Place
 from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
@@ -62,6 +63,7 @@ class LivePmw:
     mixing: float = 0.0  # a public guess: part of the table that a step replaces; in [0, 1]
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(start=self.start, domain=self.domain, halts=self.halts)
         require_between(0.0, 1.0, mixing=self.mixing)
 

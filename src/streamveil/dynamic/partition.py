@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.noise import Place
 from streamveil.errors import require_between, require_positive
@@ -103,6 +103,7 @@ class TimeVarying:
     protects: Neighbours = EVENT
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(epsilon=self.epsilon, beta=self.beta, kappa=self.kappa)
         require_between(0.0, 1.0, beta=self.beta)
 

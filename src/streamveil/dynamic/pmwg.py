@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
@@ -91,6 +91,7 @@ class Pmwg:
     least: float = 0.0  # >= 0: the threshold in records is never below this, in the first epoch
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(start=self.start, domain=self.domain, threshold=self.threshold)
         require_between(0, 0.99, power=self.power)
         require_room(self.start, self.shift)

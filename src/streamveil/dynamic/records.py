@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.dynamic.protocol import Changes
 from streamveil.errors import StoreError, require_one_of, require_positive
 from streamveil.types import Array, Int64
@@ -147,6 +147,7 @@ class Records:
     lives: int = 1  # times that an id may be inserted, >= 1
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(domain=self.domain, lives=self.lives)
         require_one_of("matching", self.matching, ("ids", "labels"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.noise import Place, require_place
 from streamveil.dynamic.insertion_only import InsertionOnly
@@ -119,6 +119,7 @@ class BBScheduler(Budgeted):
     mode: str = "plus"  # or 'paper'
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(start=self.start, gamma=self.gamma, beta=self.beta)
         require_between(0, 1, gamma=self.gamma, beta=self.beta)
         if self.mode not in ("plus", "paper"):
@@ -243,6 +244,7 @@ class BBImprover(Budgeted):
     beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(start=self.start, beta=self.beta)
         if self.start < 2:
             raise ValueError(f"start must be at least 2, not {self.start}")
@@ -284,6 +286,7 @@ class DisjointDoubling(Budgeted):
     beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(start=self.start, beta=self.beta)
 
     def run(self, index: int) -> ScheduledRun:

@@ -8,14 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.measure import sums_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, require_growth
-from streamveil.dynamic.trees import Accumulator, accumulator
+from streamveil.dynamic.trees import Accumulator, accumulator, require_tree
 from streamveil.errors import HorizonError, require_positive
 from streamveil.linear.additive import Additive, grain
 from streamveil.linear.budget_shares import Share
@@ -167,6 +167,7 @@ class SignedCounter(OfStrategy):
     only_grows: bool = False
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(horizon=self.horizon)
         if self.share.kind == "pure":
             raise ValueError("pure noise has no root: use TreeCounter")
@@ -283,6 +284,10 @@ class TreeCounter(OfStrategy):
     horizon: int | None  # steps that the guarantee covers, >= 1; None: all there will ever be
     arity: int = 8  # children of a node of its tree, >= 2
     only_grows: bool = False
+
+    def __post_init__(self) -> None:
+        take_numbers(self)
+        require_tree(self.horizon, self.arity)
 
     @property
     def inner(self) -> Accumulator:

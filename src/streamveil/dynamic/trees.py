@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Place
 from streamveil.dynamic.protocol import Bag
@@ -94,6 +95,14 @@ def levels(horizon: int, arity: int) -> int:
     return count
 
 
+def require_tree(horizon: int | None, arity: int) -> None:
+    """Raises ValueError unless there is a tree of so many steps, or for ever."""
+    if horizon is not None:
+        require_positive(horizon=horizon)
+    if arity < 2:
+        raise ValueError(f"arity must be at least 2, not {arity}")
+
+
 @dataclass(frozen=True)
 class Tree:
     """A tree of static releases over a known number of steps.
@@ -125,9 +134,8 @@ class Tree:
     arity: int = 4  # children of a node of its tree, >= 2
 
     def __post_init__(self) -> None:
-        require_positive(horizon=self.horizon)
-        if self.arity < 2:
-            raise ValueError(f"arity must be at least 2, not {self.arity}")
+        take_numbers(self)
+        require_tree(self.horizon, self.arity)
 
     @property
     def loss(self) -> Loss:
@@ -205,6 +213,8 @@ class Hybrid:
     arity: int = 4  # children of a node of its tree, >= 2
 
     def __post_init__(self) -> None:
+        take_numbers(self)
+        require_tree(None, self.arity)
         require_positive(root=self.root)
         if self.root >= 1:
             raise ValueError(f"root must be below 1, not {self.root}")

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from streamveil.calibrate import gaussian_mu, zcdp_rho
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, held, take_numbers
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
 from streamveil.core.measure import chosen, with_gaussian, with_laplace
 from streamveil.core.noise import Draws
@@ -31,7 +31,7 @@ LATTICE = 2.0**20  # public guesses are multiples of 1/LATTICE, see `on_lattice`
 
 def floor_to_grid(value: Exact | float) -> Fraction:
     """The largest multiple of 1/GRID that is not above `value`."""
-    return Fraction(math.floor(Fraction(value) * GRID), GRID)
+    return Fraction(math.floor(held("value", value) * GRID), GRID)
 
 
 @lru_cache(maxsize=1024)  # the same few shares are spent again and again
@@ -78,6 +78,7 @@ class Share:
     amount: Exact  # epsilon (pure) or rho (zcdp, gdp), >= 0
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_one_of("kind", self.kind, ("pure", "zcdp", "gdp"))
         if self.amount < 0:
             raise ValueError(f"amount must not be below 0, not {self.amount}")
@@ -121,12 +122,12 @@ class Share:
         Raises:
             ValueError: the factor is below 0.
         """
-        return Share(self.kind, floor_to_grid(Fraction(factor) * self.amount))
+        return Share(self.kind, floor_to_grid(held("factor", factor) * self.amount))
 
     def split(self, *weights: Exact | float) -> tuple[Share, ...]:
         """Parts in proportion to the weights, rounded down."""
-        whole = sum((Fraction(weight) for weight in weights), Fraction(0))
-        return tuple(self.scale(Fraction(weight) / whole) for weight in weights)
+        parts = [held("weight", weight) for weight in weights]
+        return tuple(self.scale(part / sum(parts)) for part in parts)
 
     @property
     def loss(self) -> Loss:

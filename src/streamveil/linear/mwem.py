@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
 from streamveil.errors import require_positive
@@ -63,6 +64,8 @@ class Mwem:
     preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
 
     def __post_init__(self) -> None:
+        take_numbers(self)
+        require_positive(rounds=1 if self.rounds is None else self.rounds)
         require_positive(most_rounds=self.most_rounds, step=self.step, size_share=self.size_share)
         if self.preset not in ("practical", "theorem"):
             raise ValueError("preset is 'practical' or 'theorem'")

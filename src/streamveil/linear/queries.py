@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.errors import require_between
 from streamveil.types import Array, Float64, Int64
 
@@ -112,6 +113,8 @@ class Matrix:
     shift: int  # weights are multiples of 2**-shift, >= 0
 
     def __post_init__(self) -> None:
+        take_numbers(self)
+        require_between(0, 52, shift=self.shift)
         require_quanta(self.quanta, self.shift)
 
     @classmethod

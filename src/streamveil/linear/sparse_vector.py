@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
@@ -69,6 +69,7 @@ class AboveThreshold:
     unit: int = 1  # counts are in quanta of which one record has this many
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(epsilon1=self.epsilon1, epsilon2=self.epsilon2, unit=self.unit)
         require_one_of("assumption", self.assumption, ("general", "monotone", "cumulative"))
 

@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.types import Array, Float64, Int64
 
 DENSE = 1 << 21  # entries up to which marginals are kept as a matrix
@@ -51,9 +53,10 @@ class Marginals:
     shape: Shape  # sizes of the axes of the domain
     sets: tuple[tuple[int, ...], ...]
     names: tuple[str, ...] = ()  # of the axes, for people
-    shift: int = 0  # weights are multiples of 2**-shift, >= 0
+    shift: ClassVar[int] = 0  # weights are whole
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         object.__setattr__(self, "shape", check_shape(self.shape))
         if not self.names:
             object.__setattr__(self, "names", tuple(f"a{i}" for i in range(len(self.shape))))
@@ -188,9 +191,10 @@ class Ranges:
     shape: Shape  # sizes of the axes of the domain
     low: Int64[Array, "k d"]  # first point of each box
     high: Int64[Array, "k d"]  # one past its last point
-    shift: int = 0  # weights are multiples of 2**-shift, >= 0
+    shift: ClassVar[int] = 0  # weights are whole
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         sizes, at, to = check_shape(self.shape), self.low, self.high
         object.__setattr__(self, "shape", sizes)
         if at.shape != to.shape or at.shape[1:] != (len(sizes),) or not len(at):

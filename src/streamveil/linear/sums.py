@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.errors import PlanError, fitting, require_one_of, require_with
 from streamveil.linear.budget_shares import Kind
 from streamveil.linear.queries import Queries, require_quanta
@@ -39,9 +40,10 @@ class Sums:
 
     cells: Marginals
     matrix: Float64[Array, "k cells"]  # 0 or 1; the cells of a row belong to one marginal
-    shift: int = 0  # weights are multiples of 2**-shift, >= 0
+    shift: ClassVar[int] = 0  # weights are whole
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_quanta(self.matrix, 0)
         parts = np.add.reduceat(self.matrix, self.cells.starts[:-1], axis=1)
         if np.any((parts > 0).sum(axis=1) > 1):

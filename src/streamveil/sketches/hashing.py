@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core.accounting import take_numbers
 from streamveil.errors import require_one_of
 from streamveil.sketches.keys import Words
 from streamveil.types import Array, UInt32, UInt64
@@ -50,6 +51,7 @@ class Layout:
     family: Family = "multiply"  # of hash functions
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_one_of("kind", self.kind, KINDS)
         require_one_of("family", self.family, FAMILIES)
         for name, value, top in (("depth", self.depth, 64), ("width", self.width, LARGEST_WIDTH)):

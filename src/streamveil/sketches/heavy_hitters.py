@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.errors import require_positive
 from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
@@ -89,6 +89,7 @@ class HeavyHitters(Levels):
     most_levels = 64
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(width=self.width, horizon=self.horizon)
         if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
             raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.dataflow.hashing import is_text
 from streamveil.dataflow.keys import cells_of
 from streamveil.errors import require_between
@@ -95,6 +95,7 @@ class HeavyTexts(Levels):
     most_levels = 2 * LONGEST_TEXT
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if not isinstance(self.length, int) or not 1 <= self.length <= LONGEST_TEXT:
             raise ValueError(f"length must be from 1 to {LONGEST_TEXT} bytes, not {self.length}")
         require_between(1, 64, whole_depth=self.whole_depth)

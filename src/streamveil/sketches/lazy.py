@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.counters.cells import CellCounter
 from streamveil.errors import NoiseWarning, warn
 from streamveil.sketches.hashing import Kind, Layout
@@ -77,6 +77,7 @@ class LazySketch(Levels):
     opened_as = "sketch"
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         _ = self.layouts
         warn_about_delta(self.budget, self.schedule)
         _ = self.noise.loss, self.tables  # every setting is checked now

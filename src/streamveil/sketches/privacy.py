@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from streamveil.calibrate import gaussian_mu
-from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter
 from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
@@ -91,6 +91,7 @@ class NoisePlan:
     parts: tuple[int, ...] = ()  # what an item of weight one adds, for each layout; empty: one
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if self.parts and (len(self.parts) != len(self.layouts) or min(self.parts) < 1):
             raise ValueError("parts must be a whole number of at least 1 for each layout")
         if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:

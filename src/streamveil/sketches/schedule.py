@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from streamveil.core.accounting import take_numbers
 from streamveil.errors import require_one_of
 
 ClockName = Literal["arrivals", "ticks"]
@@ -31,6 +32,7 @@ class PushSchedule:
     flushes: int = 0  # further pushes of the whole table that the caller may ask for
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_one_of("clock", self.clock, ("arrivals", "ticks"))
         limits = {"round": (self.round, 2**62), "block": (self.block, self.width)}
         for name, (value, top) in limits.items():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core.accounting import take_numbers
 from streamveil.core.counters.cell_kernels import (
     LARGEST_SMALL,
     Law,
@@ -115,6 +116,7 @@ class SketchTable:
     max_weight: int = 1  # of one item
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         pushes = (self.counter.pushes or LONGEST) + 1
         if pushes * self.layout.cells >= 2**57:
             raise ValueError("this many cells and pushes exceed the keystream of one sketch")

@@ -2,37 +2,81 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streamveil.errors import fitting, require_one_of, require_positive
+from streamveil.errors import fitting, require_one_of, require_positive, whole
 from streamveil.types import Array, Exact
 
 Number: TypeAlias = int | float | Fraction | Decimal | str
+REALS, KINDS = (float, np.floating), (int, np.integer, float, np.floating, Fraction, Decimal, str)
+ANY_NUMBER = "Exact | float"  # the type of a field, as it is written
+NULL = " | None"
+NUMBERS = ("int", "Exact", "Fraction", ANY_NUMBER)
 
 
 def exact(name: str, value: Number) -> Fraction:
     """The number a person meant: a float or a text is read as the decimal it prints.
 
+    Its parts are ints of Python: those of NumPy wrap around in the square of a fraction.
+
     >>> exact("epsilon", 0.1), exact("delta", "1e-9")
     (Fraction(1, 10), Fraction(1, 1000000000))
+    >>> exact("mu", Fraction(np.int64(2**33))) ** 2 == 2**66
+    True
     """
-    if type(value) is Fraction:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | Decimal | str):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, KINDS):
         raise ValueError(f"{name} must be a number, not {type(value).__name__}")
-    if isinstance(value, int | Fraction):
-        return Fraction(value)
+    if isinstance(value, int | np.integer | Fraction):
+        parts = value.numerator, value.denominator
+        if type(value) is Fraction and {*map(type, parts)} == {int}:
+            return value
+        return Fraction(*(whole(name, part) for part in parts))
     try:
-        decimal = Decimal(repr(float(value)) if isinstance(value, float) else value)
+        decimal = Decimal(repr(float(value)) if isinstance(value, REALS) else value)
         return Fraction(decimal)
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"{name} must be a finite number, not {value}") from None
+
+
+def held(name: str, value: Exact | float) -> Fraction:
+    """The number that a machine holds: a float by its binary digits, not by what it prints."""
+    return Fraction(float(value)) if isinstance(value, REALS) else exact(name, value)
+
+
+@cache
+def numbers_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
+    """The fields of a dataclass that are numbers, what they are, and whether they may be None."""
+    types = {one.name: str(one.type) for one in fields(kind)}
+    found = ((name, of.removesuffix(NULL), of.endswith(NULL)) for name, of in types.items())
+    return tuple(one for one in found if one[1] in NUMBERS)
+
+
+def take_numbers(one: Any) -> None:
+    """Makes the numbers of a frozen dataclass those of Python, by the types of its fields.
+
+    A float where a privacy number is exact is the decimal that it prints.
+
+    Raises:
+        ValueError: one is no number, or not whole.
+    """
+    for name, kind, may_be_none in numbers_of(one.__class__):
+        value = getattr(one, name)
+        if type(value) is int or (value is None and may_be_none):
+            continue
+        if kind == "int":
+            value = whole(name, value)
+        elif kind == ANY_NUMBER and isinstance(value, REALS):
+            value = float(value)
+        else:
+            value = exact(name, value)
+        object.__setattr__(one, name, value)
 
 
 def exact_between(name: str, value: Number, low: Fraction | int, high: Fraction | int) -> Fraction:
@@ -176,6 +220,7 @@ class Neighbours:
     begins: str = ""  # what clocks show where one begins, where none begins with 1970
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(bound=self.bound)
         require_one_of("relation", self.relation, RELATIONS)
         if self.period is not None and self.period <= timedelta(0):

@@ -10,7 +10,7 @@ from math import exp, floor, inf, log, log10, sqrt
 from typing import TYPE_CHECKING, Any
 
 from streamveil.core.accounting import Budget, Neighbours, Number, convert, exact
-from streamveil.errors import require_one_of
+from streamveil.errors import require_one_of, whole
 
 if TYPE_CHECKING:
     from streamveil.core.accounting.coin_table import Tables
@@ -65,15 +65,17 @@ class Loss:
                 raise ValueError(f"{name} must not be negative, not {value}")
             object.__setattr__(self, name, value)
         merged: dict[Fraction, int] = {}
-        for epsilon, times in self.pure:
+        for one, times in self.pure:
+            epsilon, times = exact("epsilon", one), whole("times", times)
             if epsilon < 0 or times < 0:
                 raise ValueError("a pure loss is (epsilon >= 0, times >= 0)")
             if epsilon and times:
-                merged[Fraction(epsilon)] = merged.get(Fraction(epsilon), 0) + times
+                merged[epsilon] = merged.get(epsilon, 0) + times
         object.__setattr__(self, "pure", tuple(sorted(merged.items())))
+        object.__setattr__(self, "group_size", whole("group_size", self.group_size))
         often: dict[Any, int] = {}
         for table, times in self.tables:
-            often[table] = often.get(table, 0) + times
+            often[table] = often.get(table, 0) + whole("times", times)
         kept = ((table, times) for table, times in often.items() if times)
         object.__setattr__(self, "tables", tuple(sorted(kept, key=repr)))
 
@@ -85,7 +87,7 @@ class Loss:
 
     def times(self, n: int) -> Loss:
         """As many mechanisms of this loss."""
-        return Loss._sum([(self, n)])
+        return Loss._sum([(self, whole("n", n))])
 
     @staticmethod
     def _sum(often: list[tuple[Loss, int]]) -> Loss:
@@ -109,6 +111,7 @@ class Loss:
             them all steps of the walk hold. A distance is removed at both ends of the walk, which
             is then one of ideal mechanisms: it is paid as for one unit.
         """
+        size = whole("size", size)
         if size < 1:
             raise ValueError(f"a group has at least one unit, not {size}")
         if self.has_slack:
@@ -386,6 +389,7 @@ class Guarantee:
             raise ValueError("the guarantee already covers the whole stream of a unit")
         if isinstance(periods, timedelta):
             periods = most_periods(periods, self.protects)
+        periods = whole("periods", periods)
         if periods < 1:
             raise ValueError(f"periods must be at least 1, not {periods}")
         loss = self.loss.times(periods) if self.separate else self.loss.group(periods)

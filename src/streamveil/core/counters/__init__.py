@@ -45,6 +45,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from streamveil.core.accounting import held
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.noise import (
     Draws,
@@ -503,7 +504,7 @@ def check_moved(moved: Exact | float) -> Fraction:
     """The move as an exact number; raises unless it is finite and not negative."""
     if not 0 <= moved < float("inf"):
         raise ValueError(f"moved must be a finite number, at least 0, not {moved}")
-    return Fraction(moved)
+    return held("moved", moved)
 
 
 def up(value: Exact | float) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -21,6 +22,7 @@ from streamveil.core.counters import (
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.rational import Blt, check_buffers, least_maximum, root_coefficients
 from streamveil.core.noise import Draws
+from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 FOREVER = 2**40  # steps; at one per second, 35,000 years
@@ -67,6 +69,8 @@ class AnytimeBltCounter(Stepping):
     d: int | None = None  # buffers at most; None: as many as help
 
     def __post_init__(self) -> None:
+        take_numbers(self)
+        require_positive(d=1 if self.d is None else self.d)
         if not 2 <= self.tuned <= FOREVER:
             raise ValueError(f"tuned must be between 2 and 2**40 steps, not {self.tuned}")
         check_noise(self.sigma)

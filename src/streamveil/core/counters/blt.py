@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import ceil, inf, sqrt
+from math import inf, sqrt
 from typing import ClassVar, Literal
 
 import mpmath
@@ -18,6 +18,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core import counters
+from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     UP,
@@ -229,14 +230,6 @@ def buffers_for(horizon: int) -> int:
     return 2 + sum(horizon > limit for limit in limits)
 
 
-def check_horizon(horizon: int) -> int:
-    """The horizon as an int; raises unless it is a whole number of steps."""
-    require_positive(horizon=horizon)
-    if horizon < 1 or ceil(horizon) != horizon:
-        raise ValueError(f"horizon must be a whole number of steps, at least 1, not {horizon}")
-    return int(horizon)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BltCounter(Stepping):
     """Running totals with d buffers per key and near-optimal error.
@@ -275,7 +268,8 @@ class BltCounter(Stepping):
     factors: Blt | None = None  # None: the best for this horizon and d
 
     def __post_init__(self) -> None:
-        check_horizon(self.horizon)
+        take_numbers(self)
+        require_positive(horizon=self.horizon, d=1 if self.d is None else self.d)
         counters.check_noise(self.sigma)
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         if self.factors is not None and self.d not in (None, self.factors.d):

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from streamveil.compiled import AHEAD, njit, prefetch
-from streamveil.core.accounting import Number, convert, exact
+from streamveil.core.accounting import Number, convert, exact, take_numbers
 from streamveil.core.accounting.coin_table import (
     COIN,
     NEVER,
@@ -100,6 +100,7 @@ class SelectionTable:
     coins: Coins
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(
             horizon=self.horizon,
             keys_per_unit=self.keys_per_unit,

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.compiled import ndtri_exp
-from streamveil.core.accounting import exact_between, portable
+from streamveil.core.accounting import exact_between, portable, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import Counter, CounterState, skip_with
 from streamveil.core.noise import Address, Place
@@ -63,6 +63,7 @@ class GaussianThresholds:
     last: Exact | float = Fraction(1, 2)
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         require_positive(quanta=self.quanta, floor=self.floor)
         exact_between("beta", self.beta, 0, 1)
         if not 0 < self.last < 1:
