@@ -264,7 +264,8 @@ def render(content: dict[str, Any]) -> str:
         f" {named}. Each but the first two is the best of several settings, chosen with knowledge"
         " of the truth, for each measure of error by itself.",
         "`python benchmarks/regret.py` measures this"
-        f" (one run of each setting; {measured(found)}), and"
+        f" (one run of each setting; the default in {measured(found)}; each other row of the"
+        " results tells its own), and"
         " `python benchmarks/regret_page.py` writes the page from"
         " `benchmarks/results/regret.json`.",
         "![default over best named alternative](figures/regret.png)",

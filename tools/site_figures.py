@@ -190,7 +190,8 @@ def of_regret() -> Iterator[tuple[str, str]]:
     cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in kept("regret")["rows"]:
         cells.setdefault((row["stream"], row["triggers"], *row["budget"]), {})[row["arm"]] = row
-    cells = {cell: arms for cell, arms in cells.items() if "weighted" in arms}  # whole ones
+    whole = {"default", "preset", "gaussian-1", "gaussian-c", "flat", "weighted"}
+    cells = {cell: arms for cell, arms in cells.items() if whole <= set(arms)}
     least: dict[str, float] = {}
     for cell, arms in cells.items():
         if "coverage" in arms.get("covered", {}):
