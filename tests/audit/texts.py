@@ -134,6 +134,12 @@ JOINED = (  # with a second relation of people's rows, and with a public table
     " p.{unit}), UNNEST(SPLIT(tags, ',')) AS part",
 )  # fmt: skip
 PEOPLE_ALONE = 0.1  # of queries: they bound rows, and size noise, by ways of their own
+AFTERWARDS = (  # of released rows: what it asks of them by itself is noised and paid for as well
+    "", "", "HAVING {more} > 2", "HAVING m0 > 1 AND {more} IS NOT NULL", "ORDER BY {more} LIMIT 1",
+    "QUALIFY RANK() OVER (ORDER BY {more} DESC) <= 2",
+    "HAVING {more} < 9 QUALIFY ROW_NUMBER() OVER (ORDER BY m0, {other}) < 3 ORDER BY {other}, m0"
+    " LIMIT 2",
+)  # fmt: skip
 SETS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())", "GROUPING SETS (({}))")
 
 
@@ -199,10 +205,14 @@ def text_of(rng):
         more.append(f"privacy_unit_period = {pick(rng, span.periods)}")
     groups = ", ".join(["window_start"] * windowed + ([by] if by else []))
     columns = "".join(f"{text} AS {name}, " for name, text in names)
+    apart = rng.spawn(1)[0]  # seeds go on to name what else they named
+    wanted = {name: pick(apart, some).format(unit=unit) for name in ("more", "other")}
+    after = pick(apart, AFTERWARDS).format(**wanted) if groups else ""
     text = (
         f"WITH own AS ({rows_of}) SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS"
         f" ({', '.join(filter(None, more))}) {'window_start, ' * windowed}{columns}{shown}"
-        f" FROM {source}{pick(rng, CONDITIONS)}{' GROUP BY ' + groups if groups else ''} {emit}"
+        f" FROM {source}{pick(rng, CONDITIONS)}{' GROUP BY ' + groups if groups else ''}"
+        f" {after} {emit}"
     )
     return text, span
 
