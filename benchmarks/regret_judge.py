@@ -98,9 +98,10 @@ def within(stream: Stream, bound: dict[str, int]) -> np.ndarray:
     _, first, back = np.unique(pairs, return_index=True, return_inverse=True)
     once = bound.get("max_rows_per_group", np.inf)
     limits = np.array([np.inf, np.inf, once, bound.get("max_rows", np.inf), np.inf])
-    every = np.ones(len(order), np.bool_)
-    kept, _ = admit(np.append(ends[1:], len(order)), first[back], every, every * 1.0, limits)
-    rows = order[kept]
+    every = np.ones(len(order))
+    ends = np.append(ends[1:], len(order))
+    kept, _ = admit(ends, first[back], every, every > 0, every, limits)
+    rows = order[kept > 0]
     values = None if stream.values is None else stream.values[rows]
     return np.bincount(stream.keys[rows], values, stream.size + 1)
 

@@ -132,7 +132,10 @@ def test_bounding_of_the_forecast():
     def kept(first, hidden, weight, limits):
         rows = np.array(first), np.array(hidden, bool), np.array(weight, float)
         limits = np.array([*limits, np.inf][:5])
-        return [a.tolist() for a in admit(np.array([len(first)]), *rows, limits)]
+        times = np.ones(len(first))
+        return [
+            a.tolist() for a in admit(np.array([len(first)]), rows[0], times, *rows[1:], limits)
+        ]
 
     inf = np.inf
     # quadratic bound, slots, rows in a group, rows; a shown group of weight 1/2

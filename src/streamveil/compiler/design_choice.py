@@ -14,8 +14,9 @@ from streamveil.compiler.expected_stream import ExpectedStream
 from streamveil.kept import kept
 from streamveil.plan.look import LARGEST_WEIGHT
 
-SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
-ROWS = tuple(sorted({round(2 ** (place / 6)) for place in range(91)}))  # 1, 2, 3, ... 32,768
+SQUARED = tuple(2.0 ** (place / 2) for place in range(63))  # squared rows: 1 to 2^31
+WEIGHABLE = 31  # of these, up to 32,768: an entry weight has `LARGEST_WEIGHT` quanta at most
+ROWS = tuple(sorted({round(2 ** (place / 6)) for place in range(121)}))  # 1, 2, 3, ... 2^20
 REFERENCES = tuple(2.0 ** (place / 2) for place in range(-2, 13))  # times the opening
 SHARES = (0.5, 0.55, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8, 0.84, 0.88, 0.92)
 SLOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -63,10 +64,27 @@ class Problem:
     given: Given
     kinds: tuple[Kind, ...]
     weighted: bool  # whether groups may carry weights
+    flat: bool = True  # whether they may carry none
     most_slots: int = 6  # hidden groups one unit is counted in, at most
     counted: bool = True  # one row of a unit in a group makes a unit there: one counter serves both
     single: bool = False  # there is one group alone
     groups: float = inf  # that there are, at most
+
+    @property
+    def heavy(self) -> bool:
+        """Whether units may have more rows than a bound allows that weights can charge."""
+        most = max(stream.most or ROWS_OF_BOUND * stream.rows for stream in self.family)
+        return self.given.is_open and most**2 > SQUARED[WEIGHABLE - 1]
+
+    @property
+    def squared(self) -> tuple[float, ...]:
+        """The bounds on squared rows that are tried."""
+        return SQUARED if self.heavy else SQUARED[:WEIGHABLE]
+
+    @property
+    def weighable(self) -> tuple[float, ...]:
+        """The same where groups carry weights, if they may."""
+        return SQUARED[:WEIGHABLE] if self.weighted else self.squared
 
     @property
     def of_ratios(self) -> bool:
@@ -174,25 +192,28 @@ def designs(problem: Problem) -> Iterator[Grid]:
     """The designs that the query allows, each with its grid."""
     given, noise = problem.given, problem.noise
     bounds = replace_open(given)
+    ways = [problem]
+    if problem.weighted and problem.flat and problem.heavy:
+        ways += [replace(problem, weighted=False)]
     if "table" in problem.kinds and noise.half:
-        yield tabled(problem, bounds)
+        yield from (tabled(way, bounds) for way in ways)
     if "public" in problem.kinds:
         if given.is_open and problem.single:  # no other groups: weights would do what rows do
             yield Grid((len(ROWS),), (8,), lambda p: replace(bounds, max_rows=ROWS[p[0]]), ((1,),))
         else:
-            yield public(problem, bounds)
+            yield from (public(way, bounds) for way in ways)
     if "gaussian" in problem.kinds:
         if not (given.is_open and problem.counted and given.per_group == 1):
-            yield gaussian(bounds, counted=problem.counted)
+            yield gaussian(bounds, problem.squared, counted=problem.counted)
         if given.is_open and problem.counted:
-            yield Grid((len(SQUARED),), (8,), lambda p: Settings(
+            yield Grid((len(problem.squared),), (8,), lambda p: Settings(
                 kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip
     if "totals" in problem.kinds:
         same = problem.counted and given.per_group == 1  # as Gaussian, by the same counter
         if not same or "gaussian" not in problem.kinds:
-            yield alone(bounds)
+            yield alone(bounds, problem.squared)
         if given.is_open and not problem.counted:
-            yield alone(bounds, once=True)
+            yield alone(bounds, problem.squared, once=True)
     yield from one_row_each(problem, bounds)
 
 
@@ -206,16 +227,16 @@ def one_row_each(problem: Problem, bounds: Settings) -> Iterator[Grid]:
         return replace(bounds, max_rows=round(SQUARED[at[0]]), per_group=1, **more)
 
     if "public" in problem.kinds and not problem.single:
-        yield Grid((len(SQUARED),), (8,), made, ((1,),))
+        yield Grid((len(problem.squared),), (8,), made, ((1,),))
     if "gaussian" in problem.kinds:
         yield Grid(
-            (len(SQUARED), len(SHARES)), (8, 0),
+            (len(problem.squared), len(SHARES)), (8, 0),
             lambda at: made(at, kind="gaussian", share=SHARES[at[1]]), ((0, 1), (1, 0)),
         )  # fmt: skip
     if table:
         slots = sum(slots <= problem.most_slots for slots in SLOTS)
         yield Grid(
-            (len(SQUARED), len(SHARES), slots), (8, 4, 1),
+            (len(problem.squared), len(SHARES), slots), (8, 4, 1),
             lambda at: made(at, kind="table", share=SHARES[at[1]], slots=SLOTS[at[2]]),
             ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
         )  # fmt: skip
@@ -249,7 +270,7 @@ def tabled(problem: Problem, bounds: Settings) -> Grid:
     if problem.weighted:
         ways += [(0, 1, 0, 0), (1, 1, 0, 0), (1, 2, 0, 0)]
     slots = sum(slots <= problem.most_slots for slots in SLOTS)
-    sizes = (len(SQUARED), len(REFERENCES), len(SHARES), slots)
+    sizes = (len(problem.weighable), len(REFERENCES), len(SHARES), slots)
     return Grid(sizes, (6 if is_open else 0, 5, 4, 1), at, tuple(ways))
 
 
@@ -282,13 +303,15 @@ def public(problem: Problem, bounds: Settings) -> Grid:
 
     ways = [(1, 0)] * (is_open or problem.weighted)
     ways += [(0, 1), (1, 1), (1, 2)] * problem.weighted
-    return Grid((len(SQUARED), len(REFERENCES)), (6 if is_open else 0, 5), at, tuple(ways))
+    return Grid(
+        (len(problem.weighable), len(REFERENCES)), (6 if is_open else 0, 5), at, tuple(ways)
+    )
 
 
-def alone(bounds: Settings, *, once: bool = False) -> Grid:
+def alone(bounds: Settings, squared: tuple[float, ...], *, once: bool = False) -> Grid:
     """The totals that are released, tested; `once`: with one row of a unit in a group."""
     whole, is_open = replace(bounds, kind="totals"), bounds.groups == inf
-    sizes = [round(size) for size in SQUARED] if is_open else [0]
+    sizes = [round(size) for size in squared] if is_open else [0]
 
     def at(place: Place) -> Settings:
         size = sizes[place[0]]
@@ -299,7 +322,7 @@ def alone(bounds: Settings, *, once: bool = False) -> Grid:
     return Grid((len(sizes),), (8 if is_open else 0,), at, ((1,),))
 
 
-def gaussian(bounds: Settings, *, counted: bool) -> Grid:
+def gaussian(bounds: Settings, squared: tuple[float, ...], *, counted: bool) -> Grid:
     """One counter of units beside one of rows, or for both where a unit has one row in a group."""
     if counted and (bounds.per_group == 1 or bounds.quadratic == 1):
         return Grid((1,), (0,), lambda _: replace(bounds, kind="gaussian"), ())
@@ -310,4 +333,4 @@ def gaussian(bounds: Settings, *, counted: bool) -> Grid:
         made = replace(bounds, kind="gaussian", share=SHARES[share])
         return replace(made, quadratic=SQUARED[rows]) if is_open else made
 
-    return Grid((len(SQUARED), len(SHARES)), (8, 0), at, ((0, 1), (1, 0)) if is_open else ((0, 1),))
+    return Grid((len(squared), len(SHARES)), (8, 0), at, ((0, 1), (1, 0)) if is_open else ((0, 1),))

@@ -250,30 +250,34 @@ def left_out(
         if (opens == before).all():  # so is all that follows: the same rows are hidden
             break
         hidden, weight = hide(drawn.place, step, opens, 1 / growth, steps / WeightRule.growth)
-        kept, entered = admit(drawn.ends, drawn.first, hidden, weight, limits)
+        kept, entered = admit(drawn.ends, drawn.first, drawn.times, hidden, weight, limits)
+        met = (new & (kept > 0)) / drawn.times  # one row of a unit in a group
         if public:
             break
-        counted = {"table": entered, "gaussian": kept & new}.get(settings.kind, kept)
+        counted = {"table": entered / drawn.times, "gaussian": met}.get(settings.kind, kept)
         middle = asked / np.maximum(averaged(drawn, counted, hidden), 0.002)
-    share = averaged(drawn, ~kept)
+    share = averaged(drawn, 1 - kept)
     lost = totals * (share + (1 - share) * stream.clamped)
     if settings.kind == "table":
         if settings.max_rows < inf:  # units that have used up their rows open nothing more
-            middle = asked / averaged(drawn, entered)
+            middle = asked / averaged(drawn, entered / drawn.times)
         shown = 1 / (1 + (middle / totals) ** SLOPE)
     elif settings.kind == "totals":
         shown = erfc((asked - totals + lost) / (test.deviation * sqrt(2))) / 2
     elif settings.kind == "gaussian":
-        units = totals * averaged(drawn, kept & new)
+        units = totals * averaged(drawn, met)
         shown = erfc((asked - units) / (test.deviation * sqrt(2))) / 2
     else:
         shown = np.ones(len(totals))
     late = np.clip(1 - opens / steps, 0, 1)  # of the releases with falling weights
     more = np.sqrt(1 + (growth**2 - 1) * late)
-    cut = float(drawn.weight[~kept].sum() / drawn.of_all[1])
+    cut = float((drawn.weight * (1 - kept)).sum() / drawn.of_all[1])
     people = None
     if test.people:
-        units, without = totals * drawn.share_of_first, totals * averaged(drawn, new & ~kept)
+        units, without = (
+            totals * drawn.share_of_first,
+            totals * averaged(drawn, (new & (kept == 0)) / drawn.times),
+        )
         people = LeftOut(Shown(counts, shown, units), without, more, cut, None)
     return LeftOut(Shown(counts, shown, totals), lost, more, cut, people)
 
@@ -318,18 +322,21 @@ def hide(
 def admit(
     ends: Int64[Array, " units"],
     first: Int64[Array, " rows"],
+    times: Float64[Array, " rows"],
     hidden: Bool[Array, " rows"],
     weight: Float64[Array, " rows"],
     limits: Float64[Array, " 5"],
-) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
-    """Bounding: kept rows, and rows that count for the selection of their group if it is hidden.
+) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
+    """Bounding: which share of rows is kept, and rows that count for the selection of their group.
 
-    Limits: the quadratic bound in entry weights, slots (which bound what the selection counts and
-    not what is kept), rows in a group, rows, groups.
+    A row stands for some `times` rows in its group, one after the other: the first of them is kept
+    or not, of the others as many as the bounds leave room for. Rows count for the selection if
+    their group is hidden. Limits: the quadratic bound in entry weights, slots (which bound what the
+    selection counts and not what is kept), rows in a group, rows, groups.
     """
     quadratic, slots, per_group, max_rows = limits[0], limits[1], limits[2], limits[3]
     most = limits[4]
-    kept, entered = np.zeros(len(first), np.bool_), np.zeros(len(first), np.bool_)
+    kept, entered = np.zeros(len(first)), np.zeros(len(first), np.bool_)
     held, inside = np.zeros(len(first)), np.zeros(len(first))
     at = 0
     for end in ends:
@@ -343,12 +350,19 @@ def admit(
                 continue
             if inside[f] == 0 and groups >= most:
                 continue
-            kept[i], spent, rows = True, spent + cost, rows + 1
+            kept[i], spent, rows = 1.0, spent + cost, rows + 1
             groups += inside[f] == 0
             if inside[f] == 0 and used < slots:
                 entered[i] = True
                 used += hidden[i]
             held[f] += weight[i]
             inside[f] += 1
+            if times[i] > 1:
+                room = np.sqrt(held[f] ** 2 + max(quadratic - spent, 0.0)) - held[f]
+                more = min(times[i] - 1, max_rows - rows, per_group - inside[f], room / weight[i])
+                cost = weight[i] * more * (2 * held[f] + weight[i] * more)
+                kept[i], spent, rows = (1 + more) / times[i], spent + cost, rows + more
+                held[f] += weight[i] * more
+                inside[f] += more
         at = end
     return kept, entered

@@ -32,7 +32,13 @@ from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000
 DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # of drawn units together; units, whatever rows they have
-MOST_ROWS = 1_000  # of one drawn unit
+MOST_ROWS = (
+    1_000  # of one drawn unit; of one with more, each stands for some that follow each other
+)
+LONG = np.round(MOST_ROWS * 2.0 ** (np.arange(1, 45) / 4))  # rows of such units, up to two million
+ROWS_OF_UNITS = np.append(np.arange(1.0, MOST_ROWS + 1), LONG)
+NUMBERS = np.append(np.ones(MOST_ROWS), np.gradient(LONG))  # that each of them stands for
+FARTHEST = 20.0  # times the mean: sizes of units that a law has, above `MOST_ROWS`
 CLASSES = 240  # of groups of about equal size
 FEW = 3.0  # rows that the share over all classes counts as
 NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
@@ -42,7 +48,7 @@ HEAVY, REPEATS = (3.2, 8.0), (0.0, 0.3)
 TOLD_REPEATS = 0.01  # fewer are lost in the noise of a look: no law of groups is made of them
 STEEPEST = 1.61  # of laws that a share of repeats is compared with; none of its halves is 1
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
-MOST_REPEATS = 0.95
+MOST_REPEATS = 0.999999
 SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
 MOST_OF_UNITS = 0.99  # what `most` is a quantile of
 UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
@@ -138,8 +144,7 @@ def steepest(stream: ExpectedStream, again: float) -> ExpectedStream:
 def repeated_by_chance(stream: ExpectedStream) -> float:
     """The share of rows that repeat a group of their unit though nothing makes them."""
     drawn = draw_stream(stream)
-    again = drawn.first < np.arange(len(drawn.first))
-    return float(drawn.weight[again].sum() / drawn.weight.sum())
+    return 1 - float(drawn.single[drawn.new].sum() / drawn.weight.sum())
 
 
 def repeats_beyond(stream: ExpectedStream, again: float, by_chance: float) -> float:
@@ -149,9 +154,15 @@ def repeats_beyond(stream: ExpectedStream, again: float, by_chance: float) -> fl
     the one that it meets as well: r (1 - f) + (1 - r)^2 by_chance = again.
     """
     drawn = draw_stream(stream)
-    first = drawn.weight[drawn.ends - 1].sum() / drawn.weight.sum()  # a unit's rows weigh the same
+    singles = float(drawn.single.sum())
+    if len(drawn.first) and singles < drawn.weight.sum():  # of those that rows drawn stand for
+        part = singles / float(drawn.weight.sum())
+        again, by_chance = (max(0.0, 1 - (1 - one) / part) for one in (again, by_chance))
+    first = drawn.single[drawn.ends - 1].sum() / singles  # a unit's rows weigh the same
     more, half = max(0.0, again - by_chance), (1 - float(first)) / 2 - by_chance
-    return min(more / max(half + sqrt(half**2 + by_chance * more), TOLD_REPEATS), 1.0)
+    root = sqrt(half**2 + by_chance * more)
+    found = more / max(half + root, TOLD_REPEATS) if half >= 0 else (root - half) / by_chance
+    return min(found, 1.0) if more else 0.0
 
 
 def expected(
@@ -206,7 +217,8 @@ class Drawn:
     place: Int64[Array, " rows"]  # the class of the row's group
     first: Int64[Array, " rows"]  # the unit's first row in the same group
     time: Float64[Array, " rows"]  # 0..1
-    weight: Float64[Array, " rows"]  # rows of the stream that it stands for
+    times: Float64[Array, " rows"]  # rows of the same unit and group, one after the other
+    weight: Float64[Array, " rows"]  # rows of the stream that all of these stand for
     totals: Float64[Array, " classes"]  # expected rows of one group
     counts: Float64[Array, " classes"]  # groups
     near: Float64[Array, "classes classes"]  # how much classes of like sizes share what is averaged
@@ -217,6 +229,11 @@ class Drawn:
         return np.asarray(self.first == np.arange(len(self.first)))
 
     @cached_property
+    def single(self) -> Float64[Array, " rows"]:
+        """The weight of one row: of the first one, where several follow each other."""
+        return np.asarray(self.weight / self.times)
+
+    @cached_property
     def all_rows(self) -> Bool[Array, " rows"]:
         """Every row."""
         return np.ones(len(self.first), np.bool_)
@@ -224,7 +241,7 @@ class Drawn:
     @cached_property
     def share_of_first(self) -> Float64[Array, " classes"]:
         """The share of rows that are `new`, by class."""
-        return averaged(self, self.new)
+        return averaged(self, self.new / self.times)
 
     @cached_property
     def of_all(self) -> tuple[Float64[Array, " classes"], np.float64]:
@@ -278,16 +295,17 @@ def masses(
 
 
 def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " sizes"]:
-    """Share of units with n = 1, 2, ... rows."""
-    n = np.arange(1, MOST_ROWS + 1)
+    """Share of units with so many rows, of the first `ROWS_OF_UNITS`: 1, 2, ..."""
+    sizes = up_to(max(MOST_ROWS, FARTHEST * rows))
+    n, numbers = ROWS_OF_UNITS[:sizes], NUMBERS[:sizes]
 
     def law(size: float) -> Float64[Array, " sizes"]:  # its mean grows with the size
         powers = -heavy * np.log((n + size - 1) / size)
         logs = (even - 1) * np.log(n) - n / size if even else powers
-        weights = np.exp(logs - logs.max())
+        weights = np.exp(logs - logs.max()) * numbers
         return np.asarray(weights / weights.sum())
 
-    low, high = -6.0, 16.0  # of the logarithm of the size
+    low, high = -6.0, 20.0  # of the logarithm of the size
     for _ in range(40):
         middle = (low + high) / 2
         mean = float((law(exp(middle)) * n).sum())
@@ -295,17 +313,24 @@ def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " si
     return law(exp(high))
 
 
-def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
-    """Share of units with n = 1, 2, ... rows; more than `MOST_ROWS` stand as so many more units.
+def up_to(rows: float) -> int:
+    """How many of `ROWS_OF_UNITS` are at most so large."""
+    return int(np.searchsorted(ROWS_OF_UNITS, rows, side="right"))
 
-    >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (2000, 2000, 1.0)))[[0, 1, 2, 3, 999]].tolist()
-    [30.0, 4.0, 4.0, 0.0, 2.0]
+
+def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
+    """Share of units with so many rows, of `ROWS_OF_UNITS`.
+
+    >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (1024, 1447, 1.0)))[:4].tolist()
+    [30.0, 4.0, 4.0, 0.0]
+    >>> known_rows(((1, 1, 30.0), (1024, 1447, 1.0))).nonzero()[0].tolist()
+    [0, 1000, 1001]
     """
-    law = np.zeros(MOST_ROWS)
+    law = np.zeros(len(ROWS_OF_UNITS))
     for low, high, units in histogram:
-        more = max(1.0, (low + high) / 2 / MOST_ROWS)
-        first, last = min(low, MOST_ROWS) - 1, min(high, MOST_ROWS)
-        law[first:last] += units * more / (last - first)
+        last = max(up_to(high), 1)
+        first = min(up_to(low - 1), last - 1)
+        law[first:last] += units * NUMBERS[first:last] / NUMBERS[first:last].sum()
     return law
 
 
@@ -317,7 +342,7 @@ def tail_of(rows: float, most: float) -> tuple[float, float]:
     """
 
     def within(heavy: float, even: float) -> float:
-        return float(row_law(rows, heavy, even)[: int(most)].sum())
+        return float(row_law(rows, heavy, even)[: up_to(most)].sum())
 
     light = within(LIGHT, 0.0) < MOST_OF_UNITS
     low, high = (0.0, log(EVENEST)) if light else (log(2.05), log(LIGHT))
@@ -332,19 +357,22 @@ def drawn_lengths(stream: ExpectedStream, drawn: int) -> Int64[Array, " units"]:
     """Rows of some units, each standing for the same number of rows."""
     known = stream.histogram
     law = known_rows(known) if known else row_law(stream.rows, stream.heavy, stream.even)
-    law = law * np.arange(1, MOST_ROWS + 1)
+    sizes = ROWS_OF_UNITS[: len(law)].astype(np.int64)
+    law = law * sizes
     edges = np.cumsum(law) / law.sum()
     middles = (np.arange(drawn) + 0.5) / drawn
-    return np.asarray(np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1)
+    return np.asarray(sizes[np.minimum(np.searchsorted(edges, middles), len(sizes) - 1)])
 
 
 @lru_cache(maxsize=64)
 def draw_stream(stream: ExpectedStream) -> Drawn:
     """Units chosen in proportion to their rows, so that heavy ones are well represented."""
-    lengths = drawn_lengths(stream, stream.drawn)
-    if lengths.sum() > DRAWN_ROWS:  # fewer units of many rows tell as much
-        fewer = round(stream.drawn * DRAWN_ROWS / int(lengths.sum()))
-        lengths = drawn_lengths(stream, max(FEWEST_DRAWN, fewer))
+    rows = drawn_lengths(stream, stream.drawn)
+    most = int(np.minimum(rows, MOST_ROWS).sum())
+    if most > DRAWN_ROWS:  # fewer units of many rows tell as much
+        fewer = round(stream.drawn * DRAWN_ROWS / most)
+        rows = drawn_lengths(stream, max(FEWEST_DRAWN, fewer))
+    lengths = np.minimum(rows, MOST_ROWS)
     ends = np.cumsum(lengths)
     n, start = int(ends[-1]), np.repeat(ends - lengths, lengths)
     order = np.arange(n) - start
@@ -364,7 +392,8 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
     near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
     drawn = Drawn(
         ends, which[source], first[back], (order + 0.5) / np.repeat(lengths, lengths),
-        per_unit / np.repeat(lengths, lengths), totals, counts, near,
+        np.repeat(rows / lengths, lengths), per_unit / np.repeat(lengths, lengths), totals, counts,
+        near,
     )  # fmt: skip
     return first_rows(drawn) if stream.once else drawn
 
@@ -374,33 +403,33 @@ def first_rows(drawn: Drawn) -> Drawn:
     new, units = drawn.new, drawn.totals * drawn.share_of_first
     return replace(
         drawn, ends=np.cumsum(new)[drawn.ends - 1], place=drawn.place[new],
-        first=np.arange(int(new.sum())), time=drawn.time[new], weight=drawn.weight[new],
-        totals=units,
+        first=np.arange(int(new.sum())), time=drawn.time[new], times=np.ones(int(new.sum())),
+        weight=drawn.single[new], totals=units,
     )  # fmt: skip
 
 
 def averaged(
-    drawn: Drawn, rows: Bool[Array, " rows"], among: Bool[Array, " rows"] | None = None
+    drawn: Drawn, rows: Array, among: Bool[Array, " rows"] | None = None
 ) -> Float64[Array, " classes"]:
     """The share of such rows among some, by class of groups, averaged over classes of like sizes.
 
-    Where a class has few of these, the share over all classes counts as `FEW` more.
+    Of each drawn row its share is asked, from 0 to 1. Where a class has few of these, the share
+    over all classes counts as `FEW` more.
     """
     if among is None:
         number, (whole, total) = len(rows), drawn.of_all
     else:
         number, (whole, total) = int(np.count_nonzero(among)), weighed(drawn, among)
-        rows = rows & among
+        rows = rows * among
     held, part = weighed(drawn, rows)
     few, share = FEW * total / max(number, 1), part / max(total, 1e-9)
     return np.asarray((held + few * share) / np.maximum(whole + few, 1e-9))
 
 
-def weighed(
-    drawn: Drawn, rows: Bool[Array, " rows"]
-) -> tuple[Float64[Array, " classes"], np.float64]:
+def weighed(drawn: Drawn, rows: Array) -> tuple[Float64[Array, " classes"], np.float64]:
     """The weight of some rows: by class, together with classes of like sizes, and of all."""
-    each, together = in_classes(drawn.place, drawn.weight, rows, len(drawn.totals))
+    shares = rows.astype(np.float64)
+    each, together = in_classes(drawn.place, drawn.weight, shares, len(drawn.totals))
     return drawn.near @ together, each.sum()
 
 
@@ -408,15 +437,15 @@ def weighed(
 def in_classes(
     place: Int64[Array, " rows"],
     weight: Float64[Array, " rows"],
-    rows: Bool[Array, " rows"],
+    shares: Float64[Array, " rows"],
     classes: int,
 ) -> tuple[Float64[Array, " rows"], Float64[Array, " classes"]]:
-    """The weights of such rows, 0 for others, and their sums by class."""
+    """The weights of shares of rows, and their sums by class."""
     each, together = np.zeros(len(place)), np.zeros(classes)
     for i in range(len(place)):
-        if rows[i]:
-            each[i] = weight[i]
-            together[place[i]] += weight[i]
+        if shares[i] > 0:
+            each[i] = weight[i] * shares[i]
+            together[place[i]] += each[i]
     return each, together
 
 

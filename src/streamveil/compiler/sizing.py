@@ -300,7 +300,8 @@ class Sizing:
         quadratic = self.bounds.quadratic
         if quadratic is None or not self._weighable:
             return None
-        if self.setting(options.WEIGHTS) == "flat":
+        flat = chosen is not None and chosen.reference == inf and is_open(self.plan)
+        if self.setting(options.WEIGHTS) == "flat" or flat:
             return None
         scale = weight_quanta(quadratic)
         start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
@@ -351,7 +352,8 @@ class Sizing:
         alone = most == 1 and not self._asks_for_weights
         single = stream is not None and alone  # else the family is one of many groups
         return choose(Problem(
-            family, noise, given, kinds, weighted, most_slots, counted, single, float(most or inf)
+            family, noise, given, kinds, weighted, not self._asks_for_weights, most_slots, counted,
+            single, float(most or inf),
         ))  # fmt: skip
 
     @property

@@ -335,7 +335,7 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
     mean = max(1.0, float((rows * middle).sum()) / units)
     seen = float((rows * middle)[standing].sum())
-    repeated = min(float((again * middle).sum()) / seen, MOST_REPEATS)
+    repeated = min(float((again * middle).sum()) / seen, 1 - 1 / mean)  # all but the first row
     found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
     return {
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
