@@ -17,8 +17,10 @@ from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt32, UInt64
 PART = 1 << 16  # units of a part, by number
 BLOCK = 1 << 13  # rows of a part that are put away at once
 KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
+MANY_ROWS = 63  # of a unit; of more, not the share of groups is told but that of their logarithm
 PLACES = 1 << 16  # that tell items of a unit apart
 HIGH = np.uint64(32)
+ONE = 256  # of a logarithm
 Kind = TypeVar("Kind", bound=np.generic)
 
 
@@ -174,17 +176,42 @@ def shape_of(
 def by_rows(
     shape: UnitFacts, most: int, quanta: int
 ) -> tuple[Int64[Array, " sizes"], Int64[Array, " sizes"]]:
-    """By rows of a unit, of which more than `most` count as `most`: units, and repeating rows.
+    """By rows of a unit, of which more than `most` count as `most`: units, and how rows repeat.
 
-    Of those the share that they are of a unit's rows, in quanta, rounded down.
+    Of n rows in k groups the share (n - k) / n that repeats, in quanta, rounded down; of units with
+    more than `MANY_ROWS` 1 - log(k) / log(n), which tells few groups from hundreds whatever n is.
 
     >>> shape = UnitFacts(*np.array([[1, 3, 9], [1, 2, 3], [0, 0, 0]], np.uint32))
     >>> [some.tolist() for some in by_rows(shape, 4, 256)]
     [[0, 1, 0, 1, 1], [0, 0, 0, 85, 170]]
+    >>> shape = UnitFacts(*np.array([[4096, 4096, 4096], [1, 64, 4096], [0, 0, 0]], np.uint32))
+    >>> [int(by_rows(UnitFacts(*(some[i : i + 1] for some in shape)), 4096, 256)[1][-1])
+    ...  for i in range(3)]
+    [256, 128, 0]
     """
     units, shares = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
     count_by_rows(shape.rows, shape.entered, quanta, units, shares)
     return units, shares
+
+
+def repeated(
+    rows: Float64[Array, " bins"], told: Float64[Array, " bins"]
+) -> Float64[Array, " bins"]:
+    """The share of rows that repeat a group of their unit, from what `by_rows` tells, per unit.
+
+    >>> repeated(np.array([3.0, 4096.0, 4096.0, 4096.0]), np.array([0.25, 1.0, 0.5, 0.0])).tolist()
+    [0.25, 0.999755859375, 0.984375, 0.0]
+    """
+    told = np.clip(told, 0.0, 1.0)
+    logs = (1 - told) * logarithm_of(np.maximum(rows, 1).astype(np.int64))
+    whole = np.floor(logs / ONE)
+    groups = (1 + logs / ONE - whole) * 2.0**whole
+    return np.asarray(np.where(rows > MANY_ROWS, 1 - groups / np.maximum(rows, 1), told))
+
+
+def logarithm_of(number: Array) -> Array:
+    """As `logarithm`, of each."""
+    return np.array([logarithm(int(one)) for one in number], np.int64)
 
 
 def middle_of_each(
@@ -282,6 +309,19 @@ def count_different(
 
 
 @njit(cache=True)
+def logarithm(number: Any) -> int:
+    """To base 2, in 256ths; between powers of two as if it grew evenly, and rounded down.
+
+    Whole numbers alone: the same on every machine.
+    """
+    power, rest = 0, number
+    while rest > 1:
+        rest >>= 1
+        power += 1
+    return int(power * ONE + ((number * ONE) >> power) - ONE)
+
+
+@njit(cache=True)
 def count_by_rows(
     rows: UInt32[Array, " units"],
     entered: UInt32[Array, " units"],
@@ -291,6 +331,11 @@ def count_by_rows(
 ) -> None:
     """Fills the counts of `by_rows`."""
     for one in range(len(rows)):
-        size: Any = min(np.int64(rows[one]), len(units) - 1)
+        n, k = np.int64(rows[one]), np.int64(entered[one])
+        size: Any = min(n, len(units) - 1)
         units[size] += 1
-        shares[size] += quanta * np.int64(rows[one] - entered[one]) // np.int64(rows[one])
+        if n <= MANY_ROWS:
+            shares[size] += quanta * (n - k) // n
+        else:
+            whole = logarithm(n)
+            shares[size] += quanta * (whole - logarithm(k)) // whole

@@ -87,6 +87,12 @@ class Problem:
         return SQUARED[:WEIGHABLE] if self.weighted else self.squared
 
     @property
+    def ways(self) -> tuple[Problem, ...]:
+        """With weights, if groups may carry some, and without where weights allow too few rows."""
+        both = self.weighted and self.flat and self.heavy
+        return (self, replace(self, weighted=False)) if both else (self,)
+
+    @property
     def of_ratios(self) -> bool:
         """Whether means and quantiles are asked for, and nothing else."""
         return all(stream.ratio for stream in self.family)
@@ -192,9 +198,7 @@ def designs(problem: Problem) -> Iterator[Grid]:
     """The designs that the query allows, each with its grid."""
     given, noise = problem.given, problem.noise
     bounds = replace_open(given)
-    ways = [problem]
-    if problem.weighted and problem.flat and problem.heavy:
-        ways += [replace(problem, weighted=False)]
+    ways = problem.ways
     if "table" in problem.kinds and noise.half:
         yield from (tabled(way, bounds) for way in ways)
     if "public" in problem.kinds:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamveil.compiled import ndtri
+from streamveil.compiler.by_unit import MANY_ROWS, repeated
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
@@ -22,7 +23,7 @@ from streamveil.plan.options import (
 from streamveil.types import Array, Bool, Float64, Int64
 
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
-SHARE_QUANTA = 256  # of the share of rows that repeat a group
+SHARE_QUANTA = 256  # of the share of rows that repeat a group, or of its logarithm: see `by_rows`
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
@@ -328,10 +329,10 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     expected_repeats 0.0706
     """
     standing, rows = holding_units(noisy, sigma), units_by_rows(noisy, sigma)
-    again = np.where(standing, noisy[SHARES] / SHARE_QUANTA, 0.0)
     if not standing.any():
         return {}
     units, middle = float(rows.sum()), (ROW_EDGES + ROW_ENDS) / 2
+    again = np.where(standing, repeating(noisy[0], noisy[SHARES] / SHARE_QUANTA), 0.0)
     most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
     mean = max(1.0, float((rows * middle).sum()) / units)
     seen = float((rows * middle)[standing].sum())
@@ -341,6 +342,14 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
         for name, value in found.items()
     }
+
+
+def repeating(
+    units: Int64[Array, " bins"], told: Float64[Array, " bins"]
+) -> Float64[Array, " bins"]:
+    """Units times the share of their rows that repeat a group, from what `by_rows` told of them."""
+    per_unit = repeated((ROW_EDGES + ROW_ENDS) / 2, told / np.maximum(units, 1))
+    return np.where(ROW_EDGES > MANY_ROWS, units * per_unit, told)
 
 
 def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
@@ -407,20 +416,26 @@ def _share(
     """The share of rows that repeat, of units whose rows lie between the ends of their bin.
 
     The r for which sum(size * shares) - r * sum(size * units) may be noise (Fieller 1954), at both
-    ends of the sizes.
+    ends of the sizes. Of a unit with more than `MANY_ROWS` rows what was told is x = 1 - log(k) /
+    log(n), of which the share 1 - k / n is a concave function: on average it is at least
+    (1 - 1 / n) x, a chord, and at most 1.
     """
     found, (low, top) = [], ends
-    for over, under in ((low, top), (top, low)):
+    many = ROW_EDGES > MANY_ROWS
+    least = np.where(many, shares * (1 - 1 / ROW_EDGES), shares)
+    most = np.where(many, units, shares)  # of the logarithm alone, all of their rows may repeat
+    for own, over, under in ((least, low, top), (most, top, low)):
         off = DEVIATIONS**2 * spread
-        above = float((shares * over).sum()), float((off * over**2).sum())
+        above = float((own * over).sum()), float((off * over**2).sum())
         below = float((units * under).sum()), float((off * under**2).sum())
         between = _between(above, below)
         if between is None or below[0] <= 0:
             return None
         found.append(between)
-    least, largest = max(found[0][0], 0.0), min(found[1][1] + 1 / SHARE_QUANTA, 1.0)
-    middle = float((shares * (low + top)).sum() / (units * (low + top)).sum())
-    return Measured(round(min(max(middle, least), largest, MOST_REPEATS), 2), least, largest)
+    low_end, high_end = max(found[0][0], 0.0), min(found[1][1] + 1 / SHARE_QUANTA, 1.0)
+    middle = repeating(units, shares) * (low + top)
+    share = float(middle.sum() / (units * (low + top)).sum())
+    return Measured(round(min(max(share, low_end), high_end, MOST_REPEATS), 3), low_end, high_end)
 
 
 def _mean(
@@ -483,6 +498,11 @@ def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: f
     if not stream.histogram and stream.most is not None:
         heavy, even = tail_of(stream.rows, stream.most)
         stream = replace(stream, heavy=heavy, even=even)
-    middle = ((ROW_EDGES + ROW_ENDS) / 2)[holding_units(noisy, sigma)]
-    off = sigma * float((middle**2).sum()) ** 0.5 / (stream.units * stream.rows)
+    middle, held = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
+    told = noisy[SHARES] / SHARE_QUANTA / np.maximum(noisy[0], 1)
+    moved = np.where(  # of the share of rows that repeat, by what is told of it
+        ROW_EDGES > MANY_ROWS, (1 - repeated(middle, told)) * np.log(middle), 1.0
+    )
+    off = (middle * np.minimum(moved, 1.0))[held]
+    off = sigma * float((off**2).sum()) ** 0.5 / (stream.units * stream.rows)
     return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
