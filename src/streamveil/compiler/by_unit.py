@@ -17,7 +17,7 @@ from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt32, UInt64
 PART = 1 << 16  # units of a part, by number
 BLOCK = 1 << 13  # rows of a part that are put away at once
 KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
-MANY_ROWS = 63  # of a unit; of more, not the share of groups is told but that of their logarithm
+MANY_ROWS = 63  # of a unit; of more, how far rows keep to few groups is told by logarithms
 PLACES = 1 << 16  # that tell items of a unit apart
 HIGH = np.uint64(32)
 ONE = 256  # of a logarithm
@@ -50,7 +50,7 @@ class UnitFacts(NamedTuple):
     """What is asked of all rows of a unit together."""
 
     rows: UInt32[Array, " units"]
-    entered: UInt32[Array, " units"]  # in how many groups they are
+    entered: UInt32[Array, " units"]  # in how many groups they are; of many rows, see `even_groups`
     cell: UInt32[Array, " units"]  # the group of one of them
 
 
@@ -178,8 +178,10 @@ def by_rows(
 ) -> tuple[Int64[Array, " sizes"], Int64[Array, " sizes"]]:
     """By rows of a unit, of which more than `most` count as `most`: units, and how rows repeat.
 
-    Of n rows in k groups the share (n - k) / n that repeats, in quanta, rounded down; of units with
-    more than `MANY_ROWS` 1 - log(k) / log(n), which tells few groups from hundreds whatever n is.
+    Of n rows in k groups the share (n - k) / n that repeats, in quanta, rounded down. Of units with
+    more than `MANY_ROWS` their concentration 1 - log(k) / log(n), which tells few groups from
+    hundreds whatever n is; k is then the number of equal groups with as large a sum of squares,
+    n^2 / sum of squares, as squares are what bounds must allow.
 
     >>> shape = UnitFacts(*np.array([[1, 3, 9], [1, 2, 3], [0, 0, 0]], np.uint32))
     >>> [some.tolist() for some in by_rows(shape, 4, 256)]
@@ -194,19 +196,17 @@ def by_rows(
     return units, shares
 
 
-def repeated(
-    rows: Float64[Array, " bins"], told: Float64[Array, " bins"]
-) -> Float64[Array, " bins"]:
-    """The share of rows that repeat a group of their unit, from what `by_rows` tells, per unit.
+def even_groups(
+    rows: Float64[Array, " some"], told: Float64[Array, " some"]
+) -> Float64[Array, " some"]:
+    """The equal groups of a unit with so many rows, from its concentration as `by_rows` tells it.
 
-    >>> repeated(np.array([3.0, 4096.0, 4096.0, 4096.0]), np.array([0.25, 1.0, 0.5, 0.0])).tolist()
-    [0.25, 0.999755859375, 0.984375, 0.0]
+    >>> even_groups(np.full(3, 4096.0), np.array([1.0, 0.5, 0.0])).tolist()
+    [1.0, 64.0, 4096.0]
     """
-    told = np.clip(told, 0.0, 1.0)
-    logs = (1 - told) * logarithm_of(np.maximum(rows, 1).astype(np.int64))
-    whole = np.floor(logs / ONE)
-    groups = (1 + logs / ONE - whole) * 2.0**whole
-    return np.asarray(np.where(rows > MANY_ROWS, 1 - groups / np.maximum(rows, 1), told))
+    logs = (1 - np.clip(told, 0.0, 1.0)) * logarithm_of(rows.astype(np.int64)) / ONE
+    whole = np.floor(logs)
+    return np.asarray((1 + logs - whole) * 2.0**whole)
 
 
 def logarithm_of(number: Array) -> Array:
@@ -283,16 +283,17 @@ def count_different(
     starts: Int64[Array, " units_plus_1"],
     found: UInt32[Array, " units"],
 ) -> None:
-    """How many different items the rows of each unit have.
+    """How many different items the rows of each unit have; of many rows, how many equal groups.
 
     Every item has a place, which keeps the item last seen there and its unit. Items of a unit of
     which two share a place are sorted instead.
     """
-    seen = np.zeros(PLACES, np.uint64)
+    seen, times = np.zeros(PLACES, np.uint64), np.zeros(PLACES, np.int64)
     for one in range(len(found)):
         start, end = starts[one], starts[one + 1]
         unit, shared = np.uint64(one + 1) << HIGH, np.int64(0)
         different: Any = np.int64(0)
+        many, squares = end - start > MANY_ROWS, 0.0
         for i in range(start, end):
             place = np.int64(held[i]) % PLACES
             item = unit | np.uint64(held[i])
@@ -300,11 +301,21 @@ def count_different(
             shared += differs & np.int64((seen[place] ^ unit) >> HIGH == 0)
             different += differs
             seen[place] = item
+            if many:
+                times[place] = 1 if differs else times[place] + 1
+                squares += 2.0 * times[place] - 1
         if shared:
             items = np.sort(held[start:end])
-            different = 1
+            run: Any = np.int64(1)
+            different, squares = 1, 1.0
             for i in range(1, len(items)):
-                different += items[i] != items[i - 1]
+                differs = np.int64(items[i] != items[i - 1])
+                different += differs
+                run = 1 if differs else run + 1
+                squares += 2.0 * run - 1
+        if many:
+            rows = float(end - start)
+            different = np.int64(rows / (squares / rows) + 0.5)
         found[one] = different
 
 

@@ -15,11 +15,20 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import ndtr, ndtri, njit
+from streamveil.compiler.by_unit import MANY_ROWS
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.release import driver
 from streamveil.errors import PlanError
 from streamveil.plan import Plan
-from streamveil.plan.look import CLAMPED, HISTOGRAM, LAWS, MEAN_ROWS, VALUES, expectations
+from streamveil.plan.look import (
+    CLAMPED,
+    CONCENTRATION,
+    HISTOGRAM,
+    LAWS,
+    MEAN_ROWS,
+    VALUES,
+    expectations,
+)
 from streamveil.plan.options import (
     EXPECTATIONS,
     EXPECTED_GROUPS,
@@ -80,6 +89,8 @@ class ExpectedStream:
     spread: float = 0.0  # deviation of the logarithm of groups' rows; 0: by `steep`
     laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
+    concentration: tuple[float, float] | None = None  # of units with few rows and with many
+    own: float | None = None  # see `concentrated`
     means: tuple[float, ...] = ()  # other rows of a unit, if the same rows may be of other units
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
     clamped: float = 0.0  # share of all that values add up to, beyond their bounds
@@ -118,13 +129,15 @@ class ExpectedStream:
         ]  # fmt: skip
         if self.again is None:
             return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
+        if self.concentration is not None:
+            return tuple(concentrated(one) for one in shapes)
         by_chance = [repeated_by_chance(one) for one in shapes]
         most = max(self.again * SPREAD_OF_REPEATS, min(by_chance))
         if max(by_chance) > most and self.again >= TOLD_REPEATS:
             shapes += [steepest(one, self.again) for one in shapes[: len(tails)]]
             by_chance += [self.again] * len(tails)
         return tuple(
-            replace(one, repeats=repeats_beyond(one, self.again, part))
+            replace(one, repeats=repeats_beyond(one, self.again))
             for one, part in zip(shapes, by_chance, strict=True)
             if part <= most
         )
@@ -147,18 +160,72 @@ def repeated_by_chance(stream: ExpectedStream) -> float:
     return 1 - float(drawn.single[drawn.new].sum() / drawn.weight.sum())
 
 
-def repeats_beyond(stream: ExpectedStream, again: float, by_chance: float) -> float:
-    """The chance r to repeat a group by which rows do as often as known.
+def concentrated(stream: ExpectedStream) -> ExpectedStream:
+    """The stream in which units with few and with many rows keep to groups as far as known.
+
+    One with many rows: the first share `own` of its rows have groups by the law, and each later row
+    that of one of these. The share is the largest of some by which the concentration, on average
+    over units as drawn, is what is known; or the least of them.
+    """
+    if stream.concentration is None:
+        return stream
+    few, many = stream.concentration
+    stream = replace(stream, concentration=None)
+    drawn = draw_stream(stream)
+    lengths = np.diff(drawn.ends, prepend=0)
+    heavy = lengths * drawn.times[drawn.ends - 1] > MANY_ROWS
+    squares = squares_so_far(drawn, lengths)
+    light = ~np.repeat(heavy, lengths)
+    part = repeats_of(drawn, few, light) if light.any() else 0.0
+    begin, most = (drawn.ends - lengths)[heavy], lengths[heavy]
+    rows = np.log(most * drawn.times[begin])
+    shares, told = np.geomspace(1, 1 / MOST_ROWS, 40), []
+    for share in shares:
+        first = first_rows_of(most, share)
+        told.append(float((1 - np.log(first**2 / squares[begin + first - 1]) / rows).mean()))
+    place = int(np.searchsorted(np.maximum.accumulate(told), many))
+    return replace(stream, own=float(shares[min(place, len(shares) - 1)]), repeats=part)
+
+
+def first_rows_of(lengths: Int64[Array, " units"], share: float) -> Int64[Array, " units"]:
+    """A share of the rows of each unit, one at least."""
+    return np.maximum(np.round(share * lengths), 1).astype(np.int64)
+
+
+def squares_so_far(drawn: Drawn, lengths: Int64[Array, " units"]) -> Float64[Array, " rows"]:
+    """The sum of squared rows in each group, over the rows of a unit up to each of them."""
+    order = np.argsort(drawn.first, kind="stable")  # by groups of units, then as rows come
+    own = drawn.first[order]
+    begins = np.flatnonzero(np.append(True, own[1:] != own[:-1]))
+    before = np.empty(len(own))
+    before[order] = np.arange(len(own)) - np.repeat(begins, np.diff(np.append(begins, len(own))))
+    more = 2 * before + 1
+    squares = np.cumsum(more)
+    start = np.repeat(drawn.ends - lengths, lengths)
+    return np.asarray(squares - (squares - more)[start])
+
+
+def repeats_beyond(stream: ExpectedStream, again: float) -> float:
+    """The chance to repeat a group by which all rows do as often as known."""
+    drawn = draw_stream(stream)
+    return repeats_of(drawn, again, drawn.all_rows)
+
+
+def repeats_of(drawn: Drawn, again: float, some: Bool[Array, " rows"]) -> float:
+    """The chance r to repeat a group by which the rows of some units do as often as known.
 
     A share f of rows are a unit's first ones and never do. By chance a row does if it is new, and
-    the one that it meets as well: r (1 - f) + (1 - r)^2 by_chance = again.
+    the one that it meets as well: r (1 - f) + (1 - r)^2 by_chance = again. Where a drawn row stands
+    for several, all but the first of them repeat anyway.
     """
-    drawn = draw_stream(stream)
-    singles = float(drawn.single.sum())
-    if len(drawn.first) and singles < drawn.weight.sum():  # of those that rows drawn stand for
-        part = singles / float(drawn.weight.sum())
-        again, by_chance = (max(0.0, 1 - (1 - one) / part) for one in (again, by_chance))
-    first = drawn.single[drawn.ends - 1].sum() / singles  # a unit's rows weigh the same
+    single, weight = drawn.single * some, float(drawn.weight[some].sum())
+    singles = float(single.sum())
+    by_chance = 1 - float(single[drawn.new].sum()) / weight
+    if singles < weight * (1 - 1e-9):
+        again, by_chance = (
+            max(0.0, 1 - (1 - one) * weight / singles) for one in (again, by_chance)
+        )
+    first = single[drawn.ends - 1].sum() / singles  # a unit's rows weigh the same
     more, half = max(0.0, again - by_chance), (1 - float(first)) / 2 - by_chance
     root = sqrt(half**2 + by_chance * more)
     found = more / max(half + root, TOLD_REPEATS) if half >= 0 else (root - half) / by_chance
@@ -186,6 +253,7 @@ def expected(
     units = float(EXPECTED_UNITS.of(given) or USUAL_UNITS)
     groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
     laws = () if groups else tuple(law_of(*law) for law in laws)
+    together = given.get(CONCENTRATION)
     groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP)) * windows
     if public is not None:
         groups = min(groups, public) if EXPECTED_GROUPS.of(given) else public
@@ -198,6 +266,7 @@ def expected(
         again=None if again is None else float(again),
         laws=laws,
         histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
+        concentration=None if together is None else (float(together[0]), float(together[1])),
         means=tuple(max(float(mean), 1.01) for mean in given.get(MEAN_ROWS, ())),
     )
 
@@ -382,8 +451,13 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
         np.searchsorted(mass, mixed_uniform(n, 1) * mass[-1], side="right"), len(mass) - 1
     )
     group = np.cumsum(counts)[which] - 1 - np.floor(mixed_uniform(n, 4) * counts[which])
-    source = np.where(mixed_uniform(n, 2) < stream.repeats, start + (
-        mixed_uniform(n, 3) * order).astype(np.int64), np.arange(n))  # fmt: skip
+    earlier = start + (mixed_uniform(n, 3) * order).astype(np.int64)
+    source = np.where(mixed_uniform(n, 2) < stream.repeats, earlier, np.arange(n))
+    if stream.own is not None:
+        heavy, first = np.repeat(rows > MANY_ROWS, lengths), first_rows_of(lengths, stream.own)
+        own = start + (mixed_uniform(n, 3) * np.repeat(first, lengths)).astype(np.int64)
+        kept = np.where(order < np.repeat(first, lengths), np.arange(n), own)
+        source = np.where(heavy, kept, source)
     for _ in range(int(lengths.max()).bit_length()):
         source = source[source]
     named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(len(lengths)), lengths)

@@ -186,6 +186,7 @@ PRECISION_OF_LOOK = Fraction(1, 1000)
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 LAWS = "laws"  # of groups, among the options that a look said; likewise
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
+CONCENTRATION = "concentration"  # likewise: of units with few rows and with many
 MEAN_ROWS = "mean_rows"  # rows of a unit that are possible for the same rows of all units, likewise
 VALUES = "values"  # that are summed, likewise: expression and mean size
 CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds

@@ -30,6 +30,7 @@ from streamveil.expressions import column_named
 from streamveil.plan import Plan, combined_plan
 from streamveil.plan.look import (
     CLAMPED,
+    CONCENTRATION,
     HISTOGRAM,
     LAWS,
     LOOKED,
@@ -286,7 +287,7 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
             else ""
         )
         for name, value in learned.likely.items()
-        if name not in (LAWS, HISTOGRAM, VALUES)
+        if name not in (LAWS, HISTOGRAM, CONCENTRATION, VALUES)
     ]
     sizes = learned.likely.get(VALUES, {})
     said += [f"{text} is about {shortly(size)} on average" for text, size in sizes.items()]

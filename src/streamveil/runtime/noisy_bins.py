@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamveil.compiled import ndtri
-from streamveil.compiler.by_unit import MANY_ROWS, repeated
+from streamveil.compiler.by_unit import MANY_ROWS, even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
-from streamveil.plan.look import HISTOGRAM, LAWS, VALUES
+from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, VALUES
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
     EXPECTED_REPEATS,
@@ -24,6 +24,7 @@ from streamveil.types import Array, Bool, Float64, Int64
 
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group, or of its logarithm: see `by_rows`
+MANY = ROW_EDGES > MANY_ROWS  # bins of units of which concentration is told
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
@@ -119,6 +120,8 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
             bounds[text], valued[text] = found
     if known and tells(known[EXPECTED_UNITS.name], sigma):
         known[HISTOGRAM] = histogram_of(shapes, sigma)
+        together = concentration_of(shapes, sigma)
+        known |= {} if together is None else {CONCENTRATION: together}
     if known:
         units = units_of(known, shapes, sigma)
         units = units._replace(number=units.number / times)
@@ -347,9 +350,32 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
 def repeating(
     units: Int64[Array, " bins"], told: Float64[Array, " bins"]
 ) -> Float64[Array, " bins"]:
-    """Units times the share of their rows that repeat a group, from what `by_rows` told of them."""
-    per_unit = repeated((ROW_EDGES + ROW_ENDS) / 2, told / np.maximum(units, 1))
-    return np.where(ROW_EDGES > MANY_ROWS, units * per_unit, told)
+    """Units times the share of their rows that repeat a group, from what `by_rows` told of them.
+
+    Of units with many rows rather more than there are: as if their groups were equal.
+    """
+    rows = (ROW_EDGES + ROW_ENDS) / 2
+    groups = even_groups(rows, told / np.maximum(units, 1))
+    return np.where(MANY, units * (1 - groups / rows), told)
+
+
+def concentration_of(
+    noisy: list[Int64[Array, " bins"]], sigma: float
+) -> tuple[float, float] | None:
+    """How far rows keep to few groups, where units with many rows stand out: two means over rows.
+
+    Of units with few rows the share that repeats a group, of those with many the concentration.
+    """
+    units, told = noisy[0], noisy[SHARES] / SHARE_QUANTA
+    rows, standing = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
+    if not (standing & MANY).any():
+        return None
+    each = [
+        float((told * rows)[which].sum()) / max(float((units * rows)[which].sum()), 1.0)
+        for which in (standing & ~MANY, standing & MANY)
+    ]
+    few, many = (round(min(max(one, 0.0), 1.0), 3) for one in each)
+    return few, many
 
 
 def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
@@ -416,14 +442,11 @@ def _share(
     """The share of rows that repeat, of units whose rows lie between the ends of their bin.
 
     The r for which sum(size * shares) - r * sum(size * units) may be noise (Fieller 1954), at both
-    ends of the sizes. Of a unit with more than `MANY_ROWS` rows what was told is x = 1 - log(k) /
-    log(n), of which the share 1 - k / n is a concave function: on average it is at least
-    (1 - 1 / n) x, a chord, and at most 1.
+    ends of the sizes. Of units with many rows concentration is told instead, of which hardly
+    anything follows: between none and all of their rows repeat.
     """
     found, (low, top) = [], ends
-    many = ROW_EDGES > MANY_ROWS
-    least = np.where(many, shares * (1 - 1 / ROW_EDGES), shares)
-    most = np.where(many, units, shares)  # of the logarithm alone, all of their rows may repeat
+    least, most = np.where(MANY, 0.0, shares), np.where(MANY, units, shares)
     for own, over, under in ((least, low, top), (most, top, low)):
         off = DEVIATIONS**2 * spread
         above = float((own * over).sum()), float((off * over**2).sum())
@@ -500,9 +523,7 @@ def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: f
         stream = replace(stream, heavy=heavy, even=even)
     middle, held = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
     told = noisy[SHARES] / SHARE_QUANTA / np.maximum(noisy[0], 1)
-    moved = np.where(  # of the share of rows that repeat, by what is told of it
-        ROW_EDGES > MANY_ROWS, (1 - repeated(middle, told)) * np.log(middle), 1.0
-    )
-    off = (middle * np.minimum(moved, 1.0))[held]
+    moved = even_groups(middle, told) / middle * np.log(middle)  # by one more of what is told
+    off = (middle * np.where(MANY, np.minimum(moved, 1.0), 1.0))[held]
     off = sigma * float((off**2).sum()) ** 0.5 / (stream.units * stream.rows)
     return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
