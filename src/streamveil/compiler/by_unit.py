@@ -179,9 +179,10 @@ def by_rows(
     """By rows of a unit, of which more than `most` count as `most`: units, and how rows repeat.
 
     Of n rows in k groups the share (n - k) / n that repeats, in quanta, rounded down. Of units with
-    more than `MANY_ROWS` their concentration 1 - log(k) / log(n), which tells few groups from
-    hundreds whatever n is; k is then the number of equal groups with as large a sum of squares,
-    n^2 / sum of squares, as squares are what bounds must allow.
+    more than `MANY_ROWS` the mean of 1 and of their concentration 1 - log(k) / log(n), which tells
+    few groups from hundreds whatever n is; k is then the number of equal groups with as large a sum
+    of squares, n^2 / sum of squares, as squares are what bounds must allow. Beside the units
+    themselves a half at least shows that such units are there.
 
     >>> shape = UnitFacts(*np.array([[1, 3, 9], [1, 2, 3], [0, 0, 0]], np.uint32))
     >>> [some.tolist() for some in by_rows(shape, 4, 256)]
@@ -189,7 +190,7 @@ def by_rows(
     >>> shape = UnitFacts(*np.array([[4096, 4096, 4096], [1, 64, 4096], [0, 0, 0]], np.uint32))
     >>> [int(by_rows(UnitFacts(*(some[i : i + 1] for some in shape)), 4096, 256)[1][-1])
     ...  for i in range(3)]
-    [256, 128, 0]
+    [256, 192, 128]
     """
     units, shares = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
     count_by_rows(shape.rows, shape.entered, quanta, units, shares)
@@ -199,14 +200,19 @@ def by_rows(
 def even_groups(
     rows: Float64[Array, " some"], told: Float64[Array, " some"]
 ) -> Float64[Array, " some"]:
-    """The equal groups of a unit with so many rows, from its concentration as `by_rows` tells it.
+    """The equal groups of a unit with so many rows, from what `by_rows` tells of it.
 
-    >>> even_groups(np.full(3, 4096.0), np.array([1.0, 0.5, 0.0])).tolist()
+    >>> even_groups(np.full(3, 4096.0), np.array([1.0, 0.75, 0.5])).tolist()
     [1.0, 64.0, 4096.0]
     """
-    logs = (1 - np.clip(told, 0.0, 1.0)) * logarithm_of(rows.astype(np.int64)) / ONE
+    logs = (1 - concentration(told)) * logarithm_of(rows.astype(np.int64)) / ONE
     whole = np.floor(logs)
     return np.asarray((1 + logs - whole) * 2.0**whole)
+
+
+def concentration(told: Array) -> Array:
+    """From what `by_rows` tells of units with many rows, with noise."""
+    return np.asarray(np.clip(2 * told - 1, 0.0, 1.0))
 
 
 def logarithm_of(number: Array) -> Array:
@@ -349,4 +355,4 @@ def count_by_rows(
             shares[size] += quanta * (n - k) // n
         else:
             whole = logarithm(n)
-            shares[size] += quanta * (whole - logarithm(k)) // whole
+            shares[size] += quanta * (2 * whole - logarithm(k)) // (2 * whole)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamveil.compiled import ndtri
-from streamveil.compiler.by_unit import MANY_ROWS, even_groups
+from streamveil.compiler.by_unit import MANY_ROWS, concentration, even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
@@ -120,9 +120,9 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
             bounds[text], valued[text] = found
     if known and tells(known[EXPECTED_UNITS.name], sigma):
         known[HISTOGRAM] = histogram_of(shapes, sigma)
+    if known:
         together = concentration_of(shapes, sigma)
         known |= {} if together is None else {CONCENTRATION: together}
-    if known:
         units = units_of(known, shapes, sigma)
         units = units._replace(number=units.number / times)
         known[LAWS] = likely_laws(sizes, buckets, units, of_groups)
@@ -339,12 +339,14 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
     mean = max(1.0, float((rows * middle).sum()) / units)
     seen = float((rows * middle)[standing].sum())
-    repeated = min(float((again * middle).sum()) / seen, 1 - 1 / mean)  # all but the first row
+    repeated = float((again * middle).sum()) / seen
     found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
-    return {
+    said = {
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
         for name, value in found.items()
     }
+    said[EXPECTED_REPEATS.name] = min(said[EXPECTED_REPEATS.name], MOST_REPEATS)
+    return said
 
 
 def repeating(
@@ -374,8 +376,8 @@ def concentration_of(
         float((told * rows)[which].sum()) / max(float((units * rows)[which].sum()), 1.0)
         for which in (standing & ~MANY, standing & MANY)
     ]
-    few, many = (round(min(max(one, 0.0), 1.0), 3) for one in each)
-    return few, many
+    few, many = min(max(each[0], 0.0), 1.0), float(concentration(np.array(each[1])))
+    return round(few, 3), round(many, 3)
 
 
 def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
@@ -523,7 +525,7 @@ def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: f
         stream = replace(stream, heavy=heavy, even=even)
     middle, held = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
     told = noisy[SHARES] / SHARE_QUANTA / np.maximum(noisy[0], 1)
-    moved = even_groups(middle, told) / middle * np.log(middle)  # by one more of what is told
+    moved = 2 * even_groups(middle, told) / middle * np.log(middle)  # by one more of what is told
     off = (middle * np.where(MANY, np.minimum(moved, 1.0), 1.0))[held]
     off = sigma * float((off**2).sum()) ** 0.5 / (stream.units * stream.rows)
     return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
