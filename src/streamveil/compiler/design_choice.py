@@ -11,6 +11,7 @@ from typing import Any
 
 from streamveil.compiler.error_forecast import ForecastNoise, Kind, Settings, forecast
 from streamveil.compiler.expected_stream import ExpectedStream
+from streamveil.core.selection.total_test import MOST_ROWS as MOST_TESTED
 from streamveil.kept import kept
 from streamveil.plan.look import LARGEST_WEIGHT
 
@@ -315,7 +316,8 @@ def public(problem: Problem, bounds: Settings) -> Grid:
 def alone(bounds: Settings, squared: tuple[float, ...], *, once: bool = False) -> Grid:
     """The totals that are released, tested; `once`: with one row of a unit in a group."""
     whole, is_open = replace(bounds, kind="totals"), bounds.groups == inf
-    sizes = [round(size) for size in squared] if is_open else [0]
+    testable = [size for size in squared if once or size <= MOST_TESTED**2]
+    sizes = [round(size) for size in testable] if is_open else [0]
 
     def at(place: Place) -> Settings:
         size = sizes[place[0]]
