@@ -40,7 +40,7 @@ SAID = (
     {"expected_rows": 3.0, "expected_units": 1e5, "expected_repeats": 0.5},
     {
         "expected_rows": 20.0, "expected_units": 3e3, "expected_most_rows": 300.0,
-        HISTOGRAM: [(1, 1, 0.6), (8, 15, 0.3), (256, 511, 0.1)], CONCENTRATION: (0.3, 0.6),
+        HISTOGRAM: [(1, 1, 0.6), (8, 15, 0.3), (256, 511, 0.1)], CONCENTRATION: (0.3, 0.6, 0.1),
         LAWS: [(40.0, 1.2, 0.1, 0.5), (900.0, 0.5, 0.0, 2.0)],
         **{said: dict.fromkeys(("ms", "ms * kind", "kind", "ms - 4"), share)
            for said, share in ((VALUES, 0.01), (CLAMPED, 0.05))},

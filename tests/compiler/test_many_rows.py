@@ -11,7 +11,6 @@ from streamveil.compiler.by_unit import (
     MANY_ROWS,
     ByUnit,
     by_rows,
-    concentration,
     even_groups,
     shape_of,
 )
@@ -94,12 +93,12 @@ def test_expected_streams_keep_to_as_few_groups_as_units_do(pattern, rows):
     rng, groups = np.random.default_rng(8), 40
     units = [units_like(pattern, rng, rows, groups) for _ in range(60)]
     some, told_of = by_rows(shape(units), rows, 256)
-    many = float(concentration(told_of.sum() / some.sum() / 256))
+    many = float(2 * told_of.sum() / some.sum() / 256 - 1)
     stream = ExpectedStream(
         units=3e3, rows=rows, groups=groups, steep=0.0, histogram=((rows, rows, 1.0),),
-        concentration=(0.0, many),
+        concentration=(0.0, many, 0.001),
     )  # fmt: skip
-    drawn = draw_stream(concentrated(stream))
+    drawn = draw_stream(concentrated(stream, many))
     lengths = np.diff(drawn.ends, prepend=0)
     unit = np.repeat(np.arange(len(lengths)), lengths)
     found = np.bincount(np.unique([unit, drawn.first], axis=1, return_inverse=True)[1],
@@ -114,7 +113,7 @@ def test_a_bound_leaves_room_for_units_with_many_rows(concentration, steps):
     """No bound allowed more than 181 rows: of units with 1,440 rows seven in eight were cut."""
     known = {"expected_rows": 1_240.0, "expected_most_rows": 1_450.0, "expected_units": 30_000.0,
              "expected_repeats": 0.99, HISTOGRAM: [[1024, 1447, 1.0]],
-             LAWS: [[24.0, 0.0, 0.0, 0.0]], CONCENTRATION: [0.0, concentration]}  # fmt: skip
+             LAWS: [[24.0, 0.0, 0.0, 0.0]], CONCENTRATION: [0.0, concentration, 0.001]}  # fmt: skip
     made = compile_plan(told(planned(steps=steps), known, [])).bounds
     groups = 24 if concentration < 1 else 1
     assert made.l2_squared >= 1_300**2 / groups

@@ -205,14 +205,9 @@ def even_groups(
     >>> even_groups(np.full(3, 4096.0), np.array([1.0, 0.75, 0.5])).tolist()
     [1.0, 64.0, 4096.0]
     """
-    logs = (1 - concentration(told)) * logarithm_of(rows.astype(np.int64)) / ONE
+    logs = (1 - np.clip(2 * told - 1, 0.0, 1.0)) * logarithm_of(rows.astype(np.int64)) / ONE
     whole = np.floor(logs)
     return np.asarray((1 + logs - whole) * 2.0**whole)
-
-
-def concentration(told: Array) -> Array:
-    """From what `by_rows` tells of units with many rows, with noise."""
-    return np.asarray(np.clip(2 * told - 1, 0.0, 1.0))
 
 
 def logarithm_of(number: Array) -> Array:

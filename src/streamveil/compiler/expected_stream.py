@@ -89,7 +89,7 @@ class ExpectedStream:
     spread: float = 0.0  # deviation of the logarithm of groups' rows; 0: by `steep`
     laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
-    concentration: tuple[float, float] | None = None  # of units with few rows and with many
+    concentration: tuple[float, float, float] | None = None  # see `concentrations`
     own: float | None = None  # see `concentrated`
     means: tuple[float, ...] = ()  # other rows of a unit, if the same rows may be of other units
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
@@ -130,7 +130,8 @@ class ExpectedStream:
         if self.again is None:
             return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
         if self.concentration is not None:
-            return tuple(concentrated(one) for one in shapes)
+            parts = concentrations(self.concentration, len(shapes))
+            return tuple(concentrated(*one) for one in zip(shapes, parts, strict=True))
         by_chance = [repeated_by_chance(one) for one in shapes]
         most = max(self.again * SPREAD_OF_REPEATS, min(by_chance))
         if max(by_chance) > most and self.again >= TOLD_REPEATS:
@@ -160,16 +161,35 @@ def repeated_by_chance(stream: ExpectedStream) -> float:
     return 1 - float(drawn.single[drawn.new].sum() / drawn.weight.sum())
 
 
-def concentrated(stream: ExpectedStream) -> ExpectedStream:
+def concentrations(known: tuple[float, float, float], some: int) -> Float64[Array, " some"]:
+    """What the concentration of units with many rows may be, from its noisy number.
+
+    Known are the share that repeats a group where units have few rows, the concentration of the
+    others, with noise, and its deviation. Quantiles of what it then is between 0 and 1, each as
+    likely, in a mixed order.
+
+    >>> concentrations((0.0, 0.6, 0.001), 2).round(2).tolist()
+    [0.6, 0.6]
+    >>> concentrations((0.0, 1.1, 0.2), 4).round(2).tolist()
+    [0.75, 0.93, 0.86, 0.98]
+    """
+    _, about, off = known
+    off = max(off, 1e-3)
+    about = min(max(about, -3 * off), 1 + 3 * off)
+    low, high = (float(ndtr((end - about) / off)) for end in (0.0, 1.0))
+    mixed = np.array([int(f"{place:08b}"[::-1], 2) for place in range(some)])
+    chance = (mixed.argsort().argsort() + 0.5) / some
+    return np.asarray(np.clip(about + off * ndtri(low + (high - low) * chance), 0.0, 1.0))
+
+
+def concentrated(stream: ExpectedStream, many: float) -> ExpectedStream:
     """The stream in which units with few and with many rows keep to groups as far as known.
 
     One with many rows: the first share `own` of its rows have groups by the law, and each later row
     that of one of these. The share is the largest of some by which the concentration, on average
-    over units as drawn, is what is known; or the least of them.
+    over units as drawn, is `many`; or the least of them.
     """
-    if stream.concentration is None:
-        return stream
-    few, many = stream.concentration
+    few = 0.0 if stream.concentration is None else stream.concentration[0]
     stream = replace(stream, concentration=None)
     drawn = draw_stream(stream)
     lengths = np.diff(drawn.ends, prepend=0)
@@ -254,6 +274,7 @@ def expected(
     groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
     laws = () if groups else tuple(law_of(*law) for law in laws)
     together = given.get(CONCENTRATION)
+    few, many, off = (0.0, 0.0, 0.0) if together is None else map(float, together)
     groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP)) * windows
     if public is not None:
         groups = min(groups, public) if EXPECTED_GROUPS.of(given) else public
@@ -266,7 +287,7 @@ def expected(
         again=None if again is None else float(again),
         laws=laws,
         histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
-        concentration=None if together is None else (float(together[0]), float(together[1])),
+        concentration=None if together is None else (few, many, off),
         means=tuple(max(float(mean), 1.01) for mean in given.get(MEAN_ROWS, ())),
     )
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamveil.compiled import gammainc, log_ndtr, ndtri, njit
+from streamveil.compiler.by_unit import MANY_ROWS
 from streamveil.compiler.expected_stream import ExpectedStream, group_law, mixed_uniform
 from streamveil.types import Array, Float64, Int64, UInt32, UInt64
 
@@ -49,6 +50,8 @@ class Units(NamedTuple):
     lengths: Int64[Array, " some"]  # rows of some, each standing for the same number of rows
     repeats: float  # share of rows that repeat a group of their unit
     off: float  # its deviation
+    concentration: float | None = None  # of units with many rows (`by_unit.by_rows`), if known
+    apart: float = 0.0  # its deviation
 
 
 def groups_by_size(cells: UInt32[Array, " units"]) -> Int64[Array, " sizes"]:
@@ -108,7 +111,8 @@ def likely_laws(
         ones, with Gaussian noise (`sigma` of the other histograms), the spread of a draw and
         `MISFIT` of it, and `MOSTLY` before it. Numbers by size tell how many small groups there
         are, full buckets how large the largest are, which are too few to be seen among numbers. A
-        law by which chance alone repeats more than units do is as unlikely as the difference. Of
+        law by which chance alone repeats more than units do, or keeps to fewer groups where they
+        have many rows, is as unlikely as the difference. Of
         all laws, ordered by their smallest groups, which decide whether they can be shown, those at
         even places of the sum of likelihoods. Each is as likely.
 
@@ -127,6 +131,9 @@ def likely_laws(
     fit += ((full - fitted.full) ** 2 / spread + np.log(spread)).sum(axis=1)
     off = np.hypot(units.off, MISFIT * min(units.repeats, 1 - units.repeats))
     fit -= 2 * log_ndtr((units.repeats - by_chance(fitted, units)) / off)
+    if units.concentration is not None:
+        off = np.hypot(units.apart, MISFIT)
+        fit -= 2 * log_ndtr((units.concentration - concentrated_by_chance(fitted, units)) / off)
     before = np.array([1.0 if law.single else MOSTLY for law in fitted.laws])
     chance = np.cumsum(before * np.exp((fit.min() - fit) / 2))
     middles = (np.arange(LAWS) + 0.5) / LAWS * chance[-1]
@@ -156,6 +163,18 @@ def by_chance(fitted: Fitted, units: Units) -> Float64[Array, " laws"]:
         for n, many in zip(some, times, strict=True)
     )
     return np.asarray(1 - entered / len(units.lengths))
+
+
+def concentrated_by_chance(fitted: Fitted, units: Units) -> Float64[Array, " laws"]:
+    """The concentration of units with many rows, by each law, though nothing makes them repeat.
+
+    Of n rows n + n (n - 1) s squares are expected, with s the sum of squared shares of groups.
+    """
+    shares = np.minimum(fitted.totals / max(units.number, 2.0), 1.0)
+    together = np.minimum((fitted.counts * shares**2).sum(axis=1), 1.0)
+    rows = units.lengths[units.lengths > MANY_ROWS]
+    found = [np.log(1 + (n - 1) * together) / np.log(n) for n in rows.tolist()]
+    return np.asarray(np.mean(found, axis=0)) if found else np.zeros(len(together))
 
 
 @lru_cache(maxsize=4)

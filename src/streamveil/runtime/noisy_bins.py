@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamveil.compiled import ndtri
-from streamveil.compiler.by_unit import MANY_ROWS, concentration, even_groups
+from streamveil.compiler.by_unit import MANY_ROWS, even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
@@ -363,21 +363,23 @@ def repeating(
 
 def concentration_of(
     noisy: list[Int64[Array, " bins"]], sigma: float
-) -> tuple[float, float] | None:
+) -> tuple[float, float, float] | None:
     """How far rows keep to few groups, where units with many rows stand out: two means over rows.
 
-    Of units with few rows the share that repeats a group, of those with many the concentration.
+    Of units with few rows the share that repeats a group, of those with many the concentration, and
+    the deviation of its noise, by which it may be below 0 or above 1.
     """
     units, told = noisy[0], noisy[SHARES] / SHARE_QUANTA
     rows, standing = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
     if not (standing & MANY).any():
         return None
-    each = [
+    few, many = (
         float((told * rows)[which].sum()) / max(float((units * rows)[which].sum()), 1.0)
         for which in (standing & ~MANY, standing & MANY)
-    ]
-    few, many = min(max(each[0], 0.0), 1.0), float(concentration(np.array(each[1])))
-    return round(few, 3), round(many, 3)
+    )
+    held = rows[standing & MANY], units[standing & MANY]
+    apart = 2 * sigma * float((held[0] ** 2).sum()) ** 0.5 / max(float(held[0] @ held[1]), 1.0)
+    return round(min(max(few, 0.0), 1.0), 3), round(2 * many - 1, 3), round(apart, 3)
 
 
 def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
@@ -528,4 +530,6 @@ def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: f
     moved = 2 * even_groups(middle, told) / middle * np.log(middle)  # by one more of what is told
     off = (middle * np.where(MANY, np.minimum(moved, 1.0), 1.0))[held]
     off = sigma * float((off**2).sum()) ** 0.5 / (stream.units * stream.rows)
-    return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
+    together = (None, 0.0) if stream.concentration is None else stream.concentration[1:]
+    lengths = drawn_lengths(stream, LENGTHS)
+    return Units(stream.units, lengths, stream.again or 0.0, off, *together)
