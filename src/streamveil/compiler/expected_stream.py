@@ -127,11 +127,11 @@ class ExpectedStream:
             )
             for (groups, steep, single, spread), (heavy, even) in product(laws, tails)
         ]  # fmt: skip
-        if self.again is None:
-            return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
         if self.concentration is not None:
             parts = concentrations(self.concentration, len(shapes))
             return tuple(concentrated(*one) for one in zip(shapes, parts, strict=True))
+        if self.again is None:
+            return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
         by_chance = [repeated_by_chance(one) for one in shapes]
         most = max(self.again * SPREAD_OF_REPEATS, min(by_chance))
         if max(by_chance) > most and self.again >= TOLD_REPEATS:

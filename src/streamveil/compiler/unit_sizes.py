@@ -10,7 +10,7 @@ import numpy as np
 
 from streamveil.compiler.design_choice import USUAL_ROWS
 from streamveil.compiler.expected_stream import MOST_ROWS
-from streamveil.plan.look import LAWS, MEAN_ROWS, VALUES
+from streamveil.plan.look import CONCENTRATION, LAWS, MEAN_ROWS, VALUES
 from streamveil.plan.options import EXPECTED_ROWS, EXPECTED_UNITS
 from streamveil.types import Array, Float64, Int64
 
@@ -69,9 +69,10 @@ def of_all_releases(known: dict[str, Any], releases: int, met: int | None = None
     each release, or the same ones come back, at one rate each. At a rate of x in a release,
     x / (1 - exp(-x)) rows are expected of a unit that is there. Rows of a unit are these, those, or
     in between, as far as they are usual (`USUAL_ROWS`), and any usual ones where none of these is:
-    a look at few units sees none that is there twice. The rows of one unit, in its period, come
-    into `met` of these releases at most: into one, and it tells all of units, which are then others
-    in each.
+    a look at few units sees none that is there twice. Where a first release alone has more, units
+    are devices rather than visitors: these, those and in between may all be, in groups as
+    concentrated. The rows of one unit, in its period, come into `met` of these releases at most:
+    into one, and it tells all of units, which are then others in each.
 
     >>> known = {"expected_units": 1000.0, "expected_rows": 1.7}
     >>> for name, value in of_all_releases(known, 10).items():
@@ -100,7 +101,9 @@ def of_all_releases(known: dict[str, Any], releases: int, met: int | None = None
     every = (rows, sqrt(rows * again), again)
     least, most = USUAL_ROWS[0], USUAL_ROWS[-1]
     usual = [mean for mean in every if least <= mean <= most]
-    usual = usual or ([rows] if rows > most else [*USUAL_ROWS])
+    usual = usual or [*(every if rows > most else USUAL_ROWS)]
+    if rows > most and CONCENTRATION in known:
+        kept[CONCENTRATION] = known[CONCENTRATION]
     found = {
         EXPECTED_UNITS.name: float(f"{units * rows * releases / usual[-1]:.3g}"),
         EXPECTED_ROWS.name: float(f"{usual[-1]:.3g}"),
