@@ -83,6 +83,8 @@ def test_nothing_is_said_of_whole_numbers_that_floats_round():
     assert max(filter(None, compile_expression(text, TABLE.schema)(TABLE).to_pylist())) == 3
     assert range_of(text) is None
     assert range_of("IF(ok, 9007199254740991, 0)") == (0.0, 2.0**53 - 1)
+    assert range_of("ROUND(IF(ok, 9007199254740991, 0), 1)") is None  # one larger, in tenths
+    assert range_of("ROUND(IF(ok, 1.26, 0), 1)") == (0.0, 2.0)
 
 
 @pytest.mark.parametrize(

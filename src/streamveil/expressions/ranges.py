@@ -232,8 +232,12 @@ def _call(tree: exp.Expr, ends: Ends) -> Range:
 
 
 def _rounded(parts: Sequence[Range]) -> Range:
-    """With a number of digits only where they cannot be before the point."""
-    return _whole(*parts[0]) if len(parts) == 1 or parts[1][0] >= 0 else ANY
+    """With a number of digits only where they are behind the point, and floats hold them all."""
+    if len(parts) == 1:
+        return _whole(*parts[0])
+    least, most = parts[1]
+    exact = 0 <= least <= most <= 15 and max(map(abs, parts[0])) * 10**most < EXACT
+    return _whole(*parts[0]) if exact else ANY
 
 
 def _of_known(parts: Sequence[Range], choose: Callable[[Iterable[float]], float]) -> Range:
