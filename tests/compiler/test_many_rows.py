@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.compiler.by_unit import (
-    MANY_ROWS,
     ByUnit,
     by_rows,
     even_groups,
@@ -17,7 +16,7 @@ from streamveil.compiler.by_unit import (
 from streamveil.compiler.error_forecast import admit
 from streamveil.compiler.expected_stream import ExpectedStream, concentrated, draw_stream
 from streamveil.compiler.group_by import compile_plan
-from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, told
+from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, told
 from tests.compiler.test_error_forecast import planned
 
 PLACES = 1 << 16  # of items that `count_different` tells apart without sorting

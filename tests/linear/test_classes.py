@@ -86,6 +86,12 @@ def test_what_a_share_pays_for_is_rounded_to_the_safe_side(amount):
     assert amount - 3 * unit < sum(part.amount for part in parts) <= amount
 
 
+@pytest.mark.parametrize("weights", [(0, 0), (-1, 2), ("x",)])
+def test_a_share_is_split_by_weights_or_refused_in_words(weights):
+    with pytest.raises(ValueError, match=r"weight|amount"):
+        Share("zcdp", Fraction(1)).split(*weights)
+
+
 @pytest.mark.parametrize("kind", ["pure", "zcdp", "gdp"])
 def test_a_share_loses_what_its_noise_does(kind):
     share = Share(kind, Fraction(3, 7))

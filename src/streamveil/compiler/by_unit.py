@@ -12,12 +12,12 @@ import numpy as np
 
 from streamveil.compiled import at_once, njit
 from streamveil.disk import in_scratch
+from streamveil.plan.look import MANY_ROWS
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt32, UInt64
 
 PART = 1 << 16  # units of a part, by number
 BLOCK = 1 << 13  # rows of a part that are put away at once
 KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
-MANY_ROWS = 63  # of a unit; of more, how far rows keep to few groups is told by logarithms
 PLACES = 1 << 16  # that tell items of a unit apart
 HIGH = np.uint64(32)
 ONE = 256  # of a logarithm

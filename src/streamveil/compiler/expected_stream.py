@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import ndtr, ndtri, njit
-from streamveil.compiler.by_unit import MANY_ROWS
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.release import driver
 from streamveil.errors import PlanError
@@ -25,6 +24,7 @@ from streamveil.plan.look import (
     CONCENTRATION,
     HISTOGRAM,
     LAWS,
+    MANY_ROWS,
     MEAN_ROWS,
     VALUES,
     expectations,

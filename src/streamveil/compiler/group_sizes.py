@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from streamveil.compiled import gammainc, log_ndtr, ndtri, njit
-from streamveil.compiler.by_unit import MANY_ROWS
 from streamveil.compiler.expected_stream import ExpectedStream, group_law, mixed_uniform
+from streamveil.plan.look import MANY_ROWS
 from streamveil.types import Array, Float64, Int64, UInt32, UInt64
 
 SIZES = np.unique(np.round(2.0 ** (np.arange(0, 81) / 4))).astype(np.int64)  # 1, 2, 3, ... 2^20

@@ -125,8 +125,17 @@ class Share:
         return Share(self.kind, floor_to_grid(held("factor", factor) * self.amount))
 
     def split(self, *weights: Exact | float) -> tuple[Share, ...]:
-        """Parts in proportion to the weights, rounded down."""
+        """Parts in proportion to the weights, rounded down.
+
+        Args:
+            weights: of each part, at least 0, and not all 0.
+
+        Raises:
+            ValueError: a weight is below 0 or no number, or all are 0.
+        """
         parts = [held("weight", weight) for weight in weights]
+        if sum(parts) == 0:
+            raise ValueError(f"one of the weights must be above 0, not {weights}")
         return tuple(self.scale(part / sum(parts)) for part in parts)
 
     @property

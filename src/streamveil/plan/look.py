@@ -186,6 +186,7 @@ PRECISION_OF_LOOK = Fraction(1, 1000)
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 LAWS = "laws"  # of groups, among the options that a look said; likewise
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
+MANY_ROWS = 63  # of a unit; of more, how far rows keep to few groups is told by logarithms
 CONCENTRATION = "concentration"  # of rows in groups of their unit, likewise; and its deviation
 MEAN_ROWS = "mean_rows"  # rows of a unit that are possible for the same rows of all units, likewise
 VALUES = "values"  # that are summed, likewise: expression and mean size

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamveil.compiled import ndtri
-from streamveil.compiler.by_unit import MANY_ROWS, even_groups
+from streamveil.compiler.by_unit import even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
-from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, VALUES
+from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, VALUES
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
     EXPECTED_REPEATS,
