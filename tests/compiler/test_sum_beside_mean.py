@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import streamveil as sv
 from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
@@ -16,13 +15,12 @@ from streamveil.compiler.plan_forecast import answer_sd, lane_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow.outputs import Output, Totals
 from streamveil.dataflow.release_tables import since_shown
-from streamveil.results import answer_sums
 from streamveil.results.post import post_processed
 from streamveil.sql.post import read_step
+from tests.compiler.beside import GROUPS, SIZE, UNITS, held, plant_noise_apart, query_of, release_of
 from tests.released import made
 from tests.statistics import assert_rate, assert_rejects_rate
 
-GROUPS, UNITS, SIZE = 3_000, 36_000, 12
 RNG = np.random.default_rng(27)
 TABLE = pa.table({
     "u": np.arange(UNITS), "g": np.arange(UNITS) % GROUPS,
@@ -43,12 +41,7 @@ def of(function, low, high):
 
 
 def asked(columns, options="epsilon = 4, delta = 1e-6"):
-    text = (
-        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}, privacy_unit_column = u,"
-        f" max_rows_contributed = 1, public_groups = {[*range(GROUPS)]}) g, {columns}"
-        " FROM t GROUP BY g"
-    )
-    return sv.sql(text, {"t": TABLE})
+    return query_of(TABLE, columns, options)
 
 
 def sd_of(columns, name):
@@ -90,9 +83,7 @@ COLUMNS = f"{of('SUM', *BOUNDS)} AS s, {of('AVG', *BOUNDS)} AS a, COUNT(x) AS n,
 @lru_cache
 def released(noise):
     """The one release of the query."""
-    operator = compile_plan(asked(COLUMNS).plan)
-    [last] = unbroken(operator, [Batch(TABLE, 1, True, "{}")], noise)
-    return last
+    return release_of(TABLE, COLUMNS, noise)
 
 
 def test_without_noise_it_is_the_sum():
@@ -118,13 +109,8 @@ RATIOS = {"s / n": lambda s, n, r: s / n, "s / r": lambda s, n, r: s / r}
 
 
 def covered(text, exact):
-    """Of every other group, so that no two share noise: how many intervals hold the truth."""
-    release = released(SeededNoise(SEED))
-    [*steps] = read_step(f"g, {text} AS d", "ORDER BY g", asked(COLUMNS).plan)
-    found = post_processed(release, tuple(steps)).table
-    low, high = (found[f"d_{end}"].to_numpy()[1::2] for end in ("low", "high"))
-    true = exact(TRUE["s"], TRUE["n"], TRUE["r"])[1::2]
-    return int(((low <= true) & (true <= high)).sum()), len(true)
+    true = exact(TRUE["s"], TRUE["n"], TRUE["r"])
+    return held(released(SeededNoise(SEED)), asked(COLUMNS).plan, text, true)
 
 
 @pytest.mark.parametrize("text", SUMS)
@@ -142,13 +128,7 @@ def test_intervals_of_ratios_hold_the_truth_at_least_as_often(text):
 
 @pytest.mark.parametrize("text", ["s + 40 * n", "s - 40 * n"])
 def test_noise_taken_for_apart_is_seen(text, monkeypatch):
-    found = answer_sums.Answered.covariance
-
-    def apart(self, one, two):  # planted
-        ends = found(self, one, two)
-        return ends if one == two else tuple(0 * end for end in ends)
-
-    monkeypatch.setattr(answer_sums.Answered, "covariance", apart)
+    plant_noise_apart(monkeypatch)
     assert_rejects_rate(*covered(text, SUMS[text]), 0.95)
 
 

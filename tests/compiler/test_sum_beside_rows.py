@@ -7,19 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import streamveil as sv
 from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import answer_sd, lane_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.sensitivity import Lane
-from streamveil.results import answer_sums
 from streamveil.results.post import post_processed
 from streamveil.sql.post import read_step
+from tests.compiler.beside import GROUPS, UNITS, held, plant_noise_apart, query_of, release_of
 from tests.statistics import assert_rate, assert_rejects_rate
 
-GROUPS, UNITS, SIZE = 3_000, 36_000, 12
 RNG = np.random.default_rng(28)
 TABLE = pa.table({
     "u": np.arange(UNITS), "g": np.arange(UNITS) % GROUPS, "name": RNG.choice(["a", "b"], UNITS),
@@ -39,12 +37,7 @@ COLUMNS = ", ".join(f"{text} AS {name}" for name, (text, _) in EXACT.items())
 
 
 def asked(columns, options="epsilon = 4, delta = 1e-6", where=""):
-    text = (
-        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}, privacy_unit_column = u,"
-        f" max_rows_contributed = 1, public_groups = {[*range(GROUPS)]}) g, {columns}"
-        f" FROM t {where} GROUP BY g"
-    )
-    return sv.sql(text, {"t": TABLE})
+    return query_of(TABLE, columns, options, where)
 
 
 def sds(columns, where=""):
@@ -120,9 +113,7 @@ def test_a_rate_beside_the_number_of_rows_has_two_thirds_of_the_variance():
 @lru_cache
 def released(noise):
     """The one release of the query."""
-    operator = compile_plan(asked(COLUMNS).plan)
-    [last] = unbroken(operator, [Batch(TABLE, 1, True, "{}")], noise)
-    return last
+    return release_of(TABLE, COLUMNS, noise)
 
 
 def test_without_noise_they_are_exact():
@@ -135,12 +126,7 @@ SEED = 20261127
 
 
 def covered(text, exact, columns=COLUMNS):
-    """Of every other group, so that no two share noise: how many intervals hold the truth."""
-    [*steps] = read_step(f"g, {text} AS d", "ORDER BY g", asked(columns).plan)
-    found = post_processed(released(SeededNoise(SEED)), tuple(steps)).table
-    low, high = (found[f"d_{end}"].to_numpy()[1::2] for end in ("low", "high"))
-    true = exact(**TRUE)[1::2]
-    return int(((low <= true) & (true <= high)).sum()), len(true)
+    return held(released(SeededNoise(SEED)), asked(columns).plan, text, exact(**TRUE))
 
 
 SUMS = {
@@ -183,13 +169,7 @@ def test_the_noise_of_a_share_is_that_of_the_middle():
 
 @pytest.mark.parametrize("text", ["n + p + c", "r - n"])
 def test_noise_taken_for_apart_is_seen(text, monkeypatch):
-    found = answer_sums.Answered.covariance
-
-    def apart(self, one, two):  # planted
-        ends = found(self, one, two)
-        return ends if one == two else tuple(0 * end for end in ends)
-
-    monkeypatch.setattr(answer_sums.Answered, "covariance", apart)
+    plant_noise_apart(monkeypatch)
     assert_rejects_rate(*covered(text, SUMS[text]), 0.95)
 
 
