@@ -1,5 +1,7 @@
 """Units with many rows: how they are counted, expected and bounded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -105,6 +107,16 @@ def test_expected_streams_keep_to_as_few_groups_as_units_do(pattern, rows):
     squares = (found**2).sum() / len(lengths)
     true = np.mean([(np.bincount(some) ** 2.0).sum() for some in units])
     assert squares**0.5 == pytest.approx(true**0.5, rel=0.3)
+
+
+def test_a_concentration_that_no_drawn_unit_has_changes_nothing():
+    """A bin of 64 rows stood out where hardly a unit has as many: a mean of nothing."""
+    stream = ExpectedStream(
+        units=3e3, rows=8.0, groups=40, histogram=((8, 8, 1.0),), concentration=(0.8, 0.6, 0.1)
+    )
+    found = concentrated(stream, 0.6)
+    assert found == replace(stream, concentration=None, repeats=found.repeats)
+    assert 0 < found.repeats < 1
 
 
 @pytest.mark.parametrize(("concentration", "steps"), [(1.0, 1), (1.0, 24), (0.45, 1)])

@@ -41,9 +41,7 @@ from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000
 DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # of drawn units together; units, whatever rows they have
-MOST_ROWS = (
-    1_000  # of one drawn unit; of one with more, each stands for some that follow each other
-)
+MOST_ROWS = 1_000  # of one drawn unit; where it has more, each stands for several
 LONG = np.round(MOST_ROWS * 2.0 ** (np.arange(1, 45) / 4))  # rows of such units, up to two million
 ROWS_OF_UNITS = np.append(np.arange(1.0, MOST_ROWS + 1), LONG)
 NUMBERS = np.append(np.ones(MOST_ROWS), np.gradient(LONG))  # that each of them stands for
@@ -197,6 +195,8 @@ def concentrated(stream: ExpectedStream, many: float) -> ExpectedStream:
     squares = squares_so_far(drawn, lengths)
     light = ~np.repeat(heavy, lengths)
     part = repeats_of(drawn, few, light) if light.any() else 0.0
+    if not heavy.any():
+        return replace(stream, repeats=part)
     begin, most = (drawn.ends - lengths)[heavy], lengths[heavy]
     rows = np.log(most * drawn.times[begin])
     shares, told = np.geomspace(1, 1 / MOST_ROWS, 40), []

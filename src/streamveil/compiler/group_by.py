@@ -369,7 +369,7 @@ class Compiler:
         counted = any(one.function == "count" for one in alike)
         if low + high and (averaged or counted):
             lanes = self._centred(aggregate, (0.5, 0.5) if averaged else (0.0, 1.0))
-            centre = (low + high) / 2
+            centre = self.book.lanes[lanes[1]].centre
             return Output(
                 name=aggregate.name, function="sum", lanes=lanes, low=low, high=high, centre=centre
             )
