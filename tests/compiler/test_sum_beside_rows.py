@@ -125,8 +125,8 @@ def test_without_noise_they_are_exact():
 SEED = 20261127
 
 
-def covered(text, exact, columns=COLUMNS):
-    return held(released(SeededNoise(SEED)), asked(columns).plan, text, exact(**TRUE))
+def covered(text, exact):
+    return held(released(SeededNoise(SEED)), asked(COLUMNS).plan, text, exact(**TRUE))
 
 
 SUMS = {
