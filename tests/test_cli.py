@@ -364,9 +364,8 @@ def test_explain_reads_no_data(folder):
 def test_explain_privacy_in_the_script_describes_instead_of_running(folder):
     text = (folder / "q.sql").read_text().replace("INSERT INTO", "EXPLAIN PRIVACY INSERT INTO")
     (folder / "q.sql").write_text(text)
-    done = CliRunner().invoke(cli.app, ["run", str(folder / "q.sql"), "--state", str(folder / "s")])
+    done = CliRunner().invoke(cli.app, ["run", str(folder / "q.sql")])
     assert done.stdout.startswith("PROMISE")
-    assert not (folder / "s").exists()
 
 
 def test_tune_reads_a_public_sample(folder):
@@ -461,6 +460,7 @@ def test_a_shared_ledger_of_another_unit_is_refused_in_words(folder):
 @pytest.mark.parametrize(
     ("command", "wrong", "word"),
     [
+        ("run QUERY", "--quiet", "--state q.veil makes it"),
         ("tune QUERY --sample ROWS", "--metric l3", "metric"),
         ("tune QUERY --private ROWS", "--epsilon abc", "epsilon must be a finite number"),
         ("tune QUERY --private ROWS", "--epsilon 0", "epsilon must be above 0"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -41,7 +41,10 @@ LOCAL = "local[*]"
 
 def run(
     query: QueryFile,
-    state: Annotated[Path, typer.Option(help="Directory of the job; created, or resumed.")],
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the job, always needed; created, or resumed."),
+    ] = None,
     secret: Secret = None,
     once: Annotated[
         bool, typer.Option("--once", help="Stop when all rows that are there are read.")
@@ -123,8 +126,7 @@ def run(
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
-    if engine not in ENGINES:
-        raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
+    state = state or without_state(query)
     own: dict[str, dict[str, Any]] = {
         "embedded": {"--memory": memory, "--threads": threads, "--keep-releases": keep_releases},
         "spark": {"--master": master, "--shards": shards, "--storage": storage},
@@ -165,6 +167,15 @@ def run(
     show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def without_state(query: Path) -> NoReturn:
+    """Refuses a run that keeps nothing: it could not resume, and its ledger would be lost."""
+    name = "query" if str(query) == "-" else query.stem
+    raise PlanError(
+        "--state is missing: the directory that keeps the job's noise, ledger and releases.\n"
+        f"  to fix  --state {name}.veil makes it; run again with it, and the job resumes"
+    )
 
 
 class Told(NamedTuple):
@@ -228,6 +239,8 @@ def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
 
 def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuses options that an engine would pass over in silence; `own`: of each engine."""
+    if engine not in ENGINES:
+        raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     for other, options in own.items():
         for name, value in options.items():
             if other != engine and value is not None:
