@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
 from streamveil.sql.parts import duration_us
 from streamveil.sql.sql import parse_script
+from tests.dynamic.test_arguments import Lies
 
 BUDGET = Budget(epsilon=1, delta=1e-9)
 
@@ -53,6 +55,37 @@ def test_steps_are_values():
 def test_refusals(make, message):
     with pytest.raises(PlanError, match=message):
         make()
+
+
+def of_classes(whole, real, flag):
+    """A query with its numbers and truth values made by some classes."""
+    measures = {
+        "n": sv.count(per_unit=(whole(0), whole(4))),
+        "s": sv.sum("x", bounds=(whole(0), real(9.5)), quantum=real(0.5)),
+        "p": sv.quantile("x", real(0.5), bounds=(0, whole(9))),
+    }
+    return (
+        sv.files("t.parquet").protect(unit="u").bound(whole(8), whole(4)).group_by("k")
+        .agg(**measures).release(
+            every=sv.rows(whole(30)), steps=whole(12), budget=BUDGET, confidence=real(0.9),
+            expected_units=whole(100), intervals="true", integer=flag(True),
+        ).plan
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("whole", "real"), [(np.int64, np.float64), (np.int8, np.float32),
+                                             (Lies, type("Real", (float,), {}))])  # fmt: skip
+def test_numbers_of_other_classes_are_those_of_python(whole, real):
+    own, plan = of_classes(int, float, bool), of_classes(whole, real, np.bool_)
+    if real is np.float32:  # whose .9 is another number
+        own = replace(own, options={**own.options, "confidence": float(np.float32(0.9))})
+    assert repr(plan) == repr(own)
+    assert plan.fingerprint == own.fingerprint
+    for one in (plan.bounding.max_rows, plan.clock.steps, plan.clock.every, plan.aggregates[1].low,
+                *plan.options.values()):  # fmt: skip
+        assert type(one) in (int, float, bool, str)
+    sizes = sv.heavy_hitters("x", k=whole(7), memory=whole(9)).options.values()
+    assert {*map(type, sizes)} == {int}
 
 
 def test_durations():

@@ -372,6 +372,21 @@ def test_clamped_values_are_told_beside_their_sum_and_not_beside_a_count():
     assert "nearer end" in bias_of(answers.releases, "s")
 
 
+def test_a_column_of_a_release_says_what_its_facts_say_of_it():
+    table = pa.table({"user": [*range(40)] * 2, "ms": [float(i) for i in range(80)]})
+    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6,
+              privacy_unit_column = user, max_rows_contributed = 1) COUNT(*) AS n,
+              SUM(IF(ms > 9, 1, 0)) AS late, SUM(ms, contribution_bounds_per_row => (0, 10)) AS s
+              FROM t"""
+    schema = sv.sql(text, t=table).table.schema
+    outputs = read_facts(schema)["outputs"]
+    assert ["clamped" in one for one in outputs] == [False, False, True]
+    for one in outputs:
+        told = schema.field(one["name"]).metadata[b"bias"].decode()
+        assert told == "; ".join(one[part] for part in ("bias", "clamped") if part in one)
+        assert "rows of one unit beyond" in told
+
+
 COMPUTED = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6,
     privacy_unit_column = user, public_groups = [0, 1], {}) MOD(user, 2) AS k, COUNT(*) AS n,
     SUM(ms, contribution_bounds_per_row => (0, 10)) AS s,

@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from streamveil import expressions as expr
 from streamveil.errors import PlanError
-from streamveil.expressions import compile_expression, kernels
+from streamveil.expressions import compile_expression, kernels, ranges
 from streamveil.expressions.convert import CASTS
 from streamveil.expressions.dialect import parse_text
 from streamveil.expressions.functions import FUNCTIONS
@@ -326,6 +326,34 @@ def test_every_function_operator_and_cast_is_tried():
     called = {str(node.this).upper() for node in nodes if isinstance(node, exp.Anonymous)}
     assert {*FUNCTIONS} <= called
     assert {*BUILDERS} <= {type(node) for node in nodes}
+
+
+def without_a_range():
+    """What answers TRUE or FALSE, and is not known to lie between them; no columns or choices."""
+    for pattern in PATTERNS:
+        text = pattern.format(**PLAIN)
+        tree = parse_text(text).unnest()
+        given = isinstance(tree, exp.Column | exp.If | exp.Case) or (
+            isinstance(tree, exp.Anonymous) and str(tree.this) in ranges.CALLS
+        )
+        try:
+            answers = compile_expression(text, TABLE.schema).kind
+        except PlanError:  # it takes other columns only
+            continue
+        if answers == "bool" and not given and expr.range_of(f"CAST({text} AS INT64)") != (0, 1):
+            yield text
+
+
+def test_whatever_answers_true_or_false_lies_between_them():
+    assert not [*without_a_range()]
+
+
+@pytest.mark.parametrize("missing", [*ranges.ASKING, *ranges.CONDITIONS])
+def test_a_missing_one_is_found(missing, monkeypatch):
+    for names in ("ASKING", "CONDITIONS"):
+        found = [one for one in getattr(ranges, names) if one != missing]
+        monkeypatch.setattr(ranges, names, tuple(found))
+    assert [*without_a_range()]
 
 
 # -- planted faults

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan import Aggregate, Window
-from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, window_of
+from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, own, window_of
 
 Ends = tuple[float, float]  # the least and the largest value that counts as it is
 
@@ -205,9 +205,10 @@ def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.quantile("ms", 0.9, bounds=(0, 60_000)))
     """
-    if isinstance(q, bool) or not isinstance(q, int | float):
+    share = own(q)
+    if type(share) not in (int, float):
         raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
-    return Measure("quantile", column, bounds, options={"q": float(q)})
+    return Measure("quantile", column, bounds, options={"q": float(share)})
 
 
 @fitting('median("ms", bounds=(0, 60_000))')
@@ -270,12 +271,13 @@ def approx_frequency(column: str, **sizes: int) -> Measure:
 def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
     """Checked sizes of a sketch, in the order that makes equal plans equal."""
     known = ("k", "memory", "bits", "text_length")
-    for name, value in sizes.items():
+    found = {name: own(value) for name, value in sizes.items()}
+    for name, value in found.items():
         if name not in known:
             raise PlanError(f"unknown size '{name}'{nearest(name, known)}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise PlanError(f"{name} must be a whole number of at least 1")
-    return dict(sizes)
+    return found
 
 
 # ---- groups, windows and distances
@@ -439,6 +441,7 @@ def rows(n: int) -> RowCount:
     >>> sv.rows(1000)
     RowCount(n=1000)
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    count = own(n)
+    if type(count) is not int or count < 1:
         raise PlanError("rows takes a whole number of at least 1")
-    return RowCount(n)
+    return RowCount(count)

@@ -59,7 +59,6 @@ SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact st
 MOST_LEVELS = 12
 MOST_LOOKED = Fraction(1, 2)
 BY_FORECAST = "the bound chosen by forecast"
-OF_MANY = "intervals hold what many units lost by that, not what one of them alone did"
 
 
 def check_public(operator: Operator, schema: pa.Schema) -> None:
@@ -291,7 +290,6 @@ class Compiler:
         )
         return replace(
             output,
-            bias=self._bias(aggregate),
             cut=beyond([*self._limits(), *[BY_FORECAST] * is_open(self.plan)]),
             clamped=self._clamped(aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
@@ -468,14 +466,6 @@ class Compiler:
     def _named(self) -> tuple[int, ...]:
         """Value functions whose different results are counted."""
         return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
-
-    def _bias(self, aggregate: Aggregate) -> str:
-        note = beyond(self._limits() or [BY_FORECAST])  # as kept states were charged for it
-        if aggregate.low is not None:
-            note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
-        if options.INTERVALS.of(self.plan.options) == "true":
-            note += f"; {OF_MANY}"  # as kept states were charged for it; `ALLOWED` is told
-        return note
 
     def _limits(self) -> list[str]:
         bounding = self.plan.bounding

@@ -54,8 +54,7 @@ class Output:
     q: float = 0.5
     levels: int = 0
     fan: int = 0
-    bias: str = ""
-    # the same for releases, about rows and about values; no part of what a state is compared by
+    # which rows are dropped and which values clamped; no part of what a state is compared by
     cut: str = field(default="", compare=False)
     clamped: str = field(default="", compare=False)
     # of a count or sum of two lanes: what each row of the first one adds, as the second one says
@@ -63,6 +62,11 @@ class Output:
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
+
+    @property
+    def bias(self) -> str:
+        """What no interval of it covers, in words; empty where it covers all."""
+        return "; ".join(filter(None, (self.cut, self.clamped)))
 
     @property
     def is_integer(self) -> bool:

@@ -161,8 +161,10 @@ def _literal(tree: exp.Expr, _: Ends) -> Range:
 
 
 def _cast(tree: exp.Expr, ends: Ends) -> Range:
-    low, high = range_of_tree(tree.this, ends)
     kind = tree.args["to"].this
+    if kind == exp.DataType.Type.BOOLEAN:
+        return TRUTH
+    low, high = range_of_tree(tree.this, ends)
     if kind == exp.DataType.Type.BIGINT:
         return _whole(low, high)
     return (low, high) if kind == exp.DataType.Type.DOUBLE else ANY

@@ -37,7 +37,7 @@ from streamveil.plan import (
     options,
 )
 from streamveil.plan.look import is_open, whole_range
-from streamveil.sql.options import require_kinds
+from streamveil.sql.options import own_values
 from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
 READERS: dict[str, Callable[[str], pa.Table]] = {
@@ -66,7 +66,7 @@ class Draft:
 
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     """The checked plan of a draft and its option values."""
-    require_kinds(values)
+    values = own_values(values)
     unit = options.PRIVACY_UNIT.of(values)
     if unit is None and isinstance(draft.source, TableSource):
         unit = draft.source.record or ""  # '': a row of a table that only grows
@@ -75,7 +75,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             "who is protected? privacy_unit_column has no default.\n"
             "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
         )
-    draft, values = _group_bounds(draft, dict(values))
+    draft, values = _group_bounds(draft, values)
     late, zone = options.LATENESS.of(values) or 0, _zone(draft.window, values)
     window = replace(draft.window, lateness_us=late, zone=zone)
     return finish(

@@ -12,7 +12,7 @@ from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
 from streamveil.plan.check import require_known
 from streamveil.plan.options import MAX_GROUPS, OPTIONS, Kind
-from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, require_months
+from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, own, require_months
 
 Value = Any
 Reader = Callable[[exp.Expr, str], Value]
@@ -220,11 +220,12 @@ PYTHON: dict[Kind, tuple[tuple[type, ...], str]] = {  # how each option is writt
 }
 
 
-def require_kinds(values: Mapping[str, Value]) -> None:
-    """PlanError for an option whose value is of another kind than its reader in SQL gives."""
-    for name, value in values.items():
+def own_values(values: Mapping[str, Value]) -> dict[str, Value]:
+    """The values of options, each of the kind that its reader in SQL gives; else PlanError."""
+    found = {name: own(value) for name, value in values.items()}
+    for name, value in found.items():
         option = OPTIONS.get(name)
         kinds, meant = PYTHON.get(option.kind, ((), "")) if option is not None else ((), "")
-        fits = isinstance(value, kinds) and isinstance(value, bool) <= (bool in kinds)
-        if value is not None and kinds and not fits:
+        if value is not None and kinds and type(value) not in kinds:
             raise PlanError(f"{name} must be {meant}, not {type(value).__name__}")
+    return found

@@ -7,10 +7,12 @@ puts every text into its canonical form, fills what follows from other parts, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
@@ -27,6 +29,10 @@ UNIT_US = {unit.lower(): us for unit, us in times.UNIT_US.items()}
 SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "sec": "second", "m": "minute",
          "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week",
          "mo": "month", "q": "quarter", "y": "year"}  # fmt: skip
+OWN: tuple[tuple[type, Callable[[Any], Any]], ...] = (  # classes, and what makes them Python's
+    (bool, bool), (np.bool_, bool), (int, int.__index__), (np.integer, int),
+    (float, float.__float__), (np.floating, float), (str, str.__str__),
+)  # fmt: skip
 _PIECE = re.compile(r"\s*(\d{1,15})\s*([A-Za-z]+)\s*(?:,|and)?\s*")
 
 Duration = str | timedelta
@@ -205,10 +211,20 @@ def _pair(name: str, bounds: Any) -> tuple[float, float]:
     return _number(bounds[0], f"low of '{name}'"), _number(bounds[1], f"high of '{name}'")
 
 
+def own(value: Any) -> Any:
+    """A number, truth value or text of Python's own classes: of NumPy, or of a class of its own.
+
+    >>> own(np.int64(3)), own(np.True_), type(own(np.str_("x")))
+    (3, True, <class 'str'>)
+    """
+    return next((make(value) for kind, make in OWN if isinstance(value, kind)), value)
+
+
 def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = own(value)
+    if type(number) not in (int, float):
         raise PlanError(f"{what} must be a number, not {type(value).__name__}")
-    return float(value)
+    return float(number)
 
 
 def moment_of(value: object, what: str) -> datetime:
