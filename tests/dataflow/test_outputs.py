@@ -125,7 +125,7 @@ def test_intervals_of_means_and_variances_cover_them(summary, n, sds):
     truths, moments = {"avg": mean, "variance": sample}, noisy_moments(n, summary, sds)
     for (function, true), confidence in product(truths.items(), (0.95, 0.999)):
         lanes = (0, 1) if function == "avg" else (0, 1, 2)
-        output = Output(name="x", function=function, lanes=lanes, low=0.0, high=1.0)
+        output = Output(name="x", function=function, lanes=lanes, low=0.0, high=1.0, centre=0.5)
         found = output.answer(moments, confidence)
         covered = int(np.sum((found.low <= true + 1e-12) & (true - 1e-12 <= found.high)))
         assert stats.binom.cdf(covered, DRAWS, confidence) > ALPHA, (function, confidence)
@@ -136,7 +136,7 @@ def test_intervals_of_means_and_variances_cover_them(summary, n, sds):
 def test_a_standard_deviation_is_the_root_of_its_variance_with_its_interval():
     """So what covers the one covers the other."""
     moments = noisy_moments(30, "near a bound", (10.0, 2.5, 1.25))
-    asked = Output(name="x", function="variance", lanes=(0, 1, 2), low=0.0, high=1.0)
+    asked = Output(name="x", function="variance", lanes=(0, 1, 2), low=0.0, high=1.0, centre=0.5)
     square = asked.answer(moments, 0.95)
     root = replace(asked, function="stddev").answer(moments, 0.95)
     for name in ("value", "low", "high"):
@@ -147,7 +147,7 @@ def test_a_standard_deviation_is_the_root_of_its_variance_with_its_interval():
 def test_intervals_of_means_and_variances_close_as_the_noise_does(function):
     """Where the noise is small, those of the delta method are hardly narrower."""
     lanes = (0, 1) if function == "avg" else (0, 1, 2)
-    output = Output(name="x", function=function, lanes=lanes, low=0.0, high=1.0)
+    output = Output(name="x", function=function, lanes=lanes, low=0.0, high=1.0, centre=0.5)
     found = output.answer(noisy_moments(100_000, "even", (3.0, 3.0, 3.0)), 0.95)
     ratio = (found.high - found.low) / (2 * 1.96 * found.sd)
     assert np.all((ratio > 0.99) & (ratio < 1.06))
@@ -156,7 +156,7 @@ def test_intervals_of_means_and_variances_close_as_the_noise_does(function):
 @pytest.mark.parametrize("function", ["avg", "variance", "stddev"])
 def test_a_count_that_may_be_zero_leaves_all_open(function):
     lanes = (0, 1) if function == "avg" else (0, 1, 2)
-    output = Output(name="x", function=function, lanes=lanes, low=-2.0, high=4.0)
+    output = Output(name="x", function=function, lanes=lanes, low=-2.0, high=4.0, centre=1.0)
     found = output.answer(Totals(np.zeros((3, 1)), np.ones((3, 1))), 0.95)
     low, high = {"avg": (-2, 4), "variance": (0, 18), "stddev": (0, 18**0.5)}[function]
     assert found.low[0] == low

@@ -374,7 +374,8 @@ class Compiler:
         widest = min(low, 0.0), max(high, 0.0)
         if sum(widest) and self._counts_rows:
             lane = Lane(
-                kind="sum", value=value, low=low, high=high, centre=sum(widest) / 2, of_all=True,
+                kind="sum", value=value, low=low, high=high, of_all=True,
+                centre=middle_of(*widest, aggregate.quantum),
                 quantum=self._quantum(aggregate, (widest[1] - widest[0]) / 2),
             )  # fmt: skip
             return self._beside_rows(aggregate, lane, low=low, high=high)
@@ -388,7 +389,8 @@ class Compiler:
         """The lanes of a count of values and of their sum from the middle of their bounds."""
         low, high, value = self._bounded(aggregate)
         total = Lane(
-            kind="sum", value=value, low=low, high=high, centre=(low + high) / 2,
+            kind="sum", value=value, low=low, high=high,
+            centre=middle_of(low, high, aggregate.quantum),
             quantum=self._quantum(aggregate, (high - low) / 2),
         )  # fmt: skip
         count = self._rows_of(aggregate.expression)
@@ -399,13 +401,15 @@ class Compiler:
     def _moments(self, aggregate: Aggregate) -> Output:
         low, high, _ = self._bounded(aggregate)
         lanes: tuple[int, ...] = self._centred(aggregate)
+        centre = self.book.lanes[lanes[1]].centre
         if AGGREGATES[aggregate.function].squares:
             quantum = power_of_two(((high - low) / 2) ** 2)
             square = replace(self.book.lanes[lanes[1]], kind="square", quantum=quantum)
             lanes = *lanes, self.book.use(square)
         return Output(
-            name=aggregate.name, function=aggregate.function, lanes=lanes, low=low, high=high
-        )
+            name=aggregate.name, function=aggregate.function, lanes=lanes, low=low, high=high,
+            centre=centre,
+        )  # fmt: skip
 
     def _quantile(self, aggregate: Aggregate) -> Output:
         low, high, value = self._bounded(aggregate)
@@ -545,6 +549,21 @@ def beyond(limits: list[str]) -> str:
 def power_of_two(largest: float) -> Fraction:
     """The lattice step 2^-24 of the next power of two below a size; never below float64's least."""
     return Fraction(2) ** (floor(log2(max(largest, SMALLEST))) - PRECISION_BITS)
+
+
+def middle_of(low: float, high: float, quantum: float | None) -> float:
+    """Where values between two ends are summed from: the middle, or a multiple of a given quantum.
+
+    So multiples of that quantum stay what they are; from any other centre they would be rounded.
+
+    >>> middle_of(0, 5, None), middle_of(0, 5, 1.0), middle_of(0, 0.75, 0.25)
+    (2.5, 2.0, 0.5)
+    """
+    middle = (low + high) / 2
+    if quantum is None:
+        return middle
+    step = Fraction(quantum)
+    return float(round(Fraction(middle) / step) * step)
 
 
 def binder(

@@ -421,6 +421,8 @@ def output_facts(output: Any) -> Facts:
     found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
     if output.function in VALUED:
         found |= {"low": output.low, "high": output.high}
+        if not output.is_total and output.centre != (output.low + output.high) / 2 and lanes:
+            found |= {"centre": output.centre}
     if output.is_total and len(lanes) > 1:
         found |= {"factors": list(output.factors)}
     said = {"bias": output.cut, "clamped": output.clamped}

@@ -57,7 +57,7 @@ class Output:
     # which rows are dropped and which values clamped; no part of what a state is compared by
     cut: str = field(default="", compare=False)
     clamped: str = field(default="", compare=False)
-    # of a count or sum of two lanes: what each row of the first one adds, as the second one says
+    # that the second of several lanes is summed from: what each row of the first one adds to a sum
     centre: float = field(default=0.0, compare=False)
     non_negative: bool = False
     integer: bool = False
@@ -150,7 +150,7 @@ def average(
 
     The standard deviation is that of the delta method.
     """
-    count, centre = np.maximum(estimate[0], 1), (output.low + output.high) / 2
+    count, centre = np.maximum(estimate[0], 1), output.centre
     share = estimate[1] / count
     sd = np.sqrt(variance[1] + share**2 * variance[0]) / count
     parts = (estimate[1], variance[1]), (estimate[0], variance[0])
@@ -234,9 +234,10 @@ def spread_between(
     """
     spread, about, some = (apart(z, share) for share in SHARES)
     half, none = (output.high - output.low) / 2, np.zeros(estimate.shape[1])
+    within = output.low - output.centre, output.high - output.centre
     (n, s, q), (n_var, s_var, q_var) = estimate, variance
     mean = ratio_between((s, s_var), (n, n_var), about, fewest)
-    ends = [np.clip(end, -half, half) for end in mean]
+    ends = [np.clip(end, *within) for end in mean]
     places = [ends[0] + (ends[1] - ends[0]) * place for place in np.linspace(0, 1, PLACES)]
     low, high = none + np.inf, none - np.inf
     for m in [np.clip(s / np.maximum(n, 1), *ends), *places]:

@@ -132,7 +132,7 @@ class Joint:
         if output.get("function") != "avg":
             return None
         count, total = output["lanes"]
-        share = self.at(*cell) - (output["low"] + output["high"]) / 2
+        share = self.at(*cell) - output.get("centre", (output["low"] + output["high"]) / 2)
         parts = [self.lane_covariance(lane, cell.moment, cell.moment) for lane in (count, total)]
         if parts[0] is None or parts[1] is None:
             return None
