@@ -369,7 +369,7 @@ def test_a_live_job_looks_at_the_messages_of_its_first_release_and_counts_them(
     stream = sv.source(
         "kafka", topic, servers=broker.servers, topic=topic, columns=COLUMNS, follow=True
     ).protect(unit="u")
-    asked = stream.group_by("page").agg(n=sv.count()).release(
+    asked = stream.group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count()).release(
         every="1 hour", start="2026-01-01", steps=3, clock="wall",
         budget=sv.Budget(epsilon=8, delta=1e-9),
     )  # fmt: skip
