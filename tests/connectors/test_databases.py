@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -176,29 +174,23 @@ def table_is_there(sink):
         return bool(sink._ask(connection, sink.known, sink.table))
 
 
-HARD = """
-import json, os, sys
-from streamveil.connectors import open_sink
-from tests.connectors.test_databases import Dying, send
-options = json.loads(sys.argv[1])
-sink = open_sink(options.pop("kind"), options)
-connect = sink.connect
-def step(*effect):
-    if effect == ("COMMIT", sys.argv[2]):
-        os._exit(9)
-sink.connect = lambda: Dying(connect(), step)
-send(sink)
-"""
-
-
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks beside threads
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_process_that_dies_at_the_commit_is_made_good_by_the_next(place, when):
-    done = subprocess.run(
-        [sys.executable, "-c", HARD, json.dumps(place), when],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 9, done.stderr
+    def step(*effect):
+        if effect == ("COMMIT", when):
+            os._exit(9)
+
+    child = os.fork()
+    if not child:
+        try:
+            sink = opened(place)
+            connect = sink.connect
+            sink.connect = lambda: Dying(connect(), step)
+            send(sink)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     sink = opened(place)
     assert (len(rows(sink)) if table_is_there(sink) else 0) == (3 if when == "after" else 0)
     send(sink)
