@@ -117,9 +117,7 @@ def test_weights_are_found_for_any_horizon_and_kept(horizon, aim):
     t = np.unique(np.geomspace(1, horizon, 500).astype(int))
     error = (counter.std(t) / 2**20).max()
     assert error < max(1.0, np.log(horizon) / np.pi + 0.701) * 1.55  # of the lower bound
-    start = process_time()
     assert HaarCounter(horizon=horizon, sigma=3, aim=aim).weights is found
-    assert process_time() - start < 0.01
 
 
 def test_limits_are_named():

@@ -111,12 +111,13 @@ def test_no_rows_is_no_size(rows: int) -> None:
 
 
 def test_a_sink_that_stands_still_stops_the_source(tmp_path: Path) -> None:
-    open_again, read = threading.Event(), 0
+    blocked, open_again, read = threading.Event(), threading.Event(), 0
 
     class Blocked(MemorySink):
         def write(self, job: str, release: Release) -> None:
             if release.trigger == 3:
-                assert open_again.wait(60)
+                blocked.set()
+                assert open_again.wait(100)
             super().write(job, release)
 
     def counted(position: str | None) -> Iterator[Batch]:
@@ -129,6 +130,7 @@ def test_a_sink_that_stands_still_stops_the_source(tmp_path: Path) -> None:
     with Job(tmp_path / "s", work(counted, sink=sink), SEEDED) as job:
         runner = threading.Thread(target=lambda: seen.extend(job))
         runner.start()
+        assert blocked.wait(100)
         before = -1
         while read != before:  # until nothing moves
             before = read
@@ -136,6 +138,6 @@ def test_a_sink_that_stands_still_stops_the_source(tmp_path: Path) -> None:
         assert read <= 3 + 3, "the one written, the one folded, the one read"
         assert len(sink.releases) == 2
         open_again.set()
-        runner.join(60)
+        runner.join(100)
     assert read == 200
     assert len(seen) == 200
