@@ -369,8 +369,8 @@ DIFFERENCES = """\
   clamping and noise together are forecast to err least; of others, the ends of the outermost bins
   that stand out (one of noise alone: once in 10^9). About how much lies beyond is said. All rows
   must be there when the job begins (files, a table in memory), continual queries included; live
-  data need bounds. With too few units to tell, bounds hold every value that the type of the
-  expression allows (0 and 1 of a BOOL that is cast), and intervals are as wide.
+  data need bounds. With too few units to tell, bounds are those of the type, if it has any (0 and 1
+  of a BOOL that is cast); else the answer and its interval are null, and a sentence says so.
   GoogleSQL's implicit bounds are of a unit's total in a group; here they are per row.
 - `contribution_bounds_per_group` clamps a unit's total in a group, as in GoogleSQL: its rows are
   combined before bounding. That needs all rows, so in a continual query only

@@ -160,7 +160,7 @@ class ReleaseColumns:
 
     fields: list[pa.Field]
     keys: list[tuple[pa.Array, ...]]  # the first columns, of each release
-    others: list[pa.Array]  # of all releases: plain numbers and times, never null
+    others: list[pa.Array]  # of all releases: plain numbers and times, or nulls alone
     rows: list[int]  # of each release
     said: list[dict[bytes, bytes]]  # beside the numbers of each
 
@@ -180,6 +180,8 @@ def span_of(column: pa.Array, start: int, rows: int) -> pa.Array:
     >>> [each.size for each in span_of(pa.array([1, 2, 3]), 1, 2).buffers() if each is not None]
     [16]
     """
+    if column.null_count:  # in every row
+        return pa.nulls(rows, column.type)
     width, first = column.type.bit_width // 8, column.offset + start
     cells = column.buffers()[1].slice(first * width, rows * width)
     return pa.Array.from_buffers(column.type, rows, [None, cells])

@@ -5,7 +5,7 @@ Whatever an answer says beside its numbers is shown with them, in each form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -177,8 +177,9 @@ def cells(row: dict[str, Any], names: list[str], numbers: list[str]) -> str:
     for name in names:
         value = row[name]
         if name in numbers:
-            low, high = (figure(row[name + end]) for end in ENDS)
-            made += [f'<td class="n">{figure(value)}</td>', f'<td class="n">{low} … {high}</td>']
+            low, high = (row[name + end] for end in ENDS)
+            ends = between(low, high, figure)
+            made += [f'<td class="n">{figure(value)}</td>', f'<td class="n">{ends}</td>']
         elif isinstance(value, bool):
             made.append(f'<td class="n yes">{"yes" if value else ""}</td>')
         elif name in RANKS:
@@ -186,6 +187,15 @@ def cells(row: dict[str, Any], names: list[str], numbers: list[str]) -> str:
         else:
             made.append(f"<td>{escape('none' if value is None else visible(str(value)))}</td>")
     return "".join(made)
+
+
+def between(low: Any, high: Any, form: Callable[[Any], str]) -> str:
+    """An interval, if there is one.
+
+    >>> between(1.0, 2.5, figure), between(None, None, figure)
+    ('1 … 2.5', 'none')
+    """
+    return form(low) if low is high is None else f"{form(low)} … {form(high)}"
 
 
 def figure(value: float | None) -> str:
@@ -212,9 +222,9 @@ def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figu
     made = Figure(figsize=(8, 1.2 + 0.28 * max(len(rows), 2)), layout="constrained")
     axes = made.subplots()
     places = range(len(rows), 0, -1)
-    low, high = ([row[name + end] for row in rows] for end in ENDS)
+    value, low, high = (shown[name + end].to_numpy() for end in ("", *ENDS))  # nulls as NaN
     axes.hlines(places, low, high, color="#1b6ca8", alpha=0.35, lw=5)
-    axes.plot([row[name] for row in rows], places, "o", color="#1b6ca8", ms=4)
+    axes.plot(value, places, "o", color="#1b6ca8", ms=4)
     axes.set_yticks(list(places), labels)
     axes.set_xlabel(literal(name))
     axes.spines[["top", "right"]].set_visible(False)

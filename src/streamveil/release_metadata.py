@@ -32,7 +32,8 @@ MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 740 above it
 OVER = "are in no number: they were over the contribution bound"
 OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
-UNHELD = "bias", "clamped"  # what facts of a number say that no interval of it holds
+UNBOUNDED = "unbounded"  # among the facts of a number: why there is none
+UNHELD = "bias", "clamped", UNBOUNDED  # what facts of a number say beside it
 OF_KEPT = (
     "of the rows that were kept, where units with many rows weigh less than among all rows; no"
     " interval holds what that changes"
@@ -129,7 +130,9 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
     found = [
         one["name"]
         for one in facts.get("outputs", ())
-        if one.get("function") in RATIOS and (names is None or one["name"] in names)
+        if one.get("function") in RATIOS
+        and (names is None or one["name"] in names)
+        and UNBOUNDED not in one
     ]
     return [f"{', '.join(found)}: {OF_KEPT}"] if found else []
 
@@ -154,6 +157,11 @@ def clamp_sentence(facts: Facts, names: Names = None) -> str | None:
     """Which values count as other ones; None where all count as they are."""
     said = said_of_outputs(facts, "clamped", names)
     return f"{'; '.join(said)}: no interval holds what that changes" if said else None
+
+
+def unbounded_sentence(facts: Facts, names: Names = None) -> str | None:
+    """Which numbers are missing since a look found no bounds for their values, and the way out."""
+    return "; ".join(said_of_outputs(facts, UNBOUNDED, names)) or None
 
 
 def said_of_outputs(facts: Facts, about: str, names: Names = None) -> list[str]:
@@ -193,7 +201,10 @@ def sentences(table: pa.Table) -> list[str]:
     A release without a number says why, and nothing of rows that no number holds.
     """
     hidden, note = hidden_sentence(table), read_note(table.schema)
-    said = missing(table.schema) if hidden is None else [hidden]
+    said = missing(table.schema)
+    if hidden is not None:
+        unbounded = unbounded_sentence(read_facts(table.schema) or {})
+        said = [hidden, *([] if unbounded is None else [unbounded])]
     return said if note is None else [*said, note]
 
 
@@ -236,7 +247,10 @@ def missing(schema: pa.Schema, names: Names = None) -> list[str]:
     Rows over the bound, clamped values, pairs beyond the limit of a join.
     """
     facts = read_facts(schema) or {}
-    found = cut_sentence(facts, names), clamp_sentence(facts, names), omitted_sentence(facts)
+    found = (
+        unbounded_sentence(facts, names), cut_sentence(facts, names),
+        clamp_sentence(facts, names), omitted_sentence(facts),
+    )  # fmt: skip
     return [text for text in found if text is not None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -17,8 +18,11 @@ from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
-from streamveil.plan.look import WIDEST, divided, in_any_case, look_share, with_look
+from streamveil.plan import SinkSpec
+from streamveil.plan.look import divided, in_any_case, look_share, with_look
 from streamveil.release_metadata import sentences
+from streamveil.results.answers import Answers
+from streamveil.results.releases import of_folder, of_releases
 from streamveil.runtime import formats
 from streamveil.runtime import look as looks
 from streamveil.runtime import survey as surveys
@@ -31,6 +35,7 @@ from streamveil.runtime.noisy_bins import (
     two_ballots,
     values_by_size,
 )
+from streamveil.runtime.published import of_state
 from streamveil.runtime.run import run
 from streamveil.runtime.store import LOOK
 from streamveil.runtime.survey import Survey, counted_plan, survey
@@ -93,7 +98,7 @@ def test_the_bounds_are_those_of_the_values_within_a_step(kind, tmp_path):
     assert high - low <= 2.1 * np.abs(VALUES[kind]).max() + 1e-9
 
 
-@pytest.mark.parametrize("share", [0.25, 0.02, 0.01, 0.0])
+@pytest.mark.parametrize("share", [0.25, 0.02, 0.01])
 def test_values_that_are_mostly_zero_are_not_answered_as_if_all_were(share, tmp_path):
     """Of one row in a hundred noise hides the middle rows: the second ballot shows them. Six
     deviations of noise are passed once in 10^8 runs."""
@@ -104,8 +109,7 @@ def test_values_that_are_mostly_zero_are_not_answered_as_if_all_were(share, tmp_
     found, sd = (answer[name].to_numpy() for name in ("s", "s_sd"))
     assert sd.min() > 1
     assert (np.abs(found - sums) <= 6 * sd + 0.2 * sums).all()
-    told = "; ".join(sentences(answer))
-    assert ("too few units to bound" in told) == (share == 0)
+    assert not any("no number for x" in said for said in sentences(answer))
 
 
 def test_zeros_in_the_middle_rows_of_some_units_stay_within_the_bounds_of_a_mean():
@@ -208,7 +212,7 @@ def test_explain_shows_what_the_look_takes():
                       " GROUP BY page", {"t": table_of(VALUES["ones"])}).explain())  # fmt: skip
     assert "10% of mu^2" in text
     assert "how large the values of x are" in text
-    assert "clamped to bounds that a look chooses" in text
+    assert "clamped to bounds that a look chooses, null if it finds none" in text
 
 
 @pytest.mark.parametrize("most", [1.0, 40.0])
@@ -247,13 +251,98 @@ def test_noise_alone_bounds_nothing_and_no_bin_far_out_is_taken_for_values():
     assert likely_bounds(loud, 20.0)[1] == SIGNED_EDGES[-1]
 
 
-def test_too_few_units_give_intervals_that_hold_everything(tmp_path):
-    table = table_of(np.full(12, 5.0))
-    [answer] = released(asked(table), tmp_path / "s")
-    width = (answer.table["s_high"].to_numpy() - answer.table["s_low"].to_numpy()).min()
-    assert width > WIDEST[1] / 10
-    assert any("too few units to bound x" in one for one in kept_in(tmp_path / "s")["said"])
-    assert any("too few units to bound x" in one for one in sentences(answer.table))
+RARE = np.where(np.arange(ROWS) < 30, 50.0, 0.0)  # of so few units that no look sees them
+EACH = "SUM(x) AS s, AVG(x) AS a, VARIANCE(x) AS v, STDDEV(x) AS d, PERCENTILE_CONT(x, 0.5) AS q"
+
+
+@pytest.mark.parametrize("values", [np.full(12, 5.0), RARE, np.zeros(ROWS)])
+def test_where_a_look_finds_no_bounds_there_is_no_number_and_it_says_so(values, tmp_path):
+    """Noise of 10^18 looked like an answer. The number of rows stays, and keeps its interval."""
+    plan = asked(table_of(values), f"page, {EACH}, COUNT(*) AS n", ", steps = 2",
+                 f" EMIT EVERY {len(values) // 2} ROWS")  # fmt: skip
+    for answer in released(plan, tmp_path / "s"):
+        for name in "savdq":
+            cells = [answer.table[name + end] for end in ("", "_sd", "_low", "_high")]
+            assert all(one.null_count == len(one) == PAGES for one in cells)
+        assert answer.table["n"].null_count == 0
+        assert answer.table["n_high"].to_numpy().max() < ROWS
+        [said] = [one for one in sentences(answer.table) if "no number for x" in one]
+        assert said.startswith("s, a, v, d, q: ")
+        assert "contribution_bounds_per_row" in said
+        assert not any("9.22337e+18" in one for one in sentences(answer.table))
+    assert any("no number for x" in one for one in kept_in(tmp_path / "s")["said"])
+    assert list(run(plan, state=tmp_path / "s", noise=SeededNoise(1), insecure=True))
+
+
+def test_bounds_that_are_given_are_kept_beside_values_that_no_look_sees(tmp_path):
+    columns = "page, SUM(x) AS s, SUM(x, contribution_bounds_per_row => (0, 60)) AS w"
+    answer = released(asked(table_of(RARE), columns), tmp_path / "s")[-1].table
+    assert answer["s"].null_count == PAGES
+    assert answer["w"].null_count == 0
+    assert answer["w_sd"].to_numpy().max() < 1e4
+
+
+@pytest.mark.parametrize(
+    ("columns", "end", "rows"),
+    [
+        ("page, COALESCE(AVG(x), 0) AS a", "", PAGES),
+        ("page, COALESCE(SUM(x) / COUNT(*), 0) AS a", "", PAGES),
+        ("page, COALESCE(STDDEV(x), 0) AS a", "", PAGES),
+        ("page, COALESCE(SUM(SUM(x)) OVER (), 0) AS a", "", PAGES),
+        ("page, COUNT(*) AS n", " HAVING AVG(x) > 5", 0),
+        ("page, COUNT(*) AS n", " ORDER BY SUM(x) LIMIT 2", 2),
+    ],
+)
+def test_what_is_computed_of_no_number_says_so_and_holds_everything(columns, end, rows, tmp_path):
+    """A default that stands in for it is no answer: its interval is as open as nothing is known."""
+    plan = asked(table_of(RARE), columns, end=end)
+    shown = released(plan, tmp_path / "s")[-1].table
+    assert shown.num_rows == rows
+    assert any("no number for x" in one for one in sentences(shown))
+    if "a" in shown.column_names:
+        assert shown["a"].to_pylist() == [0] * PAGES
+        assert shown["a_low"].to_pylist() == [-np.inf] * PAGES
+        assert shown["a_high"].to_pylist() == [np.inf] * PAGES
+
+
+def test_a_default_in_an_outer_select_holds_everything_too(tmp_path):
+    """The inner SELECT has made the ends null: of a number without an interval nothing is known."""
+    text = (
+        f"WITH r AS (SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) page, AVG(x) AS a"
+        " FROM t GROUP BY page) SELECT page, COALESCE(a, 0) AS b FROM r"
+    )
+    plan = sv.sql(text, {"t": table_of(RARE)}).plan
+    shown = released(plan, tmp_path / "s")[-1].table
+    assert shown["b_low"].to_pylist() == [-np.inf] * PAGES
+    assert shown["b_high"].to_pylist() == [np.inf] * PAGES
+
+
+def test_no_rank_and_no_change_of_what_has_no_number_is_certain(tmp_path):
+    plan = asked(table_of(RARE), "page, SUM(x) AS s, COUNT(*) AS n", ", steps = 2",
+                 " EMIT EVERY 12000 ROWS")  # fmt: skip
+    answers = Answers(of_releases(released(plan, tmp_path / "s")))
+    found = answers.top("s", PAGES - 1).table
+    assert found.num_rows == PAGES
+    assert found["rank_best"].to_pylist() == [1] * PAGES
+    assert not any(found["certain"].to_pylist())
+    for made in (answers.difference("s"), answers.last("s", 1), answers.ratio("s", "n")):
+        own = [name for name in made.table.column_names if name != "page"]
+        assert all(made.table[name].null_count == PAGES for name in own)
+        assert any("no number for x" in note for note in made.notes)
+    assert "none" in answers._repr_html_()
+    answers.plot("s")
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_files_and_their_readers_keep_that_there_is_no_number(kind, tmp_path):
+    sink = SinkSpec(name="o", kind="files", options={"path": str(tmp_path / "o"), "format": kind})
+    plan = replace(asked(table_of(RARE), "page, SUM(x) AS s, COUNT(*) AS n"), sinks=(sink,))
+    [made] = released(plan, tmp_path / "s")
+    for found in (of_folder(tmp_path / "o"), of_state(tmp_path / "s")):
+        table = found.table(found.moments[-1])
+        assert table["s"].null_count == PAGES
+        assert table["n"].to_pylist() == made.table["n"].to_pylist()
+        assert any("no number for x" in one for one in sentences(table))
 
 
 def test_bounds_are_chosen_once_and_kept(tmp_path, monkeypatch):

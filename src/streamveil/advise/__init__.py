@@ -243,7 +243,8 @@ def _answer(agg: Any) -> str:
     inner = agg.expression or "*"
     bounds = "" if agg.low is None else f", clamped to [{agg.low:g}, {agg.high:g}]"
     if is_open(agg):
-        bounds = ", clamped to bounds that a look chooses (noise below: for (0, 1))"
+        bounds = ", clamped to bounds that a look chooses, null if it finds none"
+        bounds += " (noise below: for (0, 1))"
     share = f" at {agg.options['q']:g}" if "q" in agg.options else ""
     return f"{agg.name} = {agg.function}({inner}){share}{bounds}"
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import to_csv
-from streamveil.display import rows_of
+from streamveil.display import between, rows_of
 from streamveil.errors import PlanError
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joint import JointPlan
@@ -125,7 +125,7 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
         for name in columns:
             cells.append(text_of(row[name]) if name in answers else name_of(row[name]))
             if name in answers:
-                cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
+                cells.append(between(row[name + "_low"], row[name + "_high"], text_of))
         shown.add_row(*(label(text) for text in cells))  # a key may look like markup
     print_whole(shown)
     if table.num_rows > most:

@@ -42,15 +42,16 @@ from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
     CLAMPED,
     LOOKED,
-    UNBOUNDED,
-    WIDEST,
+    UNSEEN,
     divided,
     expectations,
     look_share,
     prove_no_overflow,
     rows_of_a_group,
     share_beyond,
+    unseen_values,
     whole_range,
+    why_unbounded,
 )
 from streamveil.plan.options import Option
 
@@ -292,6 +293,7 @@ class Compiler:
             output,
             cut=beyond([*self._limits(), *[BY_FORECAST] * is_open(self.plan)]),
             clamped=self._clamped(aggregate),
+            unbounded=why_unbounded(self.plan, aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
             integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
             monotone=bool(options.MONOTONE.of(given)) and rises,
@@ -485,17 +487,18 @@ class Compiler:
         ]
 
     def _clamped(self, aggregate: Aggregate) -> str:
-        if aggregate.low is None or self._holds_all(aggregate):
+        unknown = why_unbounded(self.plan, aggregate)
+        if aggregate.low is None or unknown or self._holds_all(aggregate):
             return ""
         what = "totals of a unit in a group" if self.plan.bounding.combine else "values"
         said = f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
-        if (aggregate.low, aggregate.high) == WIDEST:  # a look found none
-            said = f"{UNBOUNDED.format(aggregate.expression)}; {said}"
-        share = expectations(self.plan.options).get(CLAMPED, {}).get(aggregate.expression)
+        told, text = expectations(self.plan.options), aggregate.expression
+        share = told.get(CLAMPED, {}).get(text)
         if share is None:
             return said
         part = share_beyond(share, aggregate.low, aggregate.high or 0.0)
-        return f"{said} ({part} of what values add up to)"
+        more = unseen_values(told.get(UNSEEN, {}).get(text, 0.0))
+        return f"{said} ({part} of what values add up to{more})"
 
     def _holds_all(self, aggregate: Aggregate) -> bool:
         """Whether its bounds hold every value that its expression can have."""

@@ -44,6 +44,7 @@ class ValueSizes:
     above: Float64[Array, " bins"]
     share: float = 1.0  # of rows that have such a value; those of all others are 0
     whole: bool = False  # numbers, and no fractions
+    unseen: float = 0.0  # units: values of fewer, all of one size, hardly stand out of the noise
 
     @property
     def units(self) -> float:
@@ -67,14 +68,23 @@ class ValueSizes:
         share = (below + above) / ((self.below + self.above) @ self.middles)
         return float(f"{share:.3g}")
 
+    def clamped(self, low: float, high: float) -> Clamping:
+        """Bounds, with what is said of them."""
+        return Clamping(low, high, self.beyond(low, high), float(f"{self.unseen:.2g}"))
+
 
 @dataclass(frozen=True)
 class Clamping:
-    """Bounds of an expression, and the share of what its values add up to that lies beyond."""
+    """Bounds of an expression, and the share of what its values add up to that lies beyond.
+
+    The share is that of values which go on as those that are seen. So many units at most have
+    others that are not: far beyond, however large.
+    """
 
     low: float
     high: float
     beyond: float
+    unseen: float = 0.0
 
 
 def with_tail(
@@ -155,20 +165,23 @@ def within_ends(
 ) -> dict[str, Clamping]:
     """Bounds within what values can be by their types; where a look found none, all of that.
 
-    >>> within_ends({"a": Clamping(0.0, 1.4, 0.0)}, {"a": (0, 1), "b": (0, 255)})
-    {'a': Clamping(low=0, high=1, beyond=0.0), 'b': Clamping(low=0, high=255, beyond=0.0)}
+    >>> found = within_ends({"a": Clamping(0.0, 1.4, 0.0, 50.0)}, {"a": (0, 1), "b": (0, 255)})
+    >>> [(one.low, one.high, one.unseen) for one in found.values()]
+    [(0, 1, 0.0), (0, 255, 0.0)]
     """
     made = dict(found)
     for text, (low, high) in ends.items():
         one = found.get(text, Clamping(low, high, 0.0))
         cut = replace(one, low=max(low, one.low), high=min(high, one.high))
+        if (cut.low, cut.high) == (low, high):
+            cut = Clamping(low, high, 0.0)
         made[text] = cut if cut.low < cut.high else one
     return made
 
 
 def as_it_is(_: Plan, __: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
     """The bounds that an aggregate has."""
-    return Clamping(output.low, output.high, sizes.beyond(output.low, output.high))
+    return sizes.clamped(output.low, output.high)
 
 
 def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
@@ -221,4 +234,4 @@ def reaches(output: Output, sizes: ValueSizes) -> Iterator[Clamping]:
         low = output.low if output.low >= 0 else -min(size, far[0])
         high = output.high if output.high <= 0 else min(size, far[1])
         if low < high and size <= 2 * max(far):
-            yield Clamping(low, high, sizes.beyond(low, high))
+            yield sizes.clamped(low, high)

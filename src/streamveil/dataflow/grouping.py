@@ -43,7 +43,7 @@ from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.dataflow.windows import Schedule, periods_apart, protected
 from streamveil.errors import PlanError
 from streamveil.kinds import VALUED
-from streamveil.release_metadata import VERSION, Facts, compact
+from streamveil.release_metadata import UNBOUNDED, VERSION, Facts, compact
 from streamveil.types import Array, Bool, Int64, UInt64
 
 GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
@@ -425,7 +425,7 @@ def output_facts(output: Any) -> Facts:
             found |= {"centre": output.centre}
     if output.is_total and len(lanes) > 1:
         found |= {"factors": list(output.factors)}
-    said = {"bias": output.cut, "clamped": output.clamped}
+    said = {"bias": output.cut, "clamped": output.clamped, UNBOUNDED: output.unbounded}
     return found | {name: text for name, text in said.items() if text}
 
 

@@ -57,6 +57,8 @@ class Output:
     # which rows are dropped and which values clamped; no part of what a state is compared by
     cut: str = field(default="", compare=False)
     clamped: str = field(default="", compare=False)
+    # why nothing is known of its values, so that it has no number; likewise
+    unbounded: str = field(default="", compare=False)
     # that the second of several lanes is summed from: what each row of the first one adds to a sum
     centre: float = field(default=0.0, compare=False)
     non_negative: bool = False

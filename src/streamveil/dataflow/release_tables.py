@@ -21,7 +21,7 @@ from streamveil.dataflow.cut_rows import cut_at_most, cut_summary, kept_rows, wi
 from streamveil.dataflow.outputs import FUNCTIONS, Estimate, Output, Totals, quantile_of
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.kinds import MOMENTS
-from streamveil.release_metadata import FACTS, TIME, completed
+from streamveil.release_metadata import FACTS, SUFFIXES, TIME, completed
 from streamveil.types import Array, Bool, Float64, Int32, Int64
 
 # ---- intervals that cover cut rows too
@@ -235,14 +235,17 @@ def to_columns(
     lost, odds = cut_of(shape, moments, parts, sizes, rows)
     shared, above = {one.shared for one in moments}, tested_above(moments, parts)
     for output in shape.outputs:
+        rising += output.monotone
+        if output.unbounded:
+            add_unknown(fields, found, output, len(order))
+            continue
         answer = output.in_order(totals, order, shape.confidence)
         if shared.intersection(output.lanes):
             answer = since_shown(answer, output, totals, order, above, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds)
         if output.monotone:
-            answer = risen(answer, joined([p.floors[rising][p.keys.order] for p in parts]))
-            rising += 1
+            answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
         if output.is_integer and value.dtype.kind == "f":
             value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
@@ -375,6 +378,18 @@ def add(
     cells: Array,
     note: dict[bytes, bytes] | None = None,
 ) -> None:
-    """Adds a column and its field: an answer is never null."""
+    """Adds a column without nulls, and its field."""
     columns.append(pa.array(cells))
     fields.append(pa.field(name, columns[-1].type, nullable=False, metadata=note))
+
+
+def add_unknown(fields: list[pa.Field], columns: list[pa.Array], output: Output, rows: int) -> None:
+    """Adds the columns of an aggregate of which nothing is known: null.
+
+    Post-processing: that there are no bounds is what a look said, and the same for all groups.
+    """
+    first = pa.int64() if output.is_integer else pa.float64()
+    for suffix in ("", *SUFFIXES):
+        kind = pa.float64() if suffix else first
+        columns.append(pa.nulls(rows, kind))
+        fields.append(pa.field(output.name + suffix, kind))

@@ -87,7 +87,10 @@ def reach_of(low: float, high: float, quantum: float) -> int:
 LEAST, MOST = -40, 63  # a value counts as one of 2^LEAST to 2^MOST, either sign
 WIDEST = (-(2.0**MOST), 2.0**MOST)
 FAR = 2.0**31
-UNBOUNDED = "too few units to bound {}: give contribution_bounds_per_row, or it is noise"
+NO_BOUNDS = (
+    "no number for {}: a look found no bounds, since too few units have values other than 0; give"
+    " contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
+)
 Bounds = Mapping[str, tuple[float, float]]  # of an expression: what its values are clamped to
 
 
@@ -143,8 +146,18 @@ def in_units(plan: Plan) -> Plan:
 
 
 def in_any_case(plan: Plan) -> Plan:
-    """The plan with bounds that hold every value: all noise, and intervals that say so."""
+    """The plan with bounds that hold every value, which leave noise alone: see `why_unbounded`."""
     return with_bounds(plan, dict.fromkeys(open_values(plan), WIDEST))
+
+
+def why_unbounded(plan: Plan, aggregate: Aggregate) -> str:
+    """Why there is no number, where a look was to choose the bounds of its values and found none.
+
+    Noise for bounds that hold every value would be all that such a number tells.
+    """
+    text, bounds = aggregate.expression, (aggregate.low, aggregate.high)
+    none = text in plan.options.get(LOOKED, {}).get(NOT_FOUND, ()) and bounds == WIDEST
+    return NO_BOUNDS.format(text) if none else ""
 
 
 def refusals(plan: Plan) -> Iterator[str]:
@@ -169,6 +182,16 @@ def share_beyond(share: float, low: float, high: float) -> str:
     return f"{'at least ' if endless else ''}about {share:.1%}"
 
 
+def unseen_values(units: float) -> str:
+    """That a few units may have values far beyond bounds, in words; nothing where none can.
+
+    >>> unseen_values(140.0)
+    '; a look does not see values, however large, that fewer than about 140 units have'
+    """
+    few = f"fewer than about {units:,.0f} units have"
+    return f"; a look does not see values, however large, that {few}" if units else ""
+
+
 def _bounded(aggregate: Aggregate, found: Bounds, centred: Set[str | None]) -> Aggregate:
     low, high = found.get(aggregate.expression or "", WIDEST)
     if aggregate.function == "sum" and aggregate.expression not in centred:
@@ -190,6 +213,8 @@ MANY_ROWS = 63  # of a unit; of more, how far rows keep to few groups is told by
 CONCENTRATION = "concentration"  # of rows in groups of their unit, likewise; and its deviation
 MEAN_ROWS = "mean_rows"  # rows of a unit that are possible for the same rows of all units, likewise
 VALUES = "values"  # that are summed, likewise: expression and mean size
+NOT_FOUND = "not_found"  # beside what a look said: expressions that it found no bounds for
+UNSEEN = "unseen"  # likewise: expression and how many units may have values that a look misses
 CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds
 
 
@@ -423,8 +448,10 @@ def short_below(number: float) -> Fraction:
 
 def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | None = None) -> Plan:
     """The plan with what a look said: numbers as options of expectation, bounds, and in words."""
-    content = {"options": known, "said": said}
-    return with_bounds(replace(plan, options={**plan.options, LOOKED: content}), bounds or {})
+    found = bounds or {}
+    none = [text for text in open_values(plan) if text not in found]
+    content = {"options": known, "said": said} | ({NOT_FOUND: none} if none else {})
+    return with_bounds(replace(plan, options={**plan.options, LOOKED: content}), found)
 
 
 def expectations(options: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from sqlglot import exp
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
 from streamveil.kinds import COUNTS, TOTALS
-from streamveil.release_metadata import SUFFIXES, Facts
-from streamveil.results.intervals import deviations
+from streamveil.release_metadata import SUFFIXES, UNBOUNDED, Facts
+from streamveil.results.intervals import deviations, open_ends
 from streamveil.types import Array
 
 PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
@@ -144,7 +144,7 @@ class Answered:
             chosen, centre = self.chosen(name), self.centre(name)
             low = np.where(chosen, 0.0, centre - z * sd)
             high = np.where(chosen, self.column(name) + HALF, centre) + z * sd
-        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+        return open_ends(low, high)
 
     def covariance(self, one: str, two: str) -> tuple[Array, Array]:
         """Between which ends the covariance of the noise of two answers lies."""
@@ -241,6 +241,8 @@ class Answered:
         """Between which ends a number lies, for each of what another counts."""
         over, under = self._lane_of(top), self._lane_of(bottom)
         if over is None or under is None or under["kind"] not in ("rows", "valid"):
+            return None
+        if UNBOUNDED in self.answers[top]:
             return None
         if over["kind"] == "sum":
             low, high = self.answers[top]["low"], self.answers[top]["high"]

@@ -15,7 +15,14 @@ from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
 from streamveil.errors import PlanError
 from streamveil.kinds import COUNTS, TOTALS
-from streamveil.release_metadata import Facts, hidden_sentence, missing, read_note, sentences
+from streamveil.release_metadata import (
+    UNBOUNDED,
+    Facts,
+    hidden_sentence,
+    missing,
+    read_note,
+    sentences,
+)
 from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
 from streamveil.results.intervals import Interval, deviations, plain, ratio
@@ -455,12 +462,13 @@ class Answers(AnswerTable):
         self, name: str, joint: Joint, found: Interval, level: float, notes: list[str],
         *, whole: bool = True,
     ) -> Derived:  # fmt: skip
-        """Key columns and the interval, in the order of the keys."""
+        """Key columns and the interval, in the order of the keys; null where there is no number."""
         names, columns = list(self.releases.key_names), list(joint.labels.columns)
         whole = whole and joint.output(name).get("function") in COUNTS
         for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
             names.append(name + suffix)
-            columns.append(np.rint(column).astype(np.int64) if whole and not suffix else column)
+            cells = np.rint(column).astype(np.int64) if whole and not suffix else column
+            columns.append(pa.array(cells, mask=np.isnan(found.value)))
         return Derived(pa.table(columns, names), level, tuple(notes))
 
     def _hidden(self, name: str, moment: Moment, groups: int) -> tuple[Facts | None, float, int]:
@@ -472,7 +480,8 @@ class Answers(AnswerTable):
         if hidden is None:
             return None, 0.0, 0  # groups are public: all are shown
         output = output_of(self.releases, name)
-        lanes = output["lanes"] if output["function"] in TOTALS else []
+        known = output["function"] in TOTALS and UNBOUNDED not in output
+        lanes = output["lanes"] if known else []
         if "lane" in hidden:  # its total itself
             return hidden, 1.0 if lanes == [hidden["lane"]] else np.nan, groups
         return hidden, facts["lanes"][lanes[-1]]["most"] if lanes else np.nan, groups

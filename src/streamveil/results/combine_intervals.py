@@ -27,6 +27,7 @@ from sqlglot import exp
 
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical, shown
+from streamveil.release_metadata import ENDS
 from streamveil.results.answer_sums import (
     Answered,
     Sum,
@@ -41,7 +42,7 @@ from streamveil.results.answer_sums import (
     ratio_of,
     sum_of,
 )
-from streamveil.results.intervals import Interval, deviations, plain, ratio
+from streamveil.results.intervals import Interval, deviations, open_ends, plain, ratio
 from streamveil.types import Array
 
 END = "end of an interval"  # a column beside those of a release
@@ -123,7 +124,8 @@ class Leaves:
             return within(self.spanned(found, top, bottom), answered.ratio_ends(top, bottom))
         one = answer_of(tree, answered)
         if one is not None and self.number == 1:
-            return Span(*(answered.column(one + end) for end in ("_low", "_high", "_sd")))
+            ends = (answered.column(one + end) for end in ENDS)
+            return Span(*open_ends(*ends), answered.column(one + "_sd"))
         part = sum_of(tree, answered)
         if part is not None and part.factors:
             return self.spanned(plain(*answered.noise_of(part), z), part)
@@ -307,7 +309,7 @@ def _rising(tree: exp.Expr, leaves: Leaves | PossibleLeaves, name: str = "") -> 
     place.replace(exp.column(END, quoted=True))
     least = RISING.get(name, -np.inf)
     low, high = (at(copy, np.maximum(end, least), leaves) for end in (span.low, span.high))
-    return Span(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
+    return Span(*open_ends(low, high))
 
 
 def at(tree: exp.Expr, end: Array, leaves: Leaves | PossibleLeaves) -> Array:

@@ -30,6 +30,15 @@ def deviations(confidence: float) -> float:
     return quantile_of(confidence)
 
 
+def open_ends(low: Array, high: Array) -> tuple[Array, Array]:
+    """Ends of intervals; of a number that has none nothing is known, whatever stands in for it.
+
+    >>> open_ends(np.array([1.0, np.nan]), np.array([2.0, np.nan]))
+    (array([  1., -inf]), array([ 2., inf]))
+    """
+    return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+
 def plain(value: Array, variance: Array, z: float) -> Interval:
     """A sum of Gaussian numbers."""
     sd = np.sqrt(np.maximum(variance, 0.0))

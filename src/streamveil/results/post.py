@@ -48,6 +48,7 @@ from streamveil.release_metadata import (
     NOTE,
     SUFFIXES,
     TIME,
+    UNBOUNDED,
     Facts,
     numbers_of,
     read_facts,
@@ -185,8 +186,16 @@ def filtered(rows: PostRows, post: Post) -> PostRows:
     passes = pc.fill_null(
         compile_predicate(post.where, rows.table.schema)(rows.table), fill_value=False
     )
-    notes = [CHOSEN] if is_noisy(rows, post.where) else []
+    notes = chosen_by(rows, post.where)
     return unsaid(rows.with_table(rows.table.filter(passes), *notes))
+
+
+def chosen_by(rows: PostRows, *expressions: str) -> list[str]:
+    """What to know of rows that expressions chose; also that one of these has no number."""
+    if not is_noisy(rows, *expressions):
+        return []
+    none = all_told(map(rows.told_of, expressions)).get(UNBOUNDED)
+    return [CHOSEN] if none is None else [CHOSEN, none]
 
 
 def is_noisy(rows: PostRows, *expressions: str) -> bool:
@@ -340,7 +349,7 @@ def limited(rows: PostRows, post: Post) -> PostRows:
     """The first rows."""
     if post.limit is None and not post.offset:
         return rows
-    notes = [CHOSEN] if is_noisy(rows, *(one.expression for one in post.order)) else []
+    notes = chosen_by(rows, *(one.expression for one in post.order))
     return unsaid(rows.with_table(rows.table.slice(post.offset, post.limit), *notes))
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from streamveil.compiled import ndtri
 from streamveil.errors import PlanError
 from streamveil.release_metadata import Facts
-from streamveil.results.intervals import Interval, plain
+from streamveil.results.intervals import Interval, open_ends, plain
 from streamveil.types import Array, Bool, Int64
 
 HIDDEN_SHARE = 0.5  # of the error probability, for groups that are not shown
@@ -65,6 +65,7 @@ def rank(
         counted); possibly, when fewer than k others lie wholly above its upper end.
     Proof: with probability 1 - alpha all intervals hold (union bound, whatever the dependence), and
         then every statement about ranks is true.
+    A group without a number may be anywhere: its interval holds everything.
     Groups that are not shown: `hidden` is (what keeps them hidden, the most that one privacy unit
         adds to one of them, how many to allow for). The test at this release did not show such a
         group, which for one above the `ceiling` has probability below alpha / (2 m); half of alpha
@@ -78,13 +79,14 @@ def rank(
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha
     interval = plain(value, sd**2, -float(ndtri(own / (2 * max(len(value), 1)))))
     top = ceiling(facts, most, alpha * HIDDEN_SHARE, allowed)
-    lows, highs = np.sort(interval.low), np.sort(interval.high)
-    best = 1 + len(lows) - np.searchsorted(lows, interval.high, side="right")
-    worst = len(highs) - np.searchsorted(highs, interval.low, side="left")
-    worst = worst + np.where(interval.low <= top, allowed, 0)
+    low, high = open_ends(interval.low, interval.high)
+    lows, highs = np.sort(low), np.sort(high)
+    best = 1 + len(lows) - np.searchsorted(lows, high, side="right")
+    worst = len(highs) - np.searchsorted(highs, low, side="left")
+    worst = worst + np.where(low <= top, allowed, 0)
     possible = np.flatnonzero(best <= k)
     order = possible[np.argsort(-interval.value[possible], kind="stable")]
-    hides = int((interval.low > top).sum())
+    hides = int((low > top).sum())
     return Ranked(interval, best, worst, worst <= k, order, note(top, allowed, confidence), hides)
 
 

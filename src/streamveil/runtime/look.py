@@ -35,7 +35,8 @@ from streamveil.plan.look import (
     LAWS,
     LOOKED,
     MEAN_ROWS,
-    UNBOUNDED,
+    NO_BOUNDS,
+    UNSEEN,
     VALUES,
     divided,
     first_alone,
@@ -46,6 +47,7 @@ from streamveil.plan.look import (
     releases_told,
     share_beyond,
     told,
+    unseen_values,
     with_look,
 )
 from streamveil.plan.options import EXPECTED_ROWS
@@ -109,7 +111,9 @@ def looked(
 
         found = within_ends(found, learned.ends)
     if found:
-        known = known and known | {CLAMPED: {text: one.beyond for text, one in found.items()}}
+        beyond = {text: one.beyond for text, one in found.items()}
+        unseen = {text: one.unseen for text, one in found.items() if one.unseen}
+        known = known and known | {CLAMPED: beyond, UNSEEN: unseen}
     said = [] if given else in_words(learned, groups=LAWS in known or not first)
     if first:
         said.append(releases_in_words(known, releases))
@@ -248,10 +252,11 @@ def releases_in_words(known: dict[str, Any], releases: int) -> str:
 def bounds_in_words(expression: str, found: Clamping | None) -> str:
     """The bounds of values that were chosen, or that there are none that tell anything."""
     if found is None:
-        return UNBOUNDED.format(expression)
+        return NO_BOUNDS.format(expression)
     said = f"values of {expression} from {found.low:.4g} to {found.high:.4g}"
     part = share_beyond(found.beyond, found.low, found.high)
-    return f"{said}, beyond which {part} of what they add up to lies"
+    more = unseen_values(found.unseen)
+    return f"{said}, beyond which {part} of what they add up to lies{more}"
 
 
 def shortly(value: float) -> str:

@@ -208,7 +208,7 @@ def value_sizes(
     sides = [
         with_tail(noisy[side], seen[side], sigma, rows, whole=whole) for side in (below, above)
     ]
-    return ValueSizes(sides[0], sides[1], whole=whole)
+    return ValueSizes(sides[0], sides[1], whole=whole, unseen=CERTAIN * sigma)
 
 
 def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:

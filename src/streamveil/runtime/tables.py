@@ -109,7 +109,8 @@ def settled_table(table: pa.Table) -> tuple[pa.Table, int, int, float]:
 
 def settled_columns(columns: ReleaseColumns) -> Settled:
     """`settled_table` of releases that lie end to end: what is equal in all is made once."""
-    if any(key.null_count or is_real(key.type) for keys in columns.keys for key in keys):
+    odd = (key.null_count or is_real(key.type) for keys in columns.keys for key in keys)
+    if any(odd) or any(column.null_count for column in columns.others):
         found = [settled_table(table) for table in columns.tables()]
         return Settled([one[0] for one in found], [one[1:] for one in found])
     ends = np.cumsum(columns.rows).tolist()
