@@ -1,7 +1,8 @@
-"""Names for arrays and exact numbers."""
+"""Names for arrays and exact numbers, and values as Python has them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +25,21 @@ else:  # names for readers and type checkers: jaxtyping is slow to load
 
 __all__ = [
     "EXACT_DIGITS", "ROUNDED", "Array", "Bool", "Exact", "Float32", "Float64", "Int32", "Int64",
-    "UInt8", "UInt16", "UInt32", "UInt64",
+    "UInt8", "UInt16", "UInt32", "UInt64", "own",
 ]  # fmt: skip
 EXACT_DIGITS = 15  # of decimals, that float64 tells apart
 ROUNDED = b"streamveil rounded from"  # of a field of float64: the exact type that a database has
+OWN: tuple[tuple[type, Callable[[Any], Any]], ...] = (  # classes, and what makes them Python's
+    (bool, bool), (np.bool_, bool), (int, int.__index__), (np.timedelta64, lambda span: span),
+    (np.integer, int),
+    (float, float.__float__), (np.floating, float), (str, str.__str__),
+)  # fmt: skip
+
+
+def own(value: Any) -> Any:
+    """A number, truth value or text of Python's own classes: of NumPy, or of a class of its own.
+
+    >>> own(np.int64(3)), own(np.True_), type(own(np.str_("x")))
+    (3, True, <class 'str'>)
+    """
+    return next((make(value) for kind, make in OWN if isinstance(value, kind)), value)

@@ -47,6 +47,8 @@ def test_steps_are_values():
         (lambda: sv.tumble(3600), "timedelta"),
         (lambda: sv.tumble("0 days"), "longer than zero"),
         (lambda: sv.rows(0), "at least 1"),
+        (lambda: sv.rows(np.timedelta64(3, "s")), "whole number"),
+        (lambda: sv.rows(np.True_), "whole number"),
         (lambda: base().agg(s=sv.sum("x", bounds=3)).release(budget=BUDGET), "pair"),
         (lambda: base().agg(q=sv.quantile("x", 2, bounds=(0, 1))).release(budget=BUDGET), "0 and"),
         (lambda: sv.files("t.parquet").agg(n=sv.count()).release(budget=BUDGET), "who is"),
@@ -86,6 +88,16 @@ def test_numbers_of_other_classes_are_those_of_python(whole, real):
         assert type(one) in (int, float, bool, str)
     sizes = sv.heavy_hitters("x", k=whole(7), memory=whole(9)).options.values()
     assert {*map(type, sizes)} == {int}
+
+
+def test_options_of_connectors_are_those_of_python():
+    """Of a truth value of NumPy `is True` is false; of its numbers a plan kept the type alone."""
+    given = {"follow": np.True_, "max_line_bytes": np.int64(99), "delimiter": np.str_(";")}
+    rows = sv.files("t.csv", **given).to("files", path=np.str_("out"))
+    for options in (rows.source.options, rows.sinks[0].options):
+        assert {*map(type, options.values())} <= {bool, int, str}
+    assert rows.source.is_endless
+    assert rows.source == sv.files("t.csv", follow=True, max_line_bytes=99, delimiter=";").source
 
 
 def test_durations():

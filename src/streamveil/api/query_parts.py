@@ -9,7 +9,8 @@ from typing import Any
 
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan import Aggregate, Window
-from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, own, window_of
+from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, window_of
+from streamveil.types import own
 
 Ends = tuple[float, float]  # the least and the largest value that counts as it is
 

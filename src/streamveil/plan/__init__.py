@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -22,6 +22,7 @@ from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting import Budget
 from streamveil.errors import require_file_name
 from streamveil.kinds import AGGREGATES, SOURCES, Function, SourceKind
+from streamveil.types import own
 
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 KEPT = RESERVED[:3]  # what every release carries, whatever is selected
@@ -157,6 +158,11 @@ ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
 
 
+def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a connector, with numbers and texts of Python's classes: a plan keeps these."""
+    return {name: own(value) for name, value in given.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
     """Where rows come from. `kind` names a file in `connectors`; options are its own."""
@@ -167,6 +173,9 @@ class SourceSpec:
     event_time: str | None = None  # column; required by windows and by the 'event' clock
     public: bool = False  # its rows are declared public: it may name groups
     combines: ClassVar[bool] = False  # whether it has steps over each unit's rows (`own_rows`)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", own_options(self.options))
 
     @property
     def omitted(self) -> tuple[str, ...]:
@@ -340,6 +349,9 @@ class SinkSpec:
     name: str
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", own_options(self.options))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
 from streamveil.plan.check import require_known
 from streamveil.plan.options import MAX_GROUPS, OPTIONS, Kind
-from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, own, require_months
+from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, require_months
+from streamveil.types import own
 
 Value = Any
 Reader = Callable[[exp.Expr, str], Value]

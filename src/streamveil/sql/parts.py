@@ -7,12 +7,10 @@ puts every text into its canonical form, fills what follows from other parts, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
@@ -20,6 +18,7 @@ from streamveil.expressions import conjunction, may_leave_out, normalize_express
 from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate, Clock, KeyColumn, Plan, TableSource, Window
 from streamveil.plan.check import check_plan
+from streamveil.types import own
 
 UNIT_MONTHS = {unit.lower(): months for unit, months in times.UNIT_MONTHS.items()}
 WEEKDAYS = (*map(str.lower, times.WEEKDAYS[1:]), "sunday")
@@ -29,10 +28,6 @@ UNIT_US = {unit.lower(): us for unit, us in times.UNIT_US.items()}
 SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "sec": "second", "m": "minute",
          "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week",
          "mo": "month", "q": "quarter", "y": "year"}  # fmt: skip
-OWN: tuple[tuple[type, Callable[[Any], Any]], ...] = (  # classes, and what makes them Python's
-    (bool, bool), (np.bool_, bool), (int, int.__index__), (np.integer, int),
-    (float, float.__float__), (np.floating, float), (str, str.__str__),
-)  # fmt: skip
 _PIECE = re.compile(r"\s*(\d{1,15})\s*([A-Za-z]+)\s*(?:,|and)?\s*")
 
 Duration = str | timedelta
@@ -209,15 +204,6 @@ def _pair(name: str, bounds: Any) -> tuple[float, float]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise PlanError(f"bounds of '{name}' must be a pair (low, high), such as (0, 60)")
     return _number(bounds[0], f"low of '{name}'"), _number(bounds[1], f"high of '{name}'")
-
-
-def own(value: Any) -> Any:
-    """A number, truth value or text of Python's own classes: of NumPy, or of a class of its own.
-
-    >>> own(np.int64(3)), own(np.True_), type(own(np.str_("x")))
-    (3, True, <class 'str'>)
-    """
-    return next((make(value) for kind, make in OWN if isinstance(value, kind)), value)
 
 
 def _number(value: Any, what: str) -> float:
