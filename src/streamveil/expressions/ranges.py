@@ -208,16 +208,8 @@ def _binary(rule: Rule) -> Callable[[exp.Expr, Ends], Range]:
     )
 
 
-def _if(tree: exp.Expr, ends: Ends) -> Range:
-    last = tree.args.get("false")
-    chosen = [tree.args["true"], *([last] if last is not None else [])]
-    return either([range_of_tree(one, ends) for one in chosen])
-
-
-def _case(tree: exp.Expr, ends: Ends) -> Range:
-    last = tree.args.get("default")
-    chosen = [one.args["true"] for one in tree.args["ifs"]] + ([last] if last is not None else [])
-    return either([range_of_tree(one, ends) for one in chosen])
+def _choose(tree: exp.Expr, ends: Ends) -> Range:
+    return either([range_of_tree(one, ends) for one in _chosen(tree)])
 
 
 def _extract(tree: exp.Expr, _: Ends) -> Range:
@@ -271,5 +263,5 @@ RULES: Mapping[type, Callable[[exp.Expr, Ends], Range]] = {
     exp.Cast: _cast, exp.TryCast: _cast, exp.Neg: _negative,
     exp.Add: _binary(_by_corners(add)), exp.Sub: _binary(_by_corners(sub)),
     exp.Mul: _binary(_by_corners(mul)), exp.Div: _binary(_quotient), exp.Mod: _binary(_remainder),
-    exp.If: _if, exp.Case: _case, exp.Extract: _extract, exp.Anonymous: _call,
+    exp.If: _choose, exp.Case: _choose, exp.Extract: _extract, exp.Anonymous: _call,
 }  # fmt: skip
