@@ -11,7 +11,7 @@ import pytest
 
 from streamveil import kept
 from streamveil.compiler.sizing import Sizing
-from streamveil.core.counters.rational import Blt
+from streamveil.core.counters.blt import Blt
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ import scipy
 
 HERE = Path(__file__).parent
 ROOMS = (
+    "blt_rates.py",
     "calibrate.py",
     "compiler",
     "core",
     "counters",
     "dataflow",
-    "core/counters/rational.py",
     "plan",
 )  # searches
 FOLDER = "STREAMVEIL_CACHE"

@@ -271,6 +271,12 @@ def test_a_distance_alone_leaves_a_finite_epsilon_of_a_group() -> None:
     assert paid == pytest.approx(1e-12 * (1 + math.exp(7)), rel=1e-9)
 
 
+def test_the_least_distance_is_too_much_at_the_largest_epsilon() -> None:
+    """At epsilon 720, e^720 times a distance of 1e-305 is above 1; e^700 times it is 0.1."""
+    assert Loss(distance=Fraction(1, 10**305)).delta_at(720.0) == 1.0
+    assert Loss(distance=Fraction(1, 10**340)).delta_at(9.0) < 1e-290
+
+
 def test_a_distance_is_paid_on_both_streams() -> None:
     loss = Pure(1) + Loss(distance=Fraction(1, 10**12))
     assert loss.delta_at(1.0) >= 1e-12 * (1 + math.e)

@@ -14,7 +14,6 @@ from streamveil.core.sensitivity import Bounds
 from streamveil.counters import HonakerCounter
 from streamveil.errors import PlanError
 from streamveil.plan import Bounding
-from streamveil.results.noise import mix
 from tests.dataflow.streams import AGGREGATES, ROWS, batches, bounded, compiled, run
 
 ROOMY = Budget(epsilon=200, delta=0.3)
@@ -89,7 +88,7 @@ def test_failures_are_bounded_where_noise_is_hardly_larger_than_its_rounding():
 def test_the_rounding_of_an_estimate_is_bounded_by_its_nodes():
     tree = HonakerCounter(horizon=100, sigma=1)
     for t in (1, 2, 37, 64, 100):
-        parts = mix(tree, t).parts
+        parts = tree.mix(t).parts
         assert tree_rounding(tree.levels, np.array([t]))[0] == pytest.approx(
             np.abs(parts).sum() / 2
         )

@@ -11,36 +11,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamveil.calibrate import fit
-    from streamveil.core.counters import Counter, CounterState, CounterStream, skip
-    from streamveil.core.counters.anytime import AnytimeBltCounter
-    from streamveil.core.counters.blt import BltCounter
-    from streamveil.core.counters.rational import Blt, best_blt
-    from streamveil.counters.choice import CounterChoice, choose
-    from streamveil.counters.kary import KaryTreeCounter
-    from streamveil.counters.tree import HonakerCounter
+    from streamveil.calibrate import fit as fit
+    from streamveil.core.counters import Counter as Counter
+    from streamveil.core.counters import CounterState as CounterState
+    from streamveil.core.counters import CounterStream as CounterStream
+    from streamveil.core.counters import skip as skip
+    from streamveil.core.counters.anytime import AnytimeBltCounter as AnytimeBltCounter
+    from streamveil.core.counters.blt import Blt as Blt
+    from streamveil.core.counters.blt import BltCounter as BltCounter
+    from streamveil.core.counters.blt import best_blt as best_blt
+    from streamveil.counters.choice import CounterChoice as CounterChoice
+    from streamveil.counters.choice import choose as choose
+    from streamveil.counters.kary import KaryTreeCounter as KaryTreeCounter
+    from streamveil.counters.tree import HonakerCounter as HonakerCounter
 
 _CORE, _HERE = "streamveil.core.counters", "streamveil.counters"
-_HOMES = {
-    "AnytimeBltCounter": f"{_CORE}.anytime",
-    "Blt": f"{_CORE}.rational",
-    "BltCounter": f"{_CORE}.blt",
-    "Counter": _CORE,
-    "CounterChoice": f"{_HERE}.choice",
-    "CounterState": _CORE,
-    "CounterStream": _CORE,
-    "HonakerCounter": f"{_HERE}.tree",
-    "KaryTreeCounter": f"{_HERE}.kary",
-    "best_blt": f"{_CORE}.rational",
-    "choose": f"{_HERE}.choice",
-    "fit": "streamveil.calibrate",
-    "skip": _CORE,
+_KINDS = {  # class and module by the name in a query
+    "blt": ("BltCounter", f"{_CORE}.blt"),
+    "anytime-blt": ("AnytimeBltCounter", f"{_CORE}.anytime"),
+    "honaker": ("HonakerCounter", f"{_HERE}.tree"),
+    "k-ary-tree": ("KaryTreeCounter", f"{_HERE}.kary"),
 }
-_KINDS = {
-    "blt": "BltCounter",
-    "anytime-blt": "AnytimeBltCounter",
-    "honaker": "HonakerCounter",
-    "k-ary-tree": "KaryTreeCounter",
+_HOMES = {
+    **dict(_KINDS.values()),
+    **dict.fromkeys(("Counter", "CounterState", "CounterStream", "skip"), _CORE),
+    **dict.fromkeys(("Blt", "best_blt"), f"{_CORE}.blt"),
+    **dict.fromkeys(("CounterChoice", "choose"), f"{_HERE}.choice"),
+    "fit": "streamveil.calibrate",
 }
 
 
@@ -62,7 +59,7 @@ class _Registry(Mapping[str, "type[Counter]"]):
     """Kinds of counters by name, each loaded when it is read."""
 
     def __getitem__(self, kind: str) -> type[Counter]:
-        made: type[Counter] = __getattr__(_KINDS[kind])
+        made: type[Counter] = __getattr__(_KINDS[kind][0])
         return made
 
     def __iter__(self) -> Iterator[str]:
@@ -87,14 +84,10 @@ def kind_of(counter: Counter) -> str:
     'blt'
     """
     named = type(counter).__name__
-    found = [kind for kind, name in _KINDS.items() if name == named]
+    found = [kind for kind, (name, _) in _KINDS.items() if name == named]
     if not found:
         raise ValueError(f"{named} is not a counter of this package: see COUNTERS")
     return found[0]
 
 
-__all__ = [
-    "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter", "Counter", "CounterChoice",
-    "CounterState", "CounterStream", "HonakerCounter", "KaryTreeCounter", "best_blt", "choose",
-    "fit", "kind_of", "skip",
-]  # fmt: skip
+__all__ = sorted(["COUNTERS", "kind_of", *_HOMES])

@@ -18,10 +18,12 @@ from streamveil.core import counters
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss, Pure
 from streamveil.core.counters import (
+    ALWAYS,
     CounterState,
     Estimates,
     Ids,
     Increments,
+    Mix,
     Stepping,
     checked_times,
     column,
@@ -103,6 +105,12 @@ class KaryTreeCounter(Stepping):
         times = checked_times(t, self.horizon)
         blocks = np.abs(balanced_digits(times, self.arity, self.levels)).sum(axis=0)
         return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
+
+    def mix(self, t: int) -> Mix:
+        """See `Counter.mix`: drawn by address, so a key has all draws whenever it starts."""
+        square = 2 * float(self.sigma) ** 2
+        blocks = blocks_of(t, self.arity, self.levels)
+        return Mix.of([(level, place, ALWAYS, sign, square) for level, place, sign in blocks])
 
     @property
     def state_bytes(self) -> int:

@@ -16,6 +16,7 @@ from streamveil.core.counters import (
     Estimates,
     Ids,
     Increments,
+    Mix,
     Stepping,
     checked_times,
     column,
@@ -90,6 +91,22 @@ class HonakerCounter(Stepping):
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
         return tree_std(self.sigma, self.levels, checked_times(t, self.horizon))
+
+    def mix(self, t: int) -> Mix:
+        """See `Counter.mix`: each block's refined sum is made of the draws of all blocks in it."""
+        square, top = float(self.sigma) ** 2, self.levels - 1
+        weights = refined_variances(self.levels)
+        nodes = []
+        blocks = [(level, (t >> level) << level) for level in range(top) if t >> level & 1]
+        blocks += [(top, place << top) for place in range(1, (t >> top) + 1)]
+        for level, end in blocks:
+            part, ends = 1.0, [end]
+            for inside in range(level, -1, -1):
+                own = weights[inside] if inside else 1.0
+                nodes += [(inside, one, one, part * own, square) for one in ends]
+                part, half = part * (1 - own), 1 << inside >> 1
+                ends = [one for whole in ends for one in (whole - half, whole)]
+        return Mix.of(nodes)
 
     @property
     def state_bytes(self) -> int:

@@ -22,8 +22,7 @@ from streamveil.calendars import Cells
 from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.counters import Counter
-from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.rational import Blt
+from streamveil.core.counters.blt import Blt, BltCounter
 from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise import Noise
 from streamveil.core.release import blt_of

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Moment
-from streamveil.core.counters import Counter
+from streamveil.core.counters import ROUNDING, Counter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.dataflow.grouping import counter_from
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.kinds import TOTALS
 from streamveil.release_metadata import Facts
 from streamveil.results.intervals import deviations
-from streamveil.results.noise import ROUNDING, covariance, tested_covariance, weighted_covariance
+from streamveil.results.noise import covariance, tested_covariance, weighted_covariance
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 

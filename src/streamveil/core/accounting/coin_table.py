@@ -367,7 +367,7 @@ class CoinTable:
         *`tilt` and `rare`*: only draws of keys that the unit enters differ between two neighbours,
         one shift and at most one wait for each test of each key. Call an outcome of such a draw
         ({W = n} or {W >= n}) rare when it has at most RARE in the exact law of Q, the second of two
-        neighbours. By `waiting.doubt`, outcomes that are not rare have at least 1 - 2^-127 / RARE
+        neighbours. By `doubt`, outcomes that are not rare have at least 1 - 2^-127 / RARE
         of their exact probability. What runs, P_a and Q_a, thus has Q_a >= e^-tilt Q off rare
         outcomes, and P_a is within `doubt` of P: P_a(E) - e^eps Q_a(E) <= P(E, none rare) -
         e^(eps - tilt) Q(E, none rare) + P(some rare) + doubt. (With, without): at a coin c <= 1 /

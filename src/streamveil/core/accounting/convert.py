@@ -85,7 +85,7 @@ def zcdp_delta(epsilon: Float64[Array, " n"], rho: float) -> Float64[Array, " n"
 
     Algorithm: Canonne, Kamath & Steinke (2020), arXiv:2004.00010: for every alpha > 1,
         H <= e^((alpha-1)(alpha rho - eps)) / (alpha-1) * (1 - 1/alpha)^alpha. Every alpha is sound,
-        so the search for the best one (a grid, then two refinements) needs no proof.
+        so the search for the best one (a grid, then three refinements) needs no proof.
     """
     epsilon = np.asarray(epsilon, np.float64)
     if rho <= 0:

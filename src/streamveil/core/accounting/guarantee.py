@@ -177,7 +177,8 @@ class Loss:
             raise ValueError(f"epsilon must not be negative, not {epsilon}")
         if self.chance or self.distance:
             rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
-            far = convert.exact_above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
+            apart = max(convert.exact_above(self.distance), convert.TINY) if self.distance else 0.0
+            far = apart * (1 + exp(min(epsilon, 700.0)) * UP)  # at least 1 beyond
             return min(1.0, (rest + far + convert.exact_above(self.chance)) * UP)
         size = self.group_size
         if size > 1:

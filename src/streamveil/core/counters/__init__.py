@@ -37,7 +37,7 @@ charged again here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, exp, nextafter, pi, sqrt
@@ -64,6 +64,8 @@ from streamveil.types import Array, Exact, Float64, Int64, UInt64
 Ids = UInt64[Array, "keys 2"]
 Increments = Int64[Array, " keys"]
 Estimates = Int64[Array, " keys"] | Float64[Array, " keys"]
+ROUNDING = 1 / 12  # variance of rounding to an integer
+ALWAYS = 0  # the step of draws that every key has, whenever it starts
 
 
 @dataclass(frozen=True, repr=False)  # secret: a state is stored, never shown
@@ -123,6 +125,29 @@ class CounterState:
         return cls(t, whole, real)
 
 
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """The noise of an estimate, as a combination of independent draws in the order of their steps.
+
+    It decides no guarantee: intervals of differences and sums over time follow from it.
+    """
+
+    draws: tuple[Array, Array]  # what tells draws apart: a node's level and place
+    steps: Int64[Array, " draws"]  # when each was made
+    parts: Float64[Array, " draws"]  # B_tj
+    scaled: Float64[Array, " draws"]  # variance of a draw that a key's weight changes
+    fixed: Float64[Array, " draws"]  # and the rest of it: rounding
+
+    @classmethod
+    def of(
+        cls, nodes: Sequence[tuple[int, int, int, float, float]], fixed: float = ROUNDING
+    ) -> Mix:
+        """From rows (level, place, step, part, variance), each rounded alone."""
+        rows = np.array(sorted(nodes, key=lambda row: row[2]), float).reshape(-1, 5)
+        level, place, steps = rows[:, :3].T.astype(np.int64)
+        return cls((level, place), steps, rows[:, 3], rows[:, 4], np.full(len(rows), fixed))
+
+
 @runtime_checkable
 class Counter(Protocol):
     """Running totals of many keys, released after every step, under one noise scale `sigma`.
@@ -172,6 +197,13 @@ class Counter(Protocol):
 
         Raises:
             ValueError: a step is beyond the horizon.
+        """
+
+    def mix(self, t: int) -> Mix:
+        """The noise of the estimate after t steps, of a key that started at step 1.
+
+        Args:
+            t: a step, from 1 to the horizon.
         """
 
     @property

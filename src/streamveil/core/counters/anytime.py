@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
-import numpy as np
-
+from streamveil.blt_rates import anytime_rates
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
@@ -15,18 +14,16 @@ from streamveil.core.counters import (
     Estimates,
     Ids,
     Increments,
+    Mix,
     Stepping,
     check_noise,
-    rational,
 )
-from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.rational import Blt, check_buffers, least_maximum, root_coefficients
+from streamveil.core.counters.blt import Blt, BltCounter, check_buffers, rounded_blt
 from streamveil.core.noise import Draws
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 FOREVER = 2**40  # steps; at one per second, 35,000 years
-PER_OCTAVE = 6  # times tested between t and 2t
 SHORT = ((20, 1), (200, 2), (512, 3))  # below so many steps so many buffers are within 0.2 %
 MILLION = Blt(  # what `searched` finds for 2^20 steps and 6 buffers: 20 bits of each rate
     p=(1.8554055714048445e-06, 4.366174107417464e-05, 0.0004924722015857697,
@@ -100,6 +97,10 @@ class AnytimeBltCounter(Stepping):
         """See `Counter.std`."""
         return self.inner.std(t)
 
+    def mix(self, t: int) -> Mix:
+        """See `Counter.mix`."""
+        return self.inner.mix(t)
+
     @property
     def state_bytes(self) -> int:
         """See `Counter`."""
@@ -134,17 +135,6 @@ def anytime_buffers(tuned: int) -> int:
     return min(8, 4 + (tuned.bit_length() - 1) // 10)
 
 
-def root_squared_norm(t: Array) -> Float64[Array, " times"]:
-    """S_t of the square-root factorization: its squared error and sensitivity for horizon t."""
-    short = np.cumsum(root_coefficients(2**14) ** 2)
-    n = float(len(short))
-    times = np.asarray(t, float)
-    # beyond, c_k^2 = (1 - 1/(4k) + O(k^-2)) / (pi k), summed by the midpoint rule
-    tail = np.log((times - 0.5) / (n - 0.5)) - (1 / n - 1 / np.maximum(times, 1)) / 4
-    inside = short[np.minimum(times, n).astype(int) - 1]
-    return np.asarray(np.where(times <= n, inside, short[-1] + tail / np.pi))
-
-
 def anytime_blt(tuned: int, d: int) -> Blt:
     """The BLT of least largest ratio, over t <= tuned, to the square-root factorization of T = t.
 
@@ -157,24 +147,4 @@ def anytime_blt(tuned: int, d: int) -> Blt:
 @lru_cache(maxsize=32)
 def searched(tuned: int, d: int) -> Blt:
     """See `anytime_blt`."""
-    octaves = PER_OCTAVE * tuned.bit_length()
-    times = np.unique(np.rint(np.geomspace(1, tuned, octaves + 1)))
-    goals = np.log(root_squared_norm(times))
-
-    def ratios(x: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return np.asarray(log_errors(x, times) - goals)
-
-    return rational.rounded_blt(least_maximum(ratios, rational.geometric_start(0.1 / tuned, d)))
-
-
-def log_errors(x: Array, times: Array) -> Array:
-    """Log of (infinite sensitivity * standard deviation at each time) of points of the search."""
-    p, q = rational.rates_of(x)
-    omega, beta = rational.output_scales(p, q), rational.decoder_weights(p, q)
-    rows, columns = rational.pairs(p)
-    square = 1 + rational.quadratic(omega, 1 / (rows + columns - rows * columns))
-    both = rational.with_zero(q)[..., None, :]  # an axis of times
-    sums = rational.geometric(*rational.pairs(both), times[:, None, None])
-    error = rational.quadratic(beta[..., None, :], sums)
-    return np.asarray(np.log(square[..., None] * error) / 2)
+    return rounded_blt(anytime_rates(tuned, d))

@@ -10,22 +10,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import inf, sqrt
+from math import sqrt
 from typing import ClassVar, Literal
 
 import mpmath
 import numpy as np
 
+from streamveil.blt_rates import (
+    best_rates,
+    decoder_weights,
+    geometric,
+    output_scales,
+    pairs,
+    with_zero,
+)
 from streamveil.compiled import njit
 from streamveil.core import counters
-from streamveil.core.accounting import take_numbers
+from streamveil.core.accounting import portable, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
+    ROUNDING,
     UP,
     CounterState,
     Estimates,
     Ids,
     Increments,
+    Mix,
     Recursion,
     Stepping,
     checked_times,
@@ -33,15 +43,115 @@ from streamveil.core.counters import (
     zeros,
 )
 from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
-from streamveil.core.counters.rational import Blt, best_blt, geometric
 from streamveil.core.noise import Draws
 from streamveil.errors import require_one_of, require_positive
+from streamveil.kept import kept
 from streamveil.types import Array, Exact, Float64, Int64
 
 Weighting = Literal["none", "columns"]
 WEIGHTINGS: tuple[Weighting, ...] = ("none", "columns")
+RATE_BITS = 20  # of a rate: the error grows by the square of 2^-20
+LARGEST_D = 8
 DIGITS = 60
 MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scale`
+
+
+@dataclass(frozen=True)
+class Blt:
+    """Rates of a BLT factorization of running sums (hashable); `blt_rates` has the notation.
+
+    Raises:
+        ValueError: rates are not interlaced: 0 < p_1 < q_1 < ... < q_d < 1.
+
+    >>> one = Blt(p=(0.1,), q=(0.4,))
+    >>> one.d, np.convolve(one.encoder(3), one.decoder(3))[:3].round(9).tolist()
+    (1, [1.0, 1.0, 1.0])
+    """
+
+    p: tuple[float, ...]  # 1 - theta: decays of the encoder C, ascending
+    q: tuple[float, ...]  # 1 - theta_hat: decays of its inverse, ascending
+
+    def __post_init__(self) -> None:
+        rates = [rate for pair in zip(self.p, self.q, strict=True) for rate in pair]
+        if not rates or sorted(set(rates)) != rates or not 0 < rates[0] <= rates[-1] < 1:
+            raise ValueError("rates must be interlaced: 0 < p_1 < q_1 < p_2 < ... < q_d < 1")
+
+    @property
+    def d(self) -> int:
+        """The number of buffers."""
+        return len(self.p)
+
+    def omega(self) -> Float64[Array, " d"]:
+        """Output scales of the encoder C."""
+        return output_scales(np.array(self.p), np.array(self.q))
+
+    def drain(self) -> Float64[Array, " d"]:
+        """Output scales of C^-1 = 1 - sum drain_i x / (1 - (1-q_i) x); all positive."""
+        p, q = np.array(self.p), np.array(self.q)
+        return -output_scales(q, p)
+
+    def beta(self) -> Float64[Array, " d+1"]:
+        """Weights of the decoder B; beta_0 belongs to the rate 0."""
+        return decoder_weights(np.array(self.p), np.array(self.q))
+
+    def encoder(self, n: int) -> Float64[Array, " n"]:
+        """The first n coefficients of C."""
+        c = np.ones(n)
+        if n > 1:
+            powers = np.exp(np.arange(n - 1)[:, None] * np.log1p(-np.array(self.p)))
+            c[1:] = powers @ self.omega()
+        return c
+
+    def decoder(self, n: int) -> Float64[Array, " n"]:
+        """The first n coefficients of B."""
+        rates = with_zero(np.array(self.q))
+        powers: Array = np.exp(np.arange(n)[:, None] * np.log1p(-rates))
+        return powers @ self.beta()
+
+    def squared_norm(self, n: Array | float) -> Array:
+        """S_n: the sum of squares of the first n coefficients of C; n may be inf."""
+        p, omega = np.array(self.p), self.omega()
+        weights = np.multiply.outer(omega, omega)
+        sums = geometric(*pairs(p), np.asarray(n, float)[..., None, None] - 1)
+        return np.asarray(1 + (weights * sums).sum(axis=(-2, -1)))
+
+    def variance(self, t: Array | float) -> Array:
+        """Variance of the estimate after t steps for unit noise and no schedule."""
+        rates, beta = with_zero(np.array(self.q)), self.beta()
+        weights = np.multiply.outer(beta, beta)
+        sums = geometric(*pairs(rates), np.asarray(t, float)[..., None, None])
+        return np.asarray((weights * sums).sum(axis=(-2, -1)))
+
+
+def check_buffers(d: int) -> None:
+    """Raises unless the number of buffers is supported."""
+    if not 1 <= d <= LARGEST_D:
+        raise ValueError(f"d must be between 1 and {LARGEST_D}, not {d}")
+
+
+def rounded_blt(found: tuple[Array, Array]) -> Blt:
+    """The BLT of rates that a search found: the same ones on every processor."""
+    below = 1 - 2.0**-RATE_BITS
+    p, q = (np.minimum(portable(rates, RATE_BITS), below) for rates in found)
+    return Blt(tuple(map(float, p)), tuple(map(float, q)))
+
+
+@lru_cache(maxsize=256)
+@kept(Blt)
+def best_blt(horizon: int, d: int) -> Blt:
+    """The BLT with d buffers of least maximal error over `horizon` steps: see `best_rates`.
+
+    Raises:
+        ValueError: a horizon below 1, or d not between 1 and the most buffers there are.
+
+    >>> best = best_blt(1000, 4)
+    >>> round(float(np.sqrt(best.squared_norm(1000) * best.variance(1000))), 4)
+    3.2654
+    """
+    check_buffers(d)
+    if horizon < 1:
+        raise ValueError(f"horizon must be at least 1, not {horizon}")
+    return rounded_blt(best_rates(horizon, d))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +184,9 @@ class BltSchedule:
 
         Proof: the squared norm of column t of C is S_(T-t+1); a scale not below sqrt(S_(T-t+1)/S_T)
         makes every column of C D^-1 at most sqrt(S_T). S_n is a sum of positive terms, each made of
-        about 6 log2(n) roundings that never grow (x -> 1-(1-x)^2 has relative slope at most 1), so
-        its relative error stays below 10^-13 and MARGIN covers it. Only +, -, *, / and sqrt are
-        used: the scales have the same bits on every machine.
+        about 6 log2(n) roundings that never grow (x -> 1-(1-x)^2 has relative slope at most 1),
+        those of p and omega among them, so its relative error stays below 10^-13 and MARGIN covers
+        it. Only +, -, *, / and sqrt are used: the scales have the same bits on every machine.
         """
         return 1.0 if self.weighting == "none" else _column_scale(self, t)
 
@@ -146,7 +256,7 @@ def _squared_norms(p: Array, omega: Array, n: Array) -> Array:
 def _exact_encoder(keep: Array, drain: Array) -> tuple[list[mpmath.mpf], list[mpmath.mpf]]:
     """Rates 1 - theta and scales omega of the inverse of 1 - sum drain_i x / (1 - keep_i x).
 
-    The rates are the zeros of 1 - sum drain_i / (keep... ) in the variable s = 1/x: the monic
+    In s = 1/x that is 1 - sum drain_i / (s - keep_i). Its zeros are the thetas, those of the monic
     polynomial prod (s - keep_i) - sum_i drain_i prod_(j != i) (s - keep_j).
     """
     mp = mpmath.MPContext()
@@ -184,13 +294,13 @@ def _rate_between(
     raise ArithmeticError("a rate of the encoder was not found")
 
 
-def _exact_norm(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: float) -> mpmath.mpf:
+def _exact_norm(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: int) -> mpmath.mpf:
     """sqrt(S_n): positive terms, added with 53 bits by a context that nobody else can set."""
     total = mpmath.MPContext().mpf(1)
     for a, wa in zip(p, omega, strict=True):
         for b, wb in zip(p, omega, strict=True):
             both = a + b - a * b
-            total += wa * wb * (1 if n == inf else 1 - (1 - both) ** (int(n) - 1)) / both
+            total += wa * wb * (1 - (1 - both) ** (n - 1)) / both
     return total**0.5
 
 
@@ -322,6 +432,13 @@ class BltCounter(Stepping):
             gaussian, rounding = _variances_of(self.blt, self.horizon, self.weighting)[:, times - 1]
         return np.asarray(np.sqrt(gaussian * float(self.sigma) ** 2 + rounding / 12))
 
+    def mix(self, t: int) -> Mix:
+        """See `Counter.mix`: one draw a step, and a rounding that the column scale D_j enlarges."""
+        scales = scales_up_to(self, min(1 << (t - 1).bit_length(), self.horizon))[:t]
+        steps, parts = np.arange(1, t + 1), decoded(self, scales)
+        scaled = np.full(t, float(self.sigma) ** 2)
+        return Mix((np.zeros_like(steps), steps), steps, parts, scaled, ROUNDING / scales**2)
+
     @property
     def state_bytes(self) -> int:
         """See `Counter`."""
@@ -358,3 +475,23 @@ class BltCounter(Stepping):
 @lru_cache(maxsize=32)
 def _variances_of(blt: Blt, horizon: int, weighting: Weighting) -> Float64[Array, "2 horizon"]:
     return unit_variances(prepare(blt, horizon, weighting))
+
+
+@lru_cache(maxsize=64)
+def scales_up_to(counter: BltCounter, steps: int) -> Float64[Array, " steps"]:
+    """D_t of the first steps."""
+    return counter.schedule.scales(1, steps)
+
+
+def decoded(counter: BltCounter, scales: Float64[Array, " steps"]) -> Float64[Array, " steps"]:
+    """B = A D C^-1: B_tj = D_j - sum_i drain_i sum_(u = j+1..t) D_u keep_i^(u-1-j).
+
+    Steps are counted where the counter took them: it may have left some out.
+    """
+    from scipy.signal import lfilter  # slow to load, and rarely needed
+
+    plan, parts = counter.schedule, scales.copy()
+    for keep, drain in zip(plan.keep, plan.drain, strict=True):
+        later = lfilter([1.0], [1.0, -keep], scales[::-1])[::-1]
+        parts[:-1] -= drain * later[1:]
+    return parts

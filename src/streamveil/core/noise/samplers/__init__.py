@@ -16,7 +16,7 @@ Guarantee: post-processing of the continuous mechanism with the same centre and 
     holds for that one holds here, for every scale and every centre, with nothing to add.
 Error: variance s^2 + at most about 1/12 for s >= 1.
 Proof: |x - X| <= E (`quantiles.py`), so with u = 2^-53, w = fl(s x), z = fl(f + w) and
-    |f| <= 1/2: |z - (f + s X)| <= s E + u |s x| + u |z| <= s E + 2 u (|z| + 2) for |z| <= 2^50,
+    |f| <= 1/2: |z - (f + s X)| <= s E + u |s x| + u |z| <= s E + 2 u (|z| + 2) for |z| <= 2^51,
     the last step with room for the rounding of the right-hand side itself. Larger |z| are never
     sure. The integer part of the centre is split off first, so its size costs no accuracy.
 Numerics: exact. The chance that a draw needs multiprecision is below 2^-39 + 2^-49 s + 2^-49.
@@ -28,7 +28,7 @@ thresholds T(1) > T(2) > ... that are >= p. A kernel knows the first 63 bits of 
 always. When it is not, `locate` draws further bits of the same p, from a separate address of the
 same draw, and evaluates thresholds to more digits until every comparison is decided. The outcome is
 therefore the exact function of infinitely many bits that the sampler is defined to be; how the
-kernel rounds can change only how often this file is asked.
+kernel rounds can change only how often `locate` is asked.
 
 Numerics: a threshold computed at q bits is taken to be right within 2^-(q-GUARD) relative error;
 mpmath documents full accuracy of exp, log and erfc, and GUARD bits are given away (`around`).

@@ -86,6 +86,7 @@ def settle(
 ) -> int:
     """The winner among the candidates, with as many bits and digits as it takes."""
     mp, more = samplers.context(), 1
+    top = Fraction(float(scores.max()))  # 2^1100 below it a score loses, however its digits end
     while len(candidates) > 1:
         with samplers.LOCK, mp.workprec(64 * (more + 1) + 2 * samplers.GUARD + 1100):
             ends = {}
@@ -93,7 +94,7 @@ def settle(
                 uniform = samplers.Uniform.of(int(words[i])).refined(
                     samplers.tail_at(draws, i)(more)
                 )
-                ends[i] = interval(uniform, Fraction(rate) * Fraction(float(scores[i])))
+                ends[i] = interval(uniform, Fraction(rate) * (Fraction(float(scores[i])) - top))
             best = max(low for low, _ in ends.values())
             candidates = [i for i, (_, high) in ends.items() if high >= best]
         more *= 2

@@ -6,7 +6,7 @@ Algorithm: with p the tail probability spelled by a word, the draw is +-K,
 Proof: P(+K >= k) = q^k / (1 + q) for k >= 1, the discrete Laplace tail.
 Numerics: exact. The logarithm comes from a table with a proved bound E; with u = 2^-53, the
     computed z is off by at most scale E + 5 u z + 2 u (shift, sum, scale and product each round
-    once), and a draw is sure when no integer is that near. Others are settled by `exact.locate`.
+    once), and a draw is sure when no integer is that near. Others are settled by `locate`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Proof of the bound (u = 2^-53; x^(8) is the eighth derivative, h the half-width 
   of leading zeros of v; x moves by |x'| h (at the lower end of the octave) times that at most.
 
 The stored bound is the sum of these, times 1 + 2^-20. Rows of p < 2^-40 are not tabulated: their
-words, one in 2^39, are always settled in multiprecision (`exact.py`).
+words, one in 2^39, are always settled in multiprecision (`settle`).
 """
 
 from __future__ import annotations

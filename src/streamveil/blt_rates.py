@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz (BLT) factorizations: their algebra and the best one for a horizon.
+"""Good rates of buffered linear Toeplitz (BLT) factorizations: their algebra, and a search.
 
 Notation. Rates are kept as complements, p = 1 - theta, because theta is close to 1. With
 interlaced rates p_1 < q_1 < p_2 < q_2 < ... < q_d < 1 the encoder and decoder are
@@ -8,94 +8,28 @@ interlaced rates p_1 < q_1 < p_2 < q_2 < ... < q_d < 1 the encoder and decoder a
 
 with q_0 = 0; and C(x)^-1 = 1 - sum_i drain_i x / (1 - (1-q_i) x).
 
-The search for good ones minimises smooth functions.
-
-What is found costs accuracy where it is bad; what it costs in privacy is computed from the numbers
-themselves (`core.counters.blt`). scipy is loaded when it is needed: designs are kept.
+Nobody has to believe what is computed here: bad rates cost accuracy, and what rates cost in privacy
+`core.counters.blt` computes from the numbers themselves. scipy is loaded when it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from streamveil.core.accounting import portable
-from streamveil.kept import kept
 from streamveil.types import Array, Float64
 
-Rates = Float64[Array, " d"]
-RATE_BITS = 20  # of a rate: the error grows by the square of 2^-20
-LARGEST_D = 8
+PER_OCTAVE = 6  # times tested between t and 2t
+COMPLEX_STEP = 1e-30
+NEWTON_STEP = 1e-6  # of differences between gradients
+NEWTON_ROUNDS = 4
+SHARPNESS = (8.0, 64.0, 512.0)  # of the smooth maxima that precede the true one
+Map = Callable[[Array], Array]
 
 
-@dataclass(frozen=True)
-class Blt:
-    """Rates of a BLT factorization of running sums (hashable; arrays are made on demand).
-
-    Raises:
-        ValueError: rates are not interlaced: 0 < p_1 < q_1 < ... < q_d < 1.
-
-    >>> one = Blt(p=(0.1,), q=(0.4,))
-    >>> one.d, np.convolve(one.encoder(3), one.decoder(3))[:3].round(9).tolist()
-    (1, [1.0, 1.0, 1.0])
-    """
-
-    p: tuple[float, ...]  # 1 - theta: decays of the encoder C, ascending
-    q: tuple[float, ...]  # 1 - theta_hat: decays of its inverse, ascending
-
-    def __post_init__(self) -> None:
-        rates = [rate for pair in zip(self.p, self.q, strict=True) for rate in pair]
-        if not rates or sorted(set(rates)) != rates or not 0 < rates[0] <= rates[-1] < 1:
-            raise ValueError("rates must be interlaced: 0 < p_1 < q_1 < p_2 < ... < q_d < 1")
-
-    @property
-    def d(self) -> int:
-        """The number of buffers."""
-        return len(self.p)
-
-    def omega(self) -> Rates:
-        """Output scales of the encoder C."""
-        return output_scales(np.array(self.p), np.array(self.q))
-
-    def drain(self) -> Rates:
-        """Output scales of C^-1 = 1 - sum drain_i x / (1 - (1-q_i) x); all positive."""
-        p, q = np.array(self.p), np.array(self.q)
-        return -output_scales(q, p)
-
-    def beta(self) -> Float64[Array, " d+1"]:
-        """Weights of the decoder B; beta_0 belongs to the rate 0."""
-        return decoder_weights(np.array(self.p), np.array(self.q))
-
-    def encoder(self, n: int) -> Float64[Array, " n"]:
-        """The first n coefficients of C."""
-        c = np.ones(n)
-        if n > 1:
-            powers = np.exp(np.arange(n - 1)[:, None] * np.log1p(-np.array(self.p)))
-            c[1:] = powers @ self.omega()
-        return c
-
-    def decoder(self, n: int) -> Float64[Array, " n"]:
-        """The first n coefficients of B."""
-        rates = with_zero(np.array(self.q))
-        powers: Array = np.exp(np.arange(n)[:, None] * np.log1p(-rates))
-        return powers @ self.beta()
-
-    def squared_norm(self, n: Array | float) -> Array:
-        """S_n: the sum of squares of the first n coefficients of C; n may be inf."""
-        p, omega = np.array(self.p), self.omega()
-        weights = np.multiply.outer(omega, omega)
-        sums = geometric(*pairs(p), np.asarray(n, float)[..., None, None] - 1)
-        return np.asarray(1 + (weights * sums).sum(axis=(-2, -1)))
-
-    def variance(self, t: Array | float) -> Array:
-        """Variance of the estimate after t steps for unit noise and no schedule."""
-        rates, beta = with_zero(np.array(self.q)), self.beta()
-        weights = np.multiply.outer(beta, beta)
-        sums = geometric(*pairs(rates), np.asarray(t, float)[..., None, None])
-        return np.asarray((weights * sums).sum(axis=(-2, -1)))
+# ---- the algebra
 
 
 def output_scales(p: Array, q: Array) -> Array:
@@ -134,25 +68,26 @@ def _others(rates: Array) -> Array:
     return np.asarray(np.prod(gaps, axis=-1))
 
 
-@lru_cache(maxsize=256)
-@kept(Blt)
-def best_blt(horizon: int, d: int) -> Blt:
-    """The BLT with d buffers of least maximal error over `horizon` steps.
+def pairs(rates: Array) -> tuple[Array, Array]:
+    """Rates along rows and along columns: every pair of them, when combined."""
+    return rates[..., :, None], rates[..., None, :]
+
+
+def quadratic(weights: Array, sums: Array) -> Array:
+    """Weights times sums times weights."""
+    return np.asarray(np.einsum("...i,...ij,...j->...", weights, sums, weights))
+
+
+# ---- the search
+
+
+def best_rates(horizon: int, d: int) -> tuple[Array, Array]:
+    """The rates p and q of d buffers with the least maximal error over `horizon` steps.
 
     Algorithm: BFGS over the logarithms of the gaps between the log-rates, so that every point is
         interlaced; the gradient is a complex-step derivative, exact to rounding.
     Error: sqrt(S_T Var(T)); Var grows with t, so its maximum is at the horizon T.
-
-    Raises:
-        ValueError: a horizon below 1, or d not between 1 and the most buffers there are.
-
-    >>> best = best_blt(1000, 4)
-    >>> round(float(np.sqrt(best.squared_norm(1000) * best.variance(1000))), 4)
-    3.2654
     """
-    check_buffers(d)
-    if horizon < 1:
-        raise ValueError(f"horizon must be at least 1, not {horizon}")
     reach = max(horizon, 4)  # shorter horizons have too few coefficients to tell rates apart
 
     def objective(x: Array) -> Array:
@@ -162,13 +97,20 @@ def best_blt(horizon: int, d: int) -> Blt:
         error = quadratic(beta, geometric(*pairs(with_zero(q)), float(reach)))
         return np.asarray(np.log(square * error) / 2)
 
-    return rounded_blt(least(objective, geometric_start(0.8 / reach, d)))
+    return rates_of(least(objective, geometric_start(0.8 / reach, d)))
 
 
-def check_buffers(d: int) -> None:
-    """Raises unless the number of buffers is supported."""
-    if not 1 <= d <= LARGEST_D:
-        raise ValueError(f"d must be between 1 and {LARGEST_D}, not {d}")
+def anytime_rates(tuned: int, d: int) -> tuple[Array, Array]:
+    """The same, of the least largest ratio, over t <= tuned, to the best error for horizon t."""
+    octaves = PER_OCTAVE * tuned.bit_length()
+    times = np.unique(np.rint(np.geomspace(1, tuned, octaves + 1)))
+    goals = np.log(root_squared_norm(times))
+
+    def ratios(x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(log_errors(x, times) - goals)
+
+    return rates_of(least_maximum(ratios, geometric_start(0.1 / tuned, d)))
 
 
 def geometric_start(slowest: float, d: int) -> Array:
@@ -183,21 +125,27 @@ def rates_of(x: Array) -> tuple[Array, Array]:
     return rates[..., 0::2], rates[..., 1::2]
 
 
-def pairs(rates: Array) -> tuple[Array, Array]:
-    """Rates along rows and along columns: every pair of them, when combined."""
-    return rates[..., :, None], rates[..., None, :]
+def log_errors(x: Array, times: Array) -> Array:
+    """Log of (infinite sensitivity * standard deviation at each time) of points of the search."""
+    p, q = rates_of(x)
+    omega, beta = output_scales(p, q), decoder_weights(p, q)
+    rows, columns = pairs(p)
+    square = 1 + quadratic(omega, 1 / (rows + columns - rows * columns))
+    both = with_zero(q)[..., None, :]  # an axis of times
+    sums = geometric(*pairs(both), times[:, None, None])
+    error = quadratic(beta[..., None, :], sums)
+    return np.asarray(np.log(square[..., None] * error) / 2)
 
 
-def rounded_blt(x: Array) -> Blt:
-    """The BLT at a point of the search, with rates that are the same on every processor."""
-    below = 1 - 2.0**-RATE_BITS
-    p, q = (np.minimum(portable(rates, RATE_BITS), below) for rates in rates_of(x))
-    return Blt(tuple(map(float, p)), tuple(map(float, q)))
-
-
-def quadratic(weights: Array, sums: Array) -> Array:
-    """Weights times sums times weights."""
-    return np.asarray(np.einsum("...i,...ij,...j->...", weights, sums, weights))
+def root_squared_norm(t: Array) -> Float64[Array, " times"]:
+    """S_t of the square-root factorization: its squared error and sensitivity for horizon t."""
+    short = np.cumsum(root_coefficients(2**14) ** 2)
+    n = float(len(short))
+    times = np.asarray(t, float)
+    # beyond, c_k^2 = (1 - 1/(4k) + O(k^-2)) / (pi k), summed by the midpoint rule
+    tail = np.log((times - 0.5) / (n - 0.5)) - (1 / n - 1 / np.maximum(times, 1)) / 4
+    inside = short[np.minimum(times, n).astype(int) - 1]
+    return np.asarray(np.where(times <= n, inside, short[-1] + tail / np.pi))
 
 
 @lru_cache(maxsize=16)
@@ -205,13 +153,6 @@ def root_coefficients(n: int) -> Float64[Array, " n"]:
     """c_k = binom(2k, k) / 4^k."""
     k = np.arange(1, n)
     return np.concatenate([[1.0], np.cumprod(1 - 1 / (2 * k))])
-
-
-Map = Callable[[Array], Array]
-COMPLEX_STEP = 1e-30
-NEWTON_STEP = 1e-6  # of differences between gradients
-NEWTON_ROUNDS = 4
-SHARPNESS = (8.0, 64.0, 512.0)  # of the smooth maxima that precede the true one
 
 
 def gradients(objective: Map, x: Array) -> Array:
