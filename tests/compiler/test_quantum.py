@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import streamveil as sv
 from streamveil.compiler import group_by
 from streamveil.core.noise import SilentNoise
 from tests.compiler.beside import GROUPS, UNITS, release_of
@@ -51,3 +52,21 @@ def test_a_centre_between_multiples_is_found(monkeypatch):
     monkeypatch.setattr(group_by, "middle_of", lambda low, high, _: (low + high) / 2)
     assert misses("rs", 0, 5, 1) == ["s"]
     assert misses("a", 0, 5, 1) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("SUM(x, contribution_bounds_per_row => (0, 5), quantum => 2)", True),
+        ("SUM(IF(x > 2, 1, 0), contribution_bounds_per_row => (0, 1), quantum => 1)", True),
+        ("SUM(x, contribution_bounds_per_group => (0, 5), quantum => 2)", True),
+        ("SUM(x, contribution_bounds_per_row => (0, 5))", False),
+        ("COUNT(*, contribution_bounds_per_group => (0, 3))", False),
+    ],
+)
+def test_a_given_quantum_is_told_beside_the_number(asked, said):
+    """No interval holds what it changes: with 2, ten values of 0.9 add up to 0."""
+    table = pa.table({"u": [*range(50)], "x": [0.9] * 50})
+    options = "epsilon = 8, delta = 1e-6, privacy_unit_column = u"
+    text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}) {asked} AS n FROM t"
+    assert ("the nearest multiple of" in " ".join(sv.sql(text, t=table).notes)) is said

@@ -487,11 +487,25 @@ class Compiler:
         ]
 
     def _clamped(self, aggregate: Aggregate) -> str:
+        """What values count as, where it is not what they are."""
+        return ", and ".join(filter(None, (self._beyond(aggregate), self._rounded(aggregate))))
+
+    def _rounded(self, aggregate: Aggregate) -> str:
+        """Of a quantum that the query gives: one by default is far below the noise."""
+        if aggregate.quantum is None or options.INTEGER.of(aggregate.options):
+            return ""  # numbers of rows are whole
+        return f"{self._summed} count as the nearest multiple of {aggregate.quantum:g}"
+
+    @property
+    def _summed(self) -> str:
+        return "totals of a unit in a group" if self.plan.bounding.combine else "values"
+
+    def _beyond(self, aggregate: Aggregate) -> str:
         unknown = why_unbounded(self.plan, aggregate)
         if aggregate.low is None or unknown or self._holds_all(aggregate):
             return ""
-        what = "totals of a unit in a group" if self.plan.bounding.combine else "values"
-        said = f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
+        ends = f"[{aggregate.low:g}, {aggregate.high:g}]"
+        said = f"{self._summed} beyond {ends} count as the nearer end"
         told, text = expectations(self.plan.options), aggregate.expression
         share = told.get(CLAMPED, {}).get(text)
         if share is None:
