@@ -8,6 +8,7 @@ import os
 import time
 from copy import copy
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,10 +148,21 @@ PERIODS = (
 )
 
 
-@pytest.mark.parametrize("groups", ["name = 'found'", "public_groups = ['a', 'b']"])
-def test_a_look_by_itself_costs_a_person_in_many_periods_nothing(groups):
+EPSILON, *BY_MU = "epsilon = 1, delta = 1e-6", "mu = 0.25, delta = 1e-6", "rho = 0.03, delta = 1e-6"
+FOUND = "name = 'found'"
+
+
+@pytest.mark.parametrize(
+    ("budget", "groups", "every"),
+    [(EPSILON, FOUND, "1 DAY"), (EPSILON, "public_groups = ['a', 'b']", "1 DAY"),
+     *((one, FOUND, every) for one in BY_MU for every in ("1 DAY", "1 HOUR"))],
+)  # fmt: skip
+def test_a_look_by_itself_costs_a_person_in_many_periods_nothing(budget, groups, every):
+    """Under mu and rho all of delta was set aside for thresholds, which left no epsilon to say."""
     with_one, without = (
-        compile_plan(with_look(texts.plan_of(PERIODS.format(asked, "1 DAY"))))
+        compile_plan(
+            with_look(texts.plan_of(PERIODS.format(asked, every).replace(EPSILON, budget)))
+        )
         for asked in (groups, f"{groups}, look_share = 0")
     )
     assert with_one.look is not None
@@ -158,6 +170,20 @@ def test_a_look_by_itself_costs_a_person_in_many_periods_nothing(groups):
     for days in (2, 7, 365):
         one, none = (made.guarantee.over(days).quoted(1e-6) for made in (with_one, without))
         assert one[0] <= 1.02 * none[0], days
+
+
+@pytest.mark.parametrize("budget", BY_MU)
+@pytest.mark.parametrize("every", ["1 DAY", "1 HOUR"])
+def test_thresholds_after_a_look_fail_no_more_often_than_is_set_aside(budget, every):
+    """All that is set aside is used, whichever way groups are shown. Planted: a little less."""
+    text = PERIODS.format(FOUND, every).replace(EPSILON, budget)
+    made = compile_plan(with_look(texts.plan_of(text)))
+    chosen, look = replace(made.design, look=None), made.look
+    used, after = replace(made, design=chosen).loss.delta, look.after.delta
+    assert 0.99 * after < used <= after
+    less = replace(look, after=replace(look.after, delta=used * Fraction(999, 1000)))
+    with pytest.raises(ValueError, match="more than was set aside"):
+        _ = replace(made, design=replace(made.design, look=less)).loss
 
 
 def test_no_look_by_itself_blurs_what_is_said_of_many_periods():

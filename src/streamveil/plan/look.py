@@ -26,7 +26,14 @@ from streamveil.errors import PlanError
 from streamveil.expressions import range_of
 from streamveil.kinds import MOMENTS, RATIOS, SKETCHES, VALUED
 from streamveil.plan import Aggregate, Bounding, Plan, TableSource
-from streamveil.plan.options import EXPECTED_ROWS, INTERVALS, LOOK_SHARE, MAX_UNITS, SELECTION
+from streamveil.plan.options import (
+    DELTA_SHARE,
+    EXPECTED_ROWS,
+    INTERVALS,
+    LOOK_SHARE,
+    MAX_UNITS,
+    SELECTION,
+)
 
 # ---- no sum of quanta reaches 2**62
 
@@ -311,10 +318,10 @@ def needs_no_table(plan: Plan) -> bool:
 def blurs_periods(plan: Plan) -> bool:
     """Whether what bounds all that a look may choose would say too little of many periods.
 
-    One curve for tables does, and so does a budget in mu or rho, all of whose delta is set aside.
+    One curve for tables does; a budget in mu or rho fits none.
     """
     known = plan.key_set.public is not None or not plan.keys
-    by_mu = known or (plan.budget.epsilon is not None and needs_no_table(plan))
+    by_mu = known or plan.budget.epsilon is None or needs_no_table(plan)
     return keeps_apart(plan) and not by_mu
 
 
@@ -362,6 +369,9 @@ def divided(plan: Plan) -> Division:
         squares, also where the second part is chosen by what the first said; rho is half a square.
         Where groups are discovered under (epsilon, delta), the rest keeps epsilon and a smaller
         delta, and `Sequel` certifies the sum of both.
+        Where the rest is mu or rho, thresholds may fail with `delta_share` of what delta leaves, as
+        without a look: that is set aside, and what is chosen may lose no more (`core.mechanism.Look`). So n
+        periods of a unit lose n such parts and sqrt(n) mu, as they would without one.
         Its one curve for all designs, tables among them, says little of a person in several
         periods. Where these are apart and no table is needed, a part of delta is therefore set
         aside for thresholds, and the rest is mu, which says all of it; no table follows then.
@@ -369,33 +379,36 @@ def divided(plan: Plan) -> Division:
     known = plan.key_set.public is not None or not plan.keys
     alone = known or SELECTION.of(plan.options) in ("gaussian", "totals")
     chance = Fraction(int(MAX_UNITS.of(plan.options)), 2**COLLISION_BITS)
-    budget = plan.budget
+    budget, part = plan.budget, Fraction(0 if known else DELTA_SHARE.of(plan.options))
     if not known and keeps_apart(plan) and needs_no_table(plan):
-        budget = in_mu(budget, chance)
-    return _divided(budget, look_share(plan), chance, known=known, alone=alone)
+        budget = in_mu(budget, chance, part)
+    return _divided(budget, look_share(plan), chance, part, known=known, alone=alone)
 
 
-def in_mu(budget: Budget, chance: Fraction) -> Budget:
-    """A budget in mu that (epsilon, delta) covers, and a tenth of delta; others as they are given.
+def in_mu(budget: Budget, chance: Fraction, part: Fraction) -> Budget:
+    """A budget in mu of which (epsilon, delta) is worth no less; others as they are given.
 
-    Proof: at epsilon, mu has the other nine of what `chance` leaves, and delta adds up (`Loss`).
+    Proof: thresholds have `part` of the delta that it leaves, which is a tenth of delta.
+        At epsilon, mu has the other nine of what `chance` leaves, and
+        delta adds up (`Loss`).
     """
-    if budget.epsilon is None or budget.delta is None or budget.delta <= chance:
+    if budget.epsilon is None or budget.delta is None or budget.delta <= chance or not part:
         return budget
     beside = (budget.delta - chance) * FOR_THRESHOLDS
     rest = budget.delta - chance - beside
     mu = Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=rest)))
-    return Budget(mu=mu, delta=beside + chance)
+    return Budget(mu=mu, delta=beside / part + chance)
 
 
 @lru_cache(maxsize=64)
 def _divided(
-    budget: Budget, share: Fraction, chance: Fraction, *, known: bool, alone: bool
+    budget: Budget, share: Fraction, chance: Fraction, part: Fraction, *, known: bool, alone: bool
 ) -> Division:
+    """`part`: of delta, for thresholds beside what is left in mu or rho."""
     if budget.epsilon is not None:  # a smaller epsilon is the stronger promise
         budget = replace(budget, epsilon=min(budget.epsilon, MOST_EPSILON))
     delta, left = budget.delta, 1 - share
-    slack = Fraction(0) if known else max((delta or Fraction(0)) - chance, Fraction(0))
+    slack = part * max((delta or Fraction(0)) - chance, Fraction(0))
     if budget.rho is not None:
         looking, rest = Budget(mu=root_down(2 * budget.rho * share)), budget.rho * left
         return Division(looking, Budget(rho=rest, delta=delta), Loss(2 * rest, delta=slack))
@@ -404,8 +417,8 @@ def _divided(
         assert budget.epsilon is not None  # noqa: S101  (a budget has exactly one of the three)
         square = Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=delta - chance))) ** 2
         if not known:
-            mu, part = root_down(square * left), 1 if alone else STEEPEST
-            return _followed(Budget(epsilon=budget.epsilon, delta=delta), chance, mu, mu * part)
+            mu, steepest = root_down(square * left), 1 if alone else STEEPEST
+            return _followed(Budget(epsilon=budget.epsilon, delta=delta), chance, mu, mu * steepest)
     if square is None:
         raise PlanError(
             "delta is below the chance that two of max_units privacy units look alike"
