@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 from rich.measure import Measurement
 from rich.table import Table
 
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
-from streamveil.connectors.sinks import to_csv
+from streamveil.connectors.sinks import WRITERS
 from streamveil.display import between, rows_of
 from streamveil.errors import PlanError
 from streamveil.plan import Plan, SourceSpec
@@ -169,21 +168,16 @@ def name_of(value: Any) -> str:
 
 
 def write_rows(table: pa.Table, path: Path) -> None:
-    """All rows, in the format that the name ends in."""
+    """All rows, in the format that the name ends in: those of sinks, or Arrow's own."""
     kind = path.suffix.lstrip(".")
     if kind not in ENDINGS:
         raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
     with writing(path):
-        if kind == "csv":
-            path.write_bytes(to_csv(table))
-        elif kind == "parquet":
-            pq.write_table(table, path)
-        elif kind == "arrow":
-            with pa.ipc.new_stream(str(path), table.schema) as writer:
-                writer.write_table(table)
-        else:
-            rows = (json.dumps(row, default=str) + "\n" for row in rows_of(table))
-            path.write_text("".join(rows))
+        if kind != "arrow":
+            path.write_bytes(WRITERS[kind](table, None))
+            return
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
 
 
 @contextmanager
