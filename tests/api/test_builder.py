@@ -1,7 +1,8 @@
 """The Python spelling, and that SQL and Python give the same plan."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -88,6 +89,36 @@ def test_numbers_of_other_classes_are_those_of_python(whole, real):
         assert type(one) in (int, float, bool, str)
     sizes = sv.heavy_hitters("x", k=whole(7), memory=whole(9)).options.values()
     assert {*map(type, sizes)} == {int}
+
+
+GROUPS = {
+    "numpy": ([0, 1], np.arange(2), np.arange(2) + 5),
+    "texts": (["a", "b"], np.array(["a", "b"]), np.array(["a", "c"])),
+    "times": (None, [np.datetime64("2026-01-01")], [np.datetime64("2026-01-02")]),
+    "bytes": (None, [b"a", b"b"], [b"a", b"c"]),
+    "uuids": (None, [UUID(int=1)], [UUID(int=2)]),
+    "clocks": (None, [time(1)], [time(2)]),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_plan_tells_public_groups_apart_whatever_their_class(kind):
+    def plan_of(groups):
+        rows = base().group_by("k", keys=sv.public(groups)).agg(n=sv.count())
+        return rows.release(budget=BUDGET).plan
+
+    same, some, others = GROUPS[kind]
+    assert plan_of(some).fingerprint != plan_of(others).fingerprint
+    assert same is None or plan_of(some) == plan_of(same)
+    assert same is None or plan_of(some).fingerprint == plan_of(same).fingerprint
+
+
+def test_domains_may_be_arrays_of_numpy():
+    rows = sv.files("t.csv")
+    one, two = (sv.table(rows, domains={"x": given}) for given in (range(3), np.arange(3)))
+    assert repr(one.source) == repr(two.source)
+    with pytest.raises(PlanError, match="lives is a whole number"):
+        sv.table(rows, domains={"x": [1]}, id="id", lives=np.True_)
 
 
 def test_options_of_connectors_are_those_of_python():

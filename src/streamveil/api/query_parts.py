@@ -418,7 +418,7 @@ def public(groups: Iterable[Any] | str) -> Keys:
             "public takes a list of groups, or the path of a file of them.\n"
             "  to fix  public(['a', 'b']), for two columns public([('a', 1), ('b', 1)])"
         )
-    found = tuple(tuple(g) if isinstance(g, tuple | list) else (g,) for g in groups)
+    found = tuple(tuple(map(own, g)) if isinstance(g, tuple | list) else (own(g),) for g in groups)
     for value in itertools.chain.from_iterable(found):
         if not isinstance(value, Hashable):
             raise PlanError(

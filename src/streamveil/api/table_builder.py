@@ -26,6 +26,7 @@ from streamveil.plan.options import BUDGETS
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import Duration
 from streamveil.sql.table import table_source
+from streamveil.types import own
 
 
 @dataclass(frozen=True)
@@ -166,5 +167,5 @@ def table(
             f"domains maps columns to their public values, and is not {type(domains).__name__}.\n"
             '  to fix  table(rows, domains={"city": ["a", "b"]})'
         )
-    given = [(column, tuple(values)) for column, values in domains.items()]
+    given = [(column, tuple(map(own, values))) for column, values in domains.items()]
     return Table(table_source(name or rows.source.name, rows.source, settings, given))

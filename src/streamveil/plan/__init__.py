@@ -12,11 +12,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import date
+from datetime import date, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal
+from uuid import UUID
+
+import numpy as np
 
 from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting import Budget
@@ -447,8 +450,16 @@ def unplaced(source: dict[str, Any]) -> None:
             unplaced(step["other"])
 
 
+VALUES = (bytes, np.generic, time, timedelta, UUID)  # of groups: two of them are told apart
+
+
 def plain(value: Any) -> Any:
-    """The JSON form of a part of a plan; of a table in memory only its columns and types."""
+    """The JSON form of a part of a plan; of a table in memory only its columns and types.
+
+    >>> plain(np.int64(3)), plain(b"a"), plain(np.datetime64("2026-01-01"))
+    (3, ['bytes', "b'a'"], ['datetime64', '2026-01-01'])
+    """
+    value = own(value)
     if isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, Budget):
@@ -463,6 +474,8 @@ def plain(value: Any) -> Any:
         return [plain(part) for part in value]
     if isinstance(value, date | Fraction | Decimal):
         return str(value)
+    if isinstance(value, VALUES):
+        return [type(value).__name__, str(value)]
     schema = getattr(value, "schema", None)
     described = [] if schema is None else [f"{column.name} {column.type}" for column in schema]
     return [type(value).__name__, described]

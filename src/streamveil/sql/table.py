@@ -21,7 +21,7 @@ from streamveil.expressions.dialect import canonical, shown
 from streamveil.plan import Changelog, Plan, SourceSpec, TableSource
 from streamveil.sql.options import constant
 from streamveil.sql.table_check import FORM, MOST_POINTS, Domain
-from streamveil.types import Array, Bool
+from streamveil.types import Array, Bool, own
 
 CHANGELOGS: tuple[Changelog, ...] = ("insert", "insert-delete")
 
@@ -50,8 +50,8 @@ def table_source(
         )
     if changelog == "insert" and operation:
         raise PlanError("changelog = 'insert' has no operation column: every row inserts")
-    lives = values.get("lives", 1)
-    if isinstance(lives, bool) or not isinstance(lives, int) or not 1 <= lives <= 10**6:
+    lives = own(values.get("lives", 1))
+    if type(lives) is not int or not 1 <= lives <= 10**6:
         raise PlanError("lives is a whole number between 1 and 1,000,000")
     if lives > 1 and not record:
         raise PlanError("lives belongs to records with an id")
