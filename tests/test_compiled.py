@@ -123,16 +123,34 @@ def test_python_is_told_on_stderr_that_it_compiles():
 
 
 PAGES = ("readme", "tutorial", "how_to")  # which run as they stand, in this process and in others
+LONG = ("choose", "top-and-trends", "spark")  # tutorials of minutes, with no query that others lack
+
+
+def kept_by_numba(command, folder):
+    """What Numba compiled and kept while a command ran: its own cache is empty before."""
+    apart = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=apart, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted({path.stem for path in folder.rglob("*.nbi")})
+
+
+@pytest.fixture
+def made():
+    if not (compiled.made() and compiled.fits()):
+        pytest.skip("no compiled functions of this code are shipped for this processor")
+
+
+@pytest.mark.usefixtures("made")
+def test_no_sketch_compiles_at_a_users_machine(tmp_path):
+    assert kept_by_numba(["-W", "ignore", "-c", compiled.SKETCHES], tmp_path) == []
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("made")
 def test_no_command_of_a_page_compiles_at_a_users_machine(tmp_path):
-    """What Numba compiles it keeps: its own cache is empty before, and must be empty behind."""
-    if not (compiled.made() and compiled.fits()):
-        pytest.skip("no compiled functions of this code are shipped for this processor")
     pages = [f"tests/test_{page}.py" for page in PAGES]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *pages]
-    apart = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=apart, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert sorted({path.stem for path in tmp_path.rglob("*.nbi")}) == []
+    left = [f"tests/test_tutorial.py::test_a_further_tutorial_runs[{name}]" for name in LONG]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "", *(f"--deselect={one}" for one in left)]
+    assert kept_by_numba(["-m", "pytest", *options, *pages], tmp_path) == []

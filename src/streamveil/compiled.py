@@ -2,10 +2,10 @@
 
 Numba compiles a function when it is first called, which takes 20 seconds for a first query, and
 keeps the result for this processor alone. `python -m streamveil.compiled` compiles the functions of
-usual queries for any processor of a common level and puts them beside the code. They are used where
-the processor has that level and the code, Numba and Python are those of their making; else Numba
-compiles, as ever. Either way the numbers are the same: no instruction is chosen that rounds
-differently, but where a function allows contraction, which both levels have.
+usual queries and of sketches for any processor of a common level and puts them beside the code.
+They are used where the processor has that level and the code, Numba and Python are those of their
+making; else Numba compiles, as ever. Either way the numbers are the same: no instruction is chosen
+that rounds differently, but where a function allows contraction, which both levels have.
 
 Numba itself takes 0.2 s to load. It is loaded when a compiled function is first called, so a
 process that calls none never does.
@@ -13,6 +13,7 @@ process that calls none never does.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -184,8 +185,10 @@ class _KernelCache:
             self._own.save_overload(signature, made)
         elif self._impl.check_cachable(made):
             self._folder.mkdir(parents=True, exist_ok=True)
-            key = self._portable(signature, made.codegen)
-            self._shipped().save(key, self._impl.reduce(made))
+            key, data = self._portable(signature, made.codegen), self._impl.reduce(made)
+            with open(SHIPPED / "lock", "w") as lock:  # `main` runs several processes
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._shipped().save(key, data)
 
     def _shipped(self) -> Any:
         kept = import_module("numba.core.caching").IndexDataCacheFile
@@ -437,9 +440,37 @@ with tempfile.TemporaryDirectory() as folder:
     tune(counted.plan, rows.rename_columns(["ts", "unit", "name", "url", "wide", "ms"]))
 """
 
+SKETCHES = """
+import numpy as np
+import streamveil as sv
+from streamveil.core.accounting import Neighbours
+from streamveil.dataflow.release_kernels import plain_cells
+from streamveil.sketches import HeavyTexts, LazySketch
+from streamveil.sketches.keys import mix_large
+
+some = {"budget": sv.Budget(epsilon=1, delta="1e-9"), "seed": 1,
+        "protects": Neighbours("user", bound=1, relation="event")}
+for clock in ("arrivals", "ticks"):
+    for horizon, each in ((1_000, 10), (2**17, 2**16), (None, 10)):  # cells of 16, 32 and 64 bits
+        sketch = LazySketch(kind="count-sketch", depth=2, width=64, horizon=horizon, round=each,
+                            clock=clock, flushes=1, **some)
+        live = sketch.open()
+        live.update(np.arange(100))
+        live.update(np.arange(100), np.ones(100, np.int64))
+        if clock == "ticks":
+            live.tick()
+        live.flush()
+        live.published().estimate(np.arange(9))
+texts = HeavyTexts(length=2, width=64, horizon=1_000, **some).open()
+texts.update(["a", "ab", "long" * 9], np.ones(3, np.int64))
+mix_large(np.frombuffer(b"8 bytes.", np.uint64))  # of a file
+plain_cells(np.zeros(1), np.ones(1), np.zeros(1, np.int32), 2.0, 0.0, False, np.empty(1),
+            np.empty((3, 1)))  # a total that is no integer
+"""
+
 
 def main() -> int:
-    """Compiles the functions of usual queries and ships them; says what it does."""
+    """Compiles the functions of usual queries and of sketches and ships them; says what it does."""
     level = LEVELS.get(platform.machine())
     if made() and "--again" not in sys.argv:
         return 0
@@ -451,16 +482,22 @@ def main() -> int:
     everything = {"STREAMVEIL_CACHE": "off"}  # also what a search runs whose result may be kept
     here = {**os.environ, **everything, MAKING: "1",
             "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-c", QUERY]
-    done = subprocess.run(command, env=here, check=False)  # noqa: S603
-    if done.returncode == 0:  # what was made is loaded and run before anybody else does
-        done = subprocess.run(command, check=False)  # noqa: S603
-    if done.returncode == 0:
+
+    def run(text: str, where: dict[str, str] | None) -> int:
+        command = [sys.executable, "-W", "ignore", "-c", text]
+        return subprocess.run(command, env=where, check=False).returncode  # noqa: S603
+
+    for where in (here, None):  # what was made is loaded and run before anybody else does
+        failed = max(at_once([partial(run, text, where) for text in (QUERY, SKETCHES)]), key=abs)
+        if failed:
+            break
+    if not failed:
+        (SHIPPED / "lock").unlink()
         (SHIPPED / "stamp").write_text(stamp())
     else:
         rmtree(SHIPPED, ignore_errors=True)
         print("what was compiled does not run here: Numba compiles when it is needed")  # noqa: T201
-    return done.returncode
+    return failed
 
 
 if __name__ == "__main__":
