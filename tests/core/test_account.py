@@ -223,12 +223,13 @@ def charging_lines():
         name = ".".join(("streamveil", *path.relative_to(root).with_suffix("").parts))
         if not name.startswith(LIBRARY):
             continue
-        for owner in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for owner in ast.walk(ast.parse(text)) if ".charge(" in text else ():
             if not isinstance(owner, ast.ClassDef):
                 continue
             for function in owner.body:
                 if isinstance(function, ast.FunctionDef):
-                    lines = path.read_text().splitlines()[function.lineno - 1 : function.end_lineno]
+                    lines = text.splitlines()[function.lineno - 1 : function.end_lineno]
                     for number, line in enumerate(lines):
                         if ".charge(" in line:
                             yield name, owner.name, function.name, number, "\n".join(lines)
