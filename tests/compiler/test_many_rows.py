@@ -15,9 +15,12 @@ from streamveil.compiler.by_unit import (
     even_groups,
     shape_of,
 )
+from streamveil.compiler.design_choice import SQUARED
 from streamveil.compiler.error_forecast import admit
 from streamveil.compiler.expected_stream import ExpectedStream, concentrated, draw_stream
 from streamveil.compiler.group_by import compile_plan
+from streamveil.plan import Bounding
+from streamveil.plan.check import check_plan
 from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, told
 from tests.compiler.test_error_forecast import planned
 
@@ -129,6 +132,14 @@ def test_a_bound_leaves_room_for_units_with_many_rows(concentration, steps):
     groups = 24 if concentration < 1 else 1
     assert made.l2_squared >= 1_300**2 / groups
     assert made.l2_squared <= 4 * 1_447**2 / groups
+
+
+def test_every_bound_that_a_query_may_choose_can_be_given():
+    """Fails where a query may choose 2^31 squared rows, and is refused when it is given them."""
+    for most in SQUARED:
+        plan = replace(planned(), bounding=Bounding(quadratic=round(most)))
+        check_plan(plan)
+    assert compile_plan(plan).bounds.quadratic == SQUARED[-1]
 
 
 def test_a_unit_with_many_rows_is_in_the_answer():

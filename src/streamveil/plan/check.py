@@ -32,6 +32,7 @@ from streamveil.release_metadata import SUFFIXES
 
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 LARGEST_DELTA = 0.1
+MOST_SQUARED = 2**31  # squared rows, as many as a query without bounds may choose
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "
     "contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
@@ -305,12 +306,12 @@ def _bounding(plan: Plan) -> Complaints:
     rows, each, squares = bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic
     most = f"{options.MAX_ROWS} (or {options.MAX_GROUPS})"
     named = zip((most, options.MAX_PER_GROUP, options.MAX_SQUARED),
-                (rows, each, squares), strict=True)  # fmt: skip
-    for name, value in named:
+                (rows, each, squares), (10**9, 10**9, MOST_SQUARED), strict=True)  # fmt: skip
+    for name, value, largest in named:
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
-            yield f"{name} must be a whole number between 1 and 1,000,000,000, not {value}"
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            yield f"{name} must be a whole number between 1 and {largest:,}, not {value}"
     if rows is None and squares is None and not _may_be_open(plan):
         yield (
             "nothing limits how much one unit contributes.\n"
