@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_ends_what_is_waited_for_in_silence():
     first = job.stderr.readline()
     time.sleep(0.5)  # Python waits for the thread by now
     job.send_signal(signal.SIGINT)
-    rest = job.communicate(timeout=30)[1]
+    rest = job.communicate(timeout=50)[1]
     assert "Run again to resume" in first
     assert rest == ""
     assert job.returncode == -signal.SIGINT

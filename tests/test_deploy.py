@@ -151,7 +151,7 @@ class Machine:
     def stop(self, name):
         process = self.kept[name][1]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 143
+        assert process.wait(100) == 143
 
     def fetched(self, path):
         until = time.monotonic() + 60

@@ -87,7 +87,7 @@ def test_two_writers_who_read_the_same_cannot_both_charge(
     real = ServerJournal.append
 
     def append(self, records):
-        both.wait(20)  # each has read, neither has written
+        both.wait(100)  # each has read, neither has written
         real(self, records)
 
     monkeypatch.setattr(ServerJournal, "append", append)
@@ -120,7 +120,7 @@ def test_a_writer_waits_for_the_other(at: str, empty: Postgres) -> None:
             waiting.start()
             waiting.join(0.3)
             assert waiting.is_alive()
-        waiting.join(20)
+        waiting.join(100)
         assert ledger.spent() == Zcdp("0.5")
 
 

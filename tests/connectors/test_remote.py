@@ -177,7 +177,7 @@ def test_the_next_file_is_copied_while_one_is_read_and_none_is_left_behind(store
     wait_until(lambda: not [*tmp_path.glob("streamveil-*")])
 
 
-def wait_until(holds, seconds=10):
+def wait_until(holds, seconds=100):
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until

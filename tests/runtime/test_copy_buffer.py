@@ -60,7 +60,7 @@ def test_who_is_too_early_waits() -> None:
     thread.join(0.05)
     order.append("given back")
     kept.give_back()
-    thread.join(10)
+    thread.join(100)
     assert order == ["given back", "copied"]
 
 
