@@ -378,12 +378,15 @@ class LaneBook:
     lanes: list[Lane] = field(default_factory=list)
     uses: list[float] = field(default_factory=list)  # how many aggregates read each lane
 
+    def __post_init__(self) -> None:
+        self._places = {lane: place for place, lane in enumerate(self.lanes)}
+
     def use(self, lane: Lane, reads: float = 1) -> int:
         """The number of a lane, added when it is new; an aggregate may count as a part of one."""
-        if lane not in self.lanes:
+        place = self._places.setdefault(lane, len(self.lanes))
+        if place == len(self.lanes):
             self.lanes.append(lane)
             self.uses.append(0.0)
-        place = self.lanes.index(lane)
         self.uses[place] += reads
         return place
 
@@ -399,4 +402,5 @@ class LaneBook:
         order = sorted(range(len(self.lanes)), key=lambda old: self.lanes[old].kind == "node")
         self.lanes = [self.lanes[old] for old in order]
         self.uses = [self.uses[old] for old in order]
+        self.__post_init__()
         return [order.index(old) for old in range(len(order))]
