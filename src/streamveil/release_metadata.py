@@ -203,8 +203,9 @@ def sentences(table: pa.Table) -> list[str]:
     hidden, note = hidden_sentence(table), read_note(table.schema)
     said = missing(table.schema)
     if hidden is not None:
-        unbounded = unbounded_sentence(read_facts(table.schema) or {})
-        said = [hidden, *([] if unbounded is None else [unbounded])]
+        facts = read_facts(table.schema) or {}
+        beside = unbounded_sentence(facts), facts.get("guessed")
+        said = [hidden, *(text for text in beside if text is not None)]
     return said if note is None else [*said, note]
 
 
@@ -244,12 +245,13 @@ def _tested(facts: Facts, place: int) -> str:
 def missing(schema: pa.Schema, names: Names = None) -> list[str]:
     """What no number of a release holds, or no interval: of all numbers, or of those of `names`.
 
-    Rows over the bound, clamped values, pairs beyond the limit of a join.
+    Rows over the bound, clamped values, pairs beyond the limit of a join; also that bounds were
+    chosen for rows of any shape.
     """
     facts = read_facts(schema) or {}
     found = (
         unbounded_sentence(facts, names), cut_sentence(facts, names),
-        clamp_sentence(facts, names), omitted_sentence(facts),
+        clamp_sentence(facts, names), omitted_sentence(facts), facts.get("guessed"),
     )  # fmt: skip
     return [text for text in found if text is not None]
 

@@ -11,6 +11,8 @@ import pytest
 
 import streamveil as sv
 from streamveil.errors import NoiseWarning
+from streamveil.release_metadata import sentences
+from streamveil.runtime.published import of_state
 
 ROWS = {"user": list(range(300)), "page": ["a", "b", "c"] * 100}
 PUBLIC = ", public_groups = ['a', 'b', 'c'], max_rows_contributed = 1"
@@ -119,3 +121,7 @@ def test_bounds_that_nobody_gave_and_no_row_tells_are_said_to_be_a_guess(options
     told = warned(query, tmp_path / "s")
     assert len(told) == len(says)
     assert all(text in one for text, one in zip(says, told, strict=True))
+    kept = of_state(tmp_path / "s")
+    beside = [one for one in sentences(kept.table(kept.moments[-1])) if "rows of any shape" in one]
+    assert len(beside) == len(says)
+    assert all(text in one for text, one in zip(says, beside, strict=True))

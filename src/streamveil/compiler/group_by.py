@@ -41,15 +41,18 @@ from streamveil.plan import Aggregate, Plan, TableSource, options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
     CLAMPED,
+    GUESSED,
     LOOKED,
     UNSEEN,
     divided,
     expectations,
+    is_guessed,
     look_share,
     prove_no_overflow,
     rows_of_a_group,
     share_beyond,
     unseen_values,
+    ways_to_know,
     whole_range,
     why_unbounded,
 )
@@ -92,6 +95,8 @@ class Compiler:
 
     def compile(self) -> GroupBy:
         """The operator."""
+        guessed = f"{GUESSED}; to end that: {ways_to_know(self.plan)}"
+        guessed = guessed if is_guessed(self.plan) else ""
         look = self._look()
         plan = self.plan
         unknown = set(plan.options) - options.of_query(options.GROUP_BY) - {LOOKED}
@@ -151,6 +156,7 @@ class Compiler:
             defaults=tuple(self.defaults),
             omitted=plan.source.omitted,
             uncut=nothing_cut(plan),
+            guessed=guessed,
         )
 
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:

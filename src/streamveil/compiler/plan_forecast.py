@@ -28,19 +28,12 @@ from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
 from streamveil.kept import kept
-from streamveil.plan import Bounding, Plan
-from streamveil.plan.look import LOOKED, can_look
-from streamveil.plan.options import EXPECTED_ROWS
+from streamveil.plan import Plan
+from streamveil.plan.look import GUESSED, LOOKED, is_guessed, ways_to_know
 from streamveil.types import Array, Float64
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 NOISE = 0.5  # a share of error from which an answer is little but noise
-GUESSED = (
-    "nothing is known of the rows, so bounds are chosen for rows of any shape: errors may be many"
-    " times those of bounds that fit.\n"
-    "  to fix  max_rows_contributed, as many rows as most units have in a period or window; or"
-    " expected_rows and expected_units, if they are publicly known"
-)
 
 
 def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
@@ -97,9 +90,8 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
     looked = plan.options.get(LOOKED)
     if looked is not None and not looked["options"]:
         return nothing_found(operator)
-    if operator.look is None and is_guessed(plan):
-        more = "; or look_share = 0.05: 'explain' says what it costs" if can_look(plan) else ""
-        return GUESSED + more
+    if is_guessed(plan):
+        return f"{GUESSED}.\n  to fix  {ways_to_know(plan)}"
     share, cut = error_share(plan, operator)
     if share - cut >= NOISE * (1 - cut):
         return (
@@ -115,12 +107,6 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
             " unit, where people are meant and not rows"
         )
     return None
-
-
-def is_guessed(plan: Plan) -> bool:
-    """Whether bounds are chosen though nobody said anything of the rows, and they are not asked."""
-    known = EXPECTED_ROWS.given_in(plan.options) or plan.bounding != Bounding()
-    return not known and not plan.counts_once and plan.preset == "default"
 
 
 def nothing_found(operator: GroupBy) -> str | None:

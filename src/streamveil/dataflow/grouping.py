@@ -84,6 +84,7 @@ class Grouping:
     defaults: tuple[Default, ...] = ()
     omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
     uncut: bool = field(default=False, compare=False)  # no bound can cut a row; for releases
+    guessed: str = field(default="", compare=False)  # that settings are for any rows; for releases
 
     def __post_init__(self) -> None:
         if (self.public is None) == (self.design.selection is None):
@@ -390,6 +391,7 @@ def facts_of(operator: Grouping) -> Facts:
         "version": VERSION,
         **({"look": list(operator.look.said)} if operator.look is not None else {}),
         **({"omitted": list(operator.omitted)} if operator.omitted else {}),
+        **({"guessed": operator.guessed} if operator.guessed else {}),
         **({"uncut": True} if operator.uncut else {}),
         **({"cut_of": "shown groups"} if waits_for_groups(operator) else {}),
         **({"true_intervals": True} if operator.true_intervals else {}),

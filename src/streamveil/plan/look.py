@@ -370,8 +370,8 @@ def divided(plan: Plan) -> Division:
         Where groups are discovered under (epsilon, delta), the rest keeps epsilon and a smaller
         delta, and `Sequel` certifies the sum of both.
         Where the rest is mu or rho, thresholds may fail with `delta_share` of what delta leaves, as
-        without a look: that is set aside, and what is chosen may lose no more (`core.mechanism.Look`). So n
-        periods of a unit lose n such parts and sqrt(n) mu, as they would without one.
+        without a look: that is set aside, and what is chosen may lose no more (`core.mechanism`).
+        So n periods of a unit lose n such parts and sqrt(n) mu, as they would without one.
         Its one curve for all designs, tables among them, says little of a person in several
         periods. Where these are apart and no table is needed, a part of delta is therefore set
         aside for thresholds, and the rest is mu, which says all of it; no table follows then.
@@ -470,6 +470,27 @@ def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | No
 def expectations(options: Any) -> dict[str, Any]:
     """The options of a query, with what a look said."""
     return {**options, **options.get(LOOKED, {}).get("options", {})}
+
+
+GUESSED = (
+    "nothing is known of the rows, so bounds are chosen for rows of any shape: errors may be many"
+    " times those of bounds that fit"
+)
+
+
+def is_guessed(plan: Plan) -> bool:
+    """Whether bounds are chosen though nobody said anything of the rows, and they are not asked."""
+    known = EXPECTED_ROWS.given_in(plan.options) or plan.bounding != Bounding() or look_share(plan)
+    return not known and not plan.counts_once and plan.preset == "default"
+
+
+def ways_to_know(plan: Plan) -> str:
+    """What ends a guess."""
+    more = "; or look_share = 0.05: 'explain' says what it costs" if can_look(plan) else ""
+    return (
+        "max_rows_contributed, as many rows as most units have in a period or window; or"
+        f" expected_rows and expected_units, if they are publicly known{more}"
+    )
 
 
 def why_no_look(plan: Plan) -> str | None:
