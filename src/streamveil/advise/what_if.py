@@ -27,6 +27,7 @@ from streamveil.errors import BudgetError, PlanError, requires_extra
 from streamveil.plan import Plan, combined_plan
 from streamveil.plan.look import in_units, with_look
 from streamveil.plan.own_rows import OwnRows, own_rows
+from streamveil.types import own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +92,8 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     fraction: float = 1.0,
 ) -> WhatIf:
     """A row for the query as it is, and one for each other setting, one at a time."""
-    if isinstance(units, bool) or not isinstance(units, int) or not 1 <= units <= MOST_UNITS:
+    units = own(units)
+    if type(units) is not int or not 1 <= units <= MOST_UNITS:
         raise PlanError(
             f"units must be a whole number of people, from 1 to {MOST_UNITS:,}, not {units!r}"
         )
