@@ -49,7 +49,7 @@ from benchmarks.papers.other_counters import (
     candidate_times,
 )
 from benchmarks.saved import save
-from streamveil.blt_rates import root_squared_norm
+from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.core.counters.restarting_trees import blocks_of, refined_variances
 from streamveil.core.noise import Place, SeededNoise
 from streamveil.counters import (

@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 
 from benchmarks.papers.haar import HaarCounter
 from benchmarks.papers.other_counters import AnytimeHaar, BinaryTreeCounter, SquareRoot
-from streamveil.blt_rates import root_squared_norm
 from streamveil.core.accounting import Budget
+from streamveil.core.counters.anytime import root_squared_norm
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 # importable by all, import nothing of ours
 BASE = {"compiled", "errors", "json_text", "kept", "kinds", "types"}
-HELPERS = {"blt_rates", "compiled", "errors", "kept", "types"}  # of the core
+HELPERS = {"minimum", "compiled", "errors", "kept", "types"}  # of the core
 METADATA = "release_metadata"  # what releases say: importable by all but the core
 DISPLAY = "display"  # tables of answers as people see them: importable by all but the core
 BATCH = "batch"  # what sources hand over and jobs hand out: importable by all but the core
@@ -26,7 +26,7 @@ TERMINAL = "terminal"  # the only way to one
 # from the ground up; a room below another is never above it
 ARROWS = {
     CALENDARS: set(),
-    "blt_rates": set(),
+    "minimum": set(),
     "core": set(),
     METADATA: set(),
     DISPLAY: set(),

@@ -18,7 +18,6 @@ from benchmarks.papers.haar import (
     variance_parts,
     weights_of_mean,
 )
-from streamveil.blt_rates import root_coefficients, root_squared_norm
 from streamveil.core import counters
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
@@ -34,7 +33,7 @@ from streamveil.core.counters import (
     next_step,
     zeros,
 )
-from streamveil.core.counters.anytime import FOREVER
+from streamveil.core.counters.anytime import FOREVER, root_coefficients, root_squared_norm
 from streamveil.core.counters.blt import MARGIN
 from streamveil.core.counters.restarting_trees import ROUNDING, blocks_of
 from streamveil.core.noise import Draws

@@ -30,7 +30,7 @@ import scipy
 
 HERE = Path(__file__).parent
 ROOMS = (
-    "blt_rates.py",
+    "minimum.py",
     "calibrate.py",
     "compiler",
     "core",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamveil.blt_rates import root_squared_norm
-from streamveil.core.counters.anytime import MILLION, searched
+from streamveil.core.counters.anytime import MILLION, root_squared_norm, searched
 from streamveil.counters import AnytimeBltCounter
 
 TIMES = np.unique(np.rint(np.geomspace(1, 2**20, 400)).astype(np.int64))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.counters import U, kernels
+from streamveil.core.counters.blt import buffers_for, prepare
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.core.noise.samplers import Asked
 from streamveil.counters import Blt, BltCounter, best_blt
@@ -316,3 +317,24 @@ def test_lanes_that_step_together_are_those_that_step_alone(named, shared, doubt
         np.testing.assert_array_equal(part, totals[:, some])
     silent, _ = kernels.blt_step(*held, increments, step, SilentNoise().at("x"), ids)
     assert silent.shape == (lanes, keys)
+
+
+@pytest.mark.parametrize("steps", [1000, 2**20, 2**30])
+def test_what_runs_decodes_as_its_rates_do(steps):
+    """Thresholds follow from the variance of the rates, and are raised by 1e-7 of themselves."""
+    blt, mp = best_blt(steps, buffers_for(steps)), mpmath.MPContext()
+    mp.dps = 60
+    schedule = prepare(blt, steps, "none")
+    keep, drain = ([mp.mpf(float(one)) for one in of] for of in (schedule.keep, schedule.drain))
+    p, q = [mp.mpf(one) for one in blt.p], [mp.mpf(0), *map(mp.mpf, blt.q)]
+    beta = [
+        mp.fprod(one - q[i] for one in p) / mp.fprod(q[j] - q[i] for j in range(len(q)) if j != i)
+        for i in range(len(q))
+    ]
+    for k in sorted({int(one) for one in np.geomspace(1, steps, 50)}):
+        runs = 1 - sum(d * (1 - a**k) / (1 - a) for a, d in zip(keep, drain, strict=True))
+        rates = sum(b * (1 - one) ** k for b, one in zip(beta, q, strict=True))
+        assert abs(runs / rates - 1) < 1e-10
+    exact = sum((sum(b * (1 - x) ** k for b, x in zip(beta, q, strict=True))) ** 2
+                for k in range(500))  # fmt: skip
+    assert abs(float(blt.variance(500)) / exact - 1) < 1e-12

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
-from streamveil.blt_rates import anytime_rates
+import numpy as np
+
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
@@ -18,12 +19,27 @@ from streamveil.core.counters import (
     Stepping,
     check_noise,
 )
-from streamveil.core.counters.blt import Blt, BltCounter, check_buffers, rounded_blt
+from streamveil.core.counters.blt import (
+    Blt,
+    BltCounter,
+    check_buffers,
+    decoder_weights,
+    geometric,
+    geometric_start,
+    output_scales,
+    pairs,
+    quadratic,
+    rates_of,
+    rounded_blt,
+    with_zero,
+)
 from streamveil.core.noise import Draws
 from streamveil.errors import require_positive
+from streamveil.minimum import least_maximum
 from streamveil.types import Array, Exact, Float64, Int64
 
 FOREVER = 2**40  # steps; at one per second, 35,000 years
+PER_OCTAVE = 6  # times tested between t and 2t
 SHORT = ((20, 1), (200, 2), (512, 3))  # below so many steps so many buffers are within 0.2 %
 MILLION = Blt(  # what `searched` finds for 2^20 steps and 6 buffers: 20 bits of each rate
     p=(1.8554055714048445e-06, 4.366174107417464e-05, 0.0004924722015857697,
@@ -144,7 +160,45 @@ def anytime_blt(tuned: int, d: int) -> Blt:
     return MILLION if (tuned, d) == (2**20, 6) else searched(tuned, d)
 
 
+@lru_cache(maxsize=16)
+def root_coefficients(n: int) -> Float64[Array, " n"]:
+    """c_k = binom(2k, k) / 4^k."""
+    k = np.arange(1, n)
+    return np.concatenate([[1.0], np.cumprod(1 - 1 / (2 * k))])
+
+
+def root_squared_norm(t: Array) -> Float64[Array, " times"]:
+    """S_t of the square-root factorization: its squared error and sensitivity for horizon t."""
+    short = np.cumsum(root_coefficients(2**14) ** 2)
+    n = float(len(short))
+    times = np.asarray(t, float)
+    # beyond, c_k^2 = (1 - 1/(4k) + O(k^-2)) / (pi k), summed by the midpoint rule
+    tail = np.log((times - 0.5) / (n - 0.5)) - (1 / n - 1 / np.maximum(times, 1)) / 4
+    inside = short[np.minimum(times, n).astype(int) - 1]
+    return np.asarray(np.where(times <= n, inside, short[-1] + tail / np.pi))
+
+
 @lru_cache(maxsize=32)
 def searched(tuned: int, d: int) -> Blt:
     """See `anytime_blt`."""
-    return rounded_blt(anytime_rates(tuned, d))
+    octaves = PER_OCTAVE * tuned.bit_length()
+    times = np.unique(np.rint(np.geomspace(1, tuned, octaves + 1)))
+    goals = np.log(root_squared_norm(times))
+
+    def ratios(x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(log_errors(x, times) - goals)
+
+    return rounded_blt(least_maximum(ratios, geometric_start(0.1 / tuned, d)))
+
+
+def log_errors(x: Array, times: Array) -> Array:
+    """Log of (infinite sensitivity * standard deviation at each time) of points of the search."""
+    p, q = rates_of(x)
+    omega, beta = output_scales(p, q), decoder_weights(p, q)
+    rows, columns = pairs(p)
+    square = 1 + quadratic(omega, 1 / (rows + columns - rows * columns))
+    both = with_zero(q)[..., None, :]  # an axis of times
+    sums = geometric(*pairs(both), times[:, None, None])
+    error = quadratic(beta[..., None, :], sums)
+    return np.asarray(np.log(square[..., None] * error) / 2)
