@@ -51,9 +51,13 @@ def counts(bound, epsilon=1, **options):
     return query.release(budget=sv.Budget(epsilon=epsilon, delta=1e-9), **options).plan
 
 
-@pytest.mark.parametrize("bound", [1, 2**16, 2**16 + 1, 10**9])
-def test_squared_rows_may_be_many(bound):
-    assert compile_plan(counts({"max_squared_rows": bound})).bounds.quadratic == bound
+@pytest.mark.parametrize(("bound", "options"), [
+    (1, {"selection": "gaussian"}), (2**16, {"selection": "gaussian"}), (2**16 + 1, {}),
+    (10**9, {}),
+])  # fmt: skip
+def test_squared_rows_may_be_many(bound, options):
+    made = compile_plan(counts({"max_squared_rows": bound}, **options))
+    assert made.bounds.quadratic == bound
 
 
 @pytest.mark.parametrize("steps", [None, 24])
