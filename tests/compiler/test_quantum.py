@@ -41,8 +41,12 @@ def misses(together, low, high, quantum):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("together", TOGETHER)
-@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+@pytest.mark.parametrize(("together", "bounds"), [
+    (together, bounds)
+    for i, together in enumerate(TOGETHER)
+    for j, bounds in enumerate(BOUNDS)
+    if (i + j) % 3 == 0  # each with two or three of the others
+], ids=str)  # fmt: skip
 def test_without_noise_they_are_exact(together, bounds):
     assert not misses(together, *bounds)
 
