@@ -5,10 +5,11 @@ with the bounds that `least_error` chooses and with the outermost ones that a lo
 l1 is what is expected of each answer, over the sum of all groups, from the bias of its bounds
 and the noise of its intervals, so that luck of single draws does not count; a group that is not
 shown counts as 0. Rows over the bound of a unit, which both cut, are left out. Looks differ.
+With `--function VARIANCE`, the errors of single draws are added up: the answer against the truth.
 Expected: less error with large groups and long tails (wider bounds) and with small groups
 (narrower ones), the same where values end.
 
-    python benchmarks/value_bounds.py [--seed N] [--minutes 10] [--out FILE]
+    python benchmarks/value_bounds.py [--function SUM] [--seed N] [--minutes 10] [--out FILE]
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ def table_of(rng: np.random.Generator, law: str, rows: int, groups: int) -> pd.D
     })  # fmt: skip
 
 
-def off(rows: pd.DataFrame, epsilon: int, choose: Any) -> tuple[float, Any]:
-    """The expected l1 of one answer over the sum of all groups, and its bounds, if it has any."""
+def off(rows: pd.DataFrame, epsilon: int, function: str, choose: Any) -> tuple[float, Any]:
+    """The l1 of one answer over the sum of all groups, and its bounds, if it has any.
+
+    Of a sum it is the expected one.
+    """
     made: list[Any] = []
 
     def noted(*given: Any) -> Any:
@@ -74,11 +78,15 @@ def off(rows: pd.DataFrame, epsilon: int, choose: Any) -> tuple[float, Any]:
     value_sizes.least_error = noted
     answer = sv.sql(
         f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = {epsilon}, delta = 1e-8,"
-        " privacy_unit_column = user) page, SUM(x) AS s FROM t GROUP BY page", t=rows,
+        f" privacy_unit_column = user) page, {function}(x) AS s FROM t GROUP BY page", t=rows,
     ).to_pandas().set_index("page")  # fmt: skip
-    truth = rows.groupby("page").x.sum()
+    groups = rows.groupby("page").x
+    truth = groups.var() if function == "VARIANCE" else groups.sum()
     if not made:
         return 1.0, None
+    if function == "VARIANCE":
+        error = (answer.s.reindex(truth.index) - truth).abs()
+        return float(error.fillna(truth).sum() / truth.sum()), made[-1]
     inside = rows.assign(x=rows.x.clip(made[-1].low, made[-1].high))
     bias = (truth - inside.groupby("page").x.sum()).abs()
     sd = ((answer.s_high - answer.s_low) / (2 * Z)).reindex(truth.index)
@@ -93,6 +101,7 @@ def main() -> None:
     about, text = (__doc__ or "").split("\n\n", 1)
     how = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, epilog=text, formatter_class=how)
+    parser.add_argument("--function", choices=("SUM", "VARIANCE"), default="SUM")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--minutes", type=float, default=np.inf, help="no case begins after them")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -106,16 +115,19 @@ def main() -> None:
             break
         table = table_of(rng, law, rows, groups)
         (before, outer), (after, found) = (
-            off(table, epsilon, way) for way in (value_sizes.as_it_is, CHOSEN)
+            off(table, epsilon, asked.function, way) for way in (value_sizes.as_it_is, CHOSEN)
         )
         if outer is None or found is None:  # of one look: too few units to bound the values
             continue
-        sizes = table.x.abs().sum()
-        beyond = (table.x - table.x.clip(found.low, found.high)).abs().sum() / sizes
+        inside = table.x.clip(found.low, found.high)
+        if asked.function == "VARIANCE":
+            said, beyond = found.variance, 1 - inside.var() / table.x.var()
+        else:
+            said, beyond = found.beyond, (table.x - inside).abs().sum() / table.x.abs().sum()
         measured.append({
             "law": law, "rows": rows, "groups": groups, "epsilon": epsilon, "outermost": before,
             "chosen": after, "outermost bound": outer.high, "chosen bound": found.high,
-            "beyond, said": found.beyond, "beyond, true": float(beyond),
+            "beyond, said": said, "beyond, true": float(beyond),
         })  # fmt: skip
         sys.stdout.write(json.dumps(measured[-1]) + "\n")
         sys.stdout.flush()

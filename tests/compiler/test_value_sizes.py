@@ -8,6 +8,7 @@ import pytest
 from scipy.special import ndtr
 
 import streamveil as sv
+from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.value_sizes import (
     LOGS,
     MIDDLES,
@@ -15,10 +16,10 @@ from streamveil.compiler.value_sizes import (
     WHOLE_LOGS,
     ValueSizes,
     laws_of_sizes,
-    with_tail,
+    tails,
 )
 from streamveil.core.noise import SeededNoise
-from streamveil.plan.look import CLAMPED, LOOKED, with_look
+from streamveil.plan.look import CLAMPED, CLAMPED_VARIANCE, LOOKED, with_look
 from streamveil.runtime.look import looked
 
 SIGMA = 30.0
@@ -45,7 +46,7 @@ def test_what_noise_hides_of_a_tail_is_found_within_two_fifths(cumulated):
     noisy, seen = seen_of(exact)
     hidden = np.arange(len(exact)) > np.flatnonzero(seen)[-1]
     truth, found = (float(one[hidden] @ MIDDLES[hidden])
-                    for one in (exact, with_tail(noisy, seen, SIGMA, 1.0)))  # fmt: skip
+                    for one in (exact, tails(noisy, seen, SIGMA).mean(1.0)))  # fmt: skip
     assert found == pytest.approx(truth, rel=0.4)
 
 
@@ -59,7 +60,7 @@ def test_of_whole_numbers_the_tail_is_found_although_bins_hold_none(mean, seed):
     end = POWERS[np.flatnonzero(seen)[-1]]
     truth = np.maximum(values - end, 0).sum() / values.sum()
     found = ValueSizes(
-        np.zeros(len(exact)), with_tail(noisy, seen, SIGMA, 1.0, whole=True), whole=True
+        np.zeros(len(exact)), tails(noisy, seen, SIGMA, whole=True).mean(1.0), whole=True
     )
     assert found.beyond(0, end) == pytest.approx(truth, abs=0.01)
     assert found.mean == pytest.approx(values[values > 0].mean(), rel=0.1)
@@ -77,13 +78,13 @@ def test_values_that_end_have_hardly_a_tail(prices):
     exact = np.zeros(len(MIDDLES), np.int64)
     exact[np.searchsorted(POWERS, prices, side="right")] = 30_000 // np.arange(1, len(prices) + 1)
     noisy, seen = seen_of(exact)
-    more = with_tail(noisy, seen, SIGMA, 1.0) - seen
+    more = tails(noisy, seen, SIGMA).mean(1.0) - seen
     assert more @ MIDDLES < 0.05 * (exact @ MIDDLES)
 
 
 def test_zeros_alone_stay_as_they_are():
     seen = np.append(9e3, np.zeros(len(POWERS)))
-    assert (with_tail(seen.astype(np.int64), seen, SIGMA, 1.0) == seen).all()
+    assert (tails(seen.astype(np.int64), seen, SIGMA).mean(1.0) == seen).all()
 
 
 def told(groups, columns="SUM(x) AS s", units=20_000):
@@ -115,3 +116,35 @@ def test_what_clamping_takes_is_said_and_near_the_truth():
     truth = np.maximum(x - high, 0).sum() / x.sum()
     assert plan.options[LOOKED]["options"][CLAMPED]["x"] == pytest.approx(truth, abs=0.05)
     assert f"to {high:.4g}, beyond which about" in plan.options[LOOKED]["said"][-1]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("bounds", [(-np.inf, np.inf), (-3.0, 5.0), (0.0, 100.0)])
+def test_mean_and_variance_of_clamped_values_are_those_of_the_rows(share, bounds):
+    rng = np.random.default_rng(23)
+    values = np.exp(rng.normal(1, 1, 100_000)) * rng.choice([1, 1, -1], 100_000)
+    sides = [np.bincount(np.searchsorted(POWERS, side[side > 0], side="right"),
+                         minlength=len(POWERS) + 1) for side in (-values, values)]  # fmt: skip
+    rows = np.append(values, np.zeros(round(len(values) * (1 / share - 1)))).clip(*bounds)
+    mean, variance = ValueSizes(sides[0] * 1.0, sides[1] * 1.0, share).moments(*bounds)
+    assert mean == pytest.approx(rows.mean(), abs=0.02 * rows.std())
+    assert variance == pytest.approx(rows.var(), rel=0.05)
+
+
+def test_a_variance_moves_its_bounds_by_the_error_of_squares():
+    columns = "STDDEV(LN(x)) AS s"
+    few, many = (told(groups, columns)[0].aggregates[0] for groups in (1, 400))
+    assert few.high - few.low >= 2 * (many.high - many.low)
+
+
+def test_of_a_variance_it_is_said_which_share_of_it_is_clamped_away():
+    columns = "AVG(LN(x)) AS mean, STDDEV(LN(x)) AS spread"
+    plan, rows = told(300, columns)
+    x, bounds = np.log(rows["x"].to_numpy()), plan.aggregates[1]
+    truth = 1 - x.clip(bounds.low, bounds.high).var() / x.var()
+    share = plan.options[LOOKED]["options"][CLAMPED_VARIANCE]["LN(x)"]
+    assert share == pytest.approx(truth, abs=0.1)
+    assert f"and about {share:.1%} of their variance" in plan.options[LOOKED]["said"][-1]
+    means, spreads = (output.clamped for output in compile_plan(plan).outputs)
+    assert "of what values add up to" in means
+    assert f"about {share:.1%} of their variance" in spreads

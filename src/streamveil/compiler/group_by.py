@@ -41,6 +41,7 @@ from streamveil.plan import Aggregate, Plan, TableSource, options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
     CLAMPED,
+    CLAMPED_VARIANCE,
     GUESSED,
     LOOKED,
     UNSEEN,
@@ -513,12 +514,16 @@ class Compiler:
         ends = f"[{aggregate.low:g}, {aggregate.high:g}]"
         said = f"{self._summed} beyond {ends} count as the nearer end"
         told, text = expectations(self.plan.options), aggregate.expression
-        share = told.get(CLAMPED, {}).get(text)
+        squares = AGGREGATES[aggregate.function].squares
+        whole, shares = (
+            ("their variance", CLAMPED_VARIANCE) if squares else ("what values add up to", CLAMPED)
+        )
+        share = told.get(shares, {}).get(text)
         if share is None:
             return said
         part = share_beyond(share, aggregate.low, aggregate.high or 0.0)
         more = unseen_values(told.get(UNSEEN, {}).get(text, 0.0))
-        return f"{said} ({part} of what values add up to{more})"
+        return f"{said} ({part} of {whole}{more})"
 
     def _holds_all(self, aggregate: Aggregate) -> bool:
         """Whether its bounds hold every value that its expression can have."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot, log, log2, sqrt
+from functools import cached_property
+from math import hypot, inf, log, log2, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +15,9 @@ from streamveil.compiler.error_forecast import errors_of
 from streamveil.compiler.expected_stream import expected_stream
 from streamveil.compiler.plan_forecast import as_settings, lane_sd, threshold_of, windows_of
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.outputs import Output
+from streamveil.dataflow.outputs import TINY, Output
 from streamveil.dataflow.release import driver
+from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate, Plan
 from streamveil.plan.look import LEAST, MOST
 from streamveil.types import Array, Float64, Int64
@@ -30,9 +33,11 @@ GAMMAS = (0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0)  # shapes
 PARETOS = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0)  # exponents
 ENDING = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 40.0)  # exponents of x^a up to an end
 OFFSETS = np.arange(-12, 13) / 8  # octaves between the median that is seen and that of a law
+WITHIN_BIN = 0.1  # deviation of values in a bin, as a share of its middle
 MISFIT = 0.3  # share by which a bin may differ from every law, but for bins beyond those seen
 MOSTLY = 6.0  # times as likely beforehand: values go on beyond what is seen
 FEWEST_ROWS = 0.5  # beyond a size, below which none is expected
+STRATA = 16  # of laws, equally likely
 DOWN, UP = 12, 16  # half octaves in which bounds are tried about the outermost bin that is seen
 
 
@@ -45,6 +50,7 @@ class ValueSizes:
     share: float = 1.0  # of rows that have such a value; those of all others are 0
     whole: bool = False  # numbers, and no fractions
     unseen: float = 0.0  # units: values of fewer, all of one size, hardly stand out of the noise
+    likely: tuple[ValueSizes, ...] = ()  # the same by laws of tails that are equally likely
 
     @property
     def units(self) -> float:
@@ -68,47 +74,105 @@ class ValueSizes:
         share = (below + above) / ((self.below + self.above) @ self.middles)
         return float(f"{share:.3g}")
 
+    def moments(self, low: float, high: float) -> tuple[float, float]:
+        """Mean and variance of the values of all rows, once they are clamped."""
+        sizes = np.concatenate([-self.middles, self.middles, [0.0]])
+        absent = self.units * (1 / self.share - 1)
+        weight = np.concatenate([self.below, self.above, [absent]]) / (self.units + absent)
+        values = sizes.clip(low, high)
+        within = np.where(values == sizes, WITHIN_BIN * sizes, 0.0)
+        mean = weight @ values
+        return float(mean), float(weight @ ((values - mean) ** 2 + within**2))
+
+    @cached_property
+    def laws(self) -> list[ValueSizes]:
+        """What sizes may be, each equally likely."""
+        return [replace(one, share=self.share) for one in self.likely] or [self]
+
+    @cached_property
+    def variances(self) -> Float64[Array, " laws"]:
+        """Those that values may have."""
+        return np.array([max(one.moments(-inf, inf)[1], TINY) for one in self.laws])
+
     def clamped(self, low: float, high: float) -> Clamping:
         """Bounds, with what is said of them."""
-        return Clamping(low, high, self.beyond(low, high), float(f"{self.unseen:.2g}"))
+        kept = np.array([one.moments(low, high)[1] for one in self.laws])
+        lost = np.maximum(1 - kept / self.variances, 0.0).mean()
+        unseen = float(f"{self.unseen:.2g}")
+        return Clamping(low, high, self.beyond(low, high), unseen, float(f"{lost:.3g}"))
 
 
 @dataclass(frozen=True)
 class Clamping:
-    """Bounds of an expression, and the share of what its values add up to that lies beyond.
+    """Bounds of an expression, and the shares that lie beyond.
 
-    The share is that of values which go on as those that are seen. So many units at most have
-    others that are not: far beyond, however large.
+    Shares are those of values which go on as those that are seen. So many units at most have others
+    that are not: far beyond, however large.
     """
 
     low: float
     high: float
-    beyond: float
+    beyond: float  # of what its values add up to
     unseen: float = 0.0
+    variance: float = 0.0  # share of their variance
+
+    @property
+    def centre(self) -> float:
+        """The middle of the bounds."""
+        return (self.low + self.high) / 2
 
 
-def with_tail(
-    noisy: Int64[Array, " bins"], seen: Float64[Array, " bins"], sigma: float, rows: float,
+class Tails(NamedTuple):
+    """Units in each bin: as `seen` where bins stand out, beyond them by laws, and their chances."""
+
+    seen: Float64[Array, " bins"]
+    chance: Float64[Array, " laws"]
+    hidden: Float64[Array, "laws bins"]
+
+    def mean(self, rows: float) -> Float64[Array, " bins"]:
+        """The mean over laws, at `rows` a unit.
+
+        >>> exact = np.round(1e5 * np.diff(ndtr(LOGS / 3), prepend=0, append=1)).astype(np.int64)
+        >>> found = tails(exact, np.where(exact > 500, exact, 0.0), 50.0).mean(rows=1.0)
+        >>> exact[93:98].tolist(), found[93:98].round().tolist()
+        ([762, 531, 361, 238, 153], [762.0, 531.0, 355.0, 237.0, 154.0])
+        """
+        return np.asarray(self.seen + none_of_few(self.chance @ self.hidden, rows))
+
+    def strata(self, rows: float) -> list[Float64[Array, " bins"]]:
+        """Some laws, equally likely, from the lightest tail to the heaviest.
+
+        The share of a variance beyond a size is the mean of that by each: of the mean law it would
+        be that of a few laws, whose squares outweigh all others.
+        """
+        heavy = np.argsort(self.hidden @ MIDDLES**2, kind="stable")
+        places = np.searchsorted(np.cumsum(self.chance[heavy]), (np.arange(STRATA) + 0.5) / STRATA)
+        return [self.seen + none_of_few(self.hidden[heavy[place]], rows) for place in places]
+
+
+def none_of_few(tail: Float64[Array, " bins"], rows: float) -> Float64[Array, " bins"]:
+    """A tail without what lies where fewer than `FEWEST_ROWS` rows are expected.
+
+    The mean of a long tail is that of rows which are mostly absent.
+    """
+    return np.where(np.cumsum(tail[::-1])[::-1] * rows < FEWEST_ROWS, 0.0, tail)
+
+
+def tails(
+    noisy: Int64[Array, " bins"], seen: Float64[Array, " bins"], sigma: float,
     *, whole: bool = False,
-) -> Float64[Array, " bins"]:  # fmt: skip
-    """Units in each bin: as `seen` where bins stand out, beyond them by the laws that fit.
+) -> Tails:  # fmt: skip
+    """Which units lie beyond the bins that stand out, by the laws that fit.
 
     Algorithm: log-normal, gamma and Pareto laws and powers up to an end, each also cut off where
         the last bin stands out, about the median that is seen. Of each the likelihood of the noisy
         bins from the median on, those of noise alone too, given the number of units that fits it
-        best, with Gaussian noise, the spread of a draw and, in bins that are seen, `MISFIT`. Units
-        are the mean over laws. Where fewer than `FEWEST_ROWS` rows are expected beyond a size, at
-        `rows` a unit, nothing is: the mean of a long tail is that of rows which are mostly absent.
-        Of `whole` numbers, laws are those of sizes that are rounded: some bins hold none.
-
-    >>> exact = np.round(1e5 * np.diff(ndtr(LOGS / 3), prepend=0, append=1)).astype(np.int64)
-    >>> fitted = with_tail(exact, np.where(exact > 500, exact, 0.0), 50.0, 1.0)
-    >>> exact[93:98].tolist(), fitted[93:98].round().tolist()
-    ([762, 531, 361, 238, 153], [762.0, 531.0, 355.0, 237.0, 154.0])
+        best, with Gaussian noise, the spread of a draw and, in bins that are seen, `MISFIT`. Of
+        `whole` numbers, laws are those of sizes that are rounded: some bins hold none.
     """
     some = np.append(0.0, seen[1:])
     if not some.any():
-        return seen
+        return Tails(seen, np.ones(1), np.zeros((1, len(seen))))
     last = int(np.flatnonzero(some)[-1])
     upto = np.cumsum(some)
     first = max(int(np.searchsorted(upto, upto[-1] / 2)), 1)
@@ -123,9 +187,8 @@ def with_tail(
     spread = sigma**2 + made + (MISFIT * standing * made) ** 2
     fit = ((data - made) ** 2 / spread + np.log(spread)).sum(axis=1)
     chance = before * np.exp((fit.min() - fit) / 2)
-    tail = np.where(standing, 0.0, chance @ made / chance.sum())
-    tail[np.cumsum(tail[::-1])[::-1] * rows < FEWEST_ROWS] = 0.0
-    return np.asarray(seen + np.append(np.zeros(first), tail))
+    hidden = np.where(standing, 0.0, made)
+    return Tails(seen, chance / chance.sum(), np.pad(hidden, ((0, 0), (first, 0))))
 
 
 def laws_of_sizes(median: float, edges: Float64[Array, " edges"]) -> Float64[Array, "laws bins"]:
@@ -148,15 +211,15 @@ def clamped(
     """Bounds of values that nobody gave, by the error that is forecast of clamping and of noise.
 
     Post-processing of a look. `operator` runs the `plan` whose `opened` aggregates have the
-    outermost bounds that hold what the look has seen. They keep them where anything but sums and
-    means is asked of their values.
+    outermost bounds that hold what the look has seen. They keep them where quantiles are asked of
+    their values.
     """
     found: dict[str, Clamping] = {}
     for text, one in sizes.items():
-        asked = {agg.name: agg.function for agg in opened if agg.expression == text}
-        output = next(output for output in operator.outputs if output.name in asked)
-        simple = {"sum", "avg"}.issuperset(asked.values())
-        found[text] = (least_error if simple else as_it_is)(plan, operator, output, one)
+        asked = {agg.name for agg in opened if agg.expression == text}
+        outputs = [output for output in operator.outputs if output.name in asked]
+        ordered = any(output.function == "quantile" for output in outputs)
+        found[text] = (as_it_is if ordered else least_error)(plan, operator, outputs, one)
     return found
 
 
@@ -179,48 +242,63 @@ def within_ends(
     return made
 
 
-def as_it_is(_: Plan, __: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
-    """The bounds that an aggregate has."""
-    return sizes.clamped(output.low, output.high)
+def as_it_is(_: Plan, __: GroupBy, outputs: Sequence[Output], sizes: ValueSizes) -> Clamping:
+    """The bounds that aggregates of an expression have."""
+    return sizes.clamped(outputs[0].low, outputs[0].high)
 
 
-def least_error(plan: Plan, operator: GroupBy, output: Output, sizes: ValueSizes) -> Clamping:
-    """The bounds of a sum or mean with the least forecast error, narrower or wider than it has."""
+def least_error(
+    plan: Plan, operator: GroupBy, outputs: Sequence[Output], sizes: ValueSizes
+) -> Clamping:
+    """The bounds of sums and moments with the least forecast error, narrower or wider than now.
+
+    That of several is the sum of their errors, each as a share of what it should be.
+    """
     stream = expected_stream(plan, windows_of(operator))
-    last, tried = operator.schedule.triggers, [*reaches(output, sizes)]
+    last, tried = operator.schedule.triggers, [*reaches(outputs[0], sizes)]
     if stream is None or last is None or not tried:
-        return as_it_is(plan, operator, output, sizes)
-    aggregation, place = operator.aggregation, output.lanes[-1]
+        return as_it_is(plan, operator, outputs, sizes)
+    aggregation = operator.aggregation
     leading, settings = driver(aggregation.lanes), as_settings(operator)
     streams = [replace(one, once=plan.counts_units) for one in stream.family()]
 
-    def cost(one: Clamping) -> float:
+    def cost(output: Output, one: Clamping) -> float:
+        squares = AGGREGATES[output.function].squares  # type: ignore[index]  # it is one of them
+        whole = 1 / (1 / sizes.variances).mean() if squares else sizes.mean
+        lost = one.variance if squares else one.beyond
         wide = width_of(one.low, one.high, output.function)
-        most, base = wide / sizes.mean, noise_of(operator, output, one) / sizes.mean
-        if leading == place:  # sums show groups, or decide weights
+        most, base = wide / whole, noise_of(operator, output, one, sizes) / whole
+        if leading == output.lanes[-1]:  # sums show groups, or decide weights
             used = replace(settings, reference=settings.reference * most)
             test = threshold_of(aggregation, last, base, most)
         else:
             used = settings
             test = threshold_of(aggregation, last, lane_sd(operator, leading, last))
-        made = (replace(stream, clamped=one.beyond) for stream in streams)
+        made = (replace(stream, clamped=lost) for stream in streams)
         return sum(errors_of(stream, used, test, last, base).cost for stream in made)
 
-    return min(tried, key=cost)
+    return min(tried, key=lambda one: sum(cost(output, one) for output in outputs))
 
 
-def noise_of(operator: GroupBy, output: Output, bounds: Clamping) -> float:
-    """The deviation of a sum or mean at the last release, were its bounds others."""
+def noise_of(operator: GroupBy, output: Output, bounds: Clamping, sizes: ValueSizes) -> float:
+    """The deviation of a sum, mean or variance of a row at the last release, with other bounds."""
     sds = [lane_sd(operator, lane, operator.schedule.triggers or 1) for lane in output.lanes]
+    narrower, centre = (bounds.high - bounds.low) / (output.high - output.low), bounds.centre
     if output.is_total and len(sds) > 1:
-        narrower = (bounds.high - bounds.low) / (output.high - output.low)
-        return hypot((bounds.low + bounds.high) / 2 * sds[0], narrower * sds[1])
+        return hypot(centre * sds[0], narrower * sds[1])
+    if len(sds) == len(("rows", "sum", "squares")):  # see `variance_of`
+        mean, variance = sizes.moments(bounds.low, bounds.high)
+        off = mean - centre
+        slopes = variance - off**2, 2 * off * narrower, narrower**2
+        return hypot(*(slope * sd for slope, sd in zip(slopes, sds, strict=True)))
     wide = [width_of(one.low, one.high, output.function) for one in (bounds, output)]
     return sds[-1] * wide[0] / wide[1]
 
 
 def width_of(low: float, high: float, function: str) -> float:
-    """What noise hides: the larger end of a sum, half the distance of both of a mean."""
+    """What noise hides: the larger end of a sum, half the distance of both of a mean, squared."""
+    if AGGREGATES[function].squares:  # type: ignore[index]  # it is one of them
+        return ((high - low) / 2) ** 2
     return (high - low) / 2 if function == "avg" else max(abs(low), abs(high))
 
 

@@ -223,6 +223,7 @@ VALUES = "values"  # that are summed, likewise: expression and mean size
 NOT_FOUND = "not_found"  # beside what a look said: expressions that it found no bounds for
 UNSEEN = "unseen"  # likewise: expression and how many units may have values that a look misses
 CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds
+CLAMPED_VARIANCE = "clamped_variance"  # likewise, of their variance, where that is asked
 
 
 def look_share(plan: Plan) -> Fraction:

@@ -27,9 +27,11 @@ from streamveil.dataflow.windows import periods_until
 from streamveil.disk import Lock
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions import column_named
+from streamveil.kinds import AGGREGATES
 from streamveil.plan import Plan, combined_plan
 from streamveil.plan.look import (
     CLAMPED,
+    CLAMPED_VARIANCE,
     CONCENTRATION,
     HISTOGRAM,
     LAWS,
@@ -110,14 +112,19 @@ def looked(
         from streamveil.compiler.value_sizes import within_ends  # likewise
 
         found = within_ends(found, learned.ends)
+    squared = {agg.expression for agg in wanted.aggregates if AGGREGATES[agg.function].squares}
     if found:
         beyond = {text: one.beyond for text, one in found.items()}
         unseen = {text: one.unseen for text, one in found.items() if one.unseen}
-        known = known and known | {CLAMPED: beyond, UNSEEN: unseen}
+        spread = {text: one.variance for text, one in found.items() if text in squared}
+        known = known and known | {CLAMPED: beyond, UNSEEN: unseen, CLAMPED_VARIANCE: spread}
     said = [] if given else in_words(learned, groups=LAWS in known or not first)
     if first:
         said.append(releases_in_words(known, releases))
-    said += [bounds_in_words(text, found.get(text)) for text in open_values(wanted)]
+    said += [
+        bounds_in_words(text, found.get(text), squared=text in squared)
+        for text in open_values(wanted)
+    ]
     made = told(wanted, known, said, {text: (one.low, one.high) for text, one in found.items()})
     ends = {text: [one.low, one.high] for text, one in found.items()}
     return made, {"plan": wanted.fingerprint, "looked": {**made.options[LOOKED], "bounds": ends}}
@@ -249,13 +256,14 @@ def releases_in_words(known: dict[str, Any], releases: int) -> str:
     )
 
 
-def bounds_in_words(expression: str, found: Clamping | None) -> str:
+def bounds_in_words(expression: str, found: Clamping | None, *, squared: bool) -> str:
     """The bounds of values that were chosen, or that there are none that tell anything."""
     if found is None:
         return NO_BOUNDS.format(expression)
     said = f"values of {expression} from {found.low:.4g} to {found.high:.4g}"
     part = share_beyond(found.beyond, found.low, found.high)
-    more = unseen_values(found.unseen)
+    spread = f", and {share_beyond(found.variance, found.low, found.high)} of their variance"
+    more = f"{spread if squared else ''}{unseen_values(found.unseen)}"
     return f"{said}, beyond which {part} of what they add up to lies{more}"
 
 

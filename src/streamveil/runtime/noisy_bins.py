@@ -12,7 +12,7 @@ from streamveil.compiler.by_unit import even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
-from streamveil.compiler.value_sizes import POWERS, ValueSizes, with_tail
+from streamveil.compiler.value_sizes import POWERS, ValueSizes, tails
 from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, VALUES
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
@@ -205,10 +205,12 @@ def value_sizes(
     """How many units have values of which size, with the tails that laws add to what is seen."""
     seen = np.where(holding_values(noisy, sigma), noisy, 0).astype(np.float64)
     below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
-    sides = [
-        with_tail(noisy[side], seen[side], sigma, rows, whole=whole) for side in (below, above)
-    ]
-    return ValueSizes(sides[0], sides[1], whole=whole, unseen=CERTAIN * sigma)
+    found = [tails(noisy[side], seen[side], sigma, whole=whole) for side in (below, above)]
+    pairs = zip(found[0].strata(rows), found[1].strata(rows), strict=True)
+    likely = tuple(ValueSizes(low, high, whole=whole) for low, high in pairs)
+    return ValueSizes(
+        found[0].mean(rows), found[1].mean(rows), whole=whole, unseen=CERTAIN * sigma, likely=likely
+    )
 
 
 def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:
