@@ -51,9 +51,9 @@ import streamveil as sv
 from regret_streams import STREAMS, Stream, make
 from saved import save
 from streamveil.batch import Batch
+from streamveil.compiler.first_release import of_all_releases
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
-from streamveil.compiler.unit_sizes import of_all_releases
 from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError
 from streamveil.plan import Plan
@@ -121,7 +121,8 @@ def planned(
     plan, ends = with_look(query.plan), len(stream.users) // releases
     noise = SeededNoise(secrets.randbelow(2**31) if seed is None else seed)
     learned, _ = survey(plan, stream.table(0, ends), divided(plan).looking, noise)
-    return told(plan, learned.likely and of_all_releases(learned.likely, releases), [])
+    known = learned.likely and of_all_releases(learned.likely, releases, learned.seen)
+    return told(plan, known, [])
 
 
 def last_release(stream: Stream, made: Any, triggers: int, seed: int) -> pa.Table:

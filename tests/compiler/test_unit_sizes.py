@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from streamveil.compiler.group_sizes import GroupLaw
-from streamveil.compiler.unit_sizes import ROW_EDGES, bins_of_laws, fitted_units, of_all_releases
-from streamveil.plan.look import CONCENTRATION, LAWS, MEAN_ROWS
+from streamveil.compiler.unit_sizes import ROW_EDGES, bins_of_laws, fitted_units
 
 
 def binned(rows):
@@ -35,22 +33,3 @@ def test_laws_are_shares_of_units():
     assert np.abs(laws.sum(axis=1) - 1).max() < 1e-9
     assert laws.min() >= 0
     assert fitted_units(np.zeros(len(ROW_EDGES), np.int64), 10.0).sum() == 0
-
-
-def test_a_first_release_of_rows_in_groups_of_their_own_says_nothing_of_others():
-    own, usual = GroupLaw(9_000.0, 0.0, 0.9, 0.7), GroupLaw(300.0, 1.2, 0.1, 0.0)
-    known = {"expected_units": 1000.0, "expected_rows": 1.7, LAWS: [own, usual, own]}
-    assert of_all_releases(known, 10)[LAWS] == [usual]
-    assert LAWS not in of_all_releases(known | {LAWS: [own, own]}, 10)
-    assert of_all_releases(known, 1)[LAWS] == known[LAWS]
-
-
-def test_units_with_many_rows_in_a_first_release_may_come_back():
-    """They were taken for others in each: of devices with 60 rows an hour, 23 hours were cut."""
-    known = {"expected_units": 1000.0, "expected_rows": 60.0, CONCENTRATION: (0.0, 0.9, 0.1)}
-    told = of_all_releases(known, 24)
-    assert told[MEAN_ROWS] == [60.0, 294.0, 1440.0]
-    assert told[CONCENTRATION] == known[CONCENTRATION]
-    assert told["expected_units"] == 1000.0
-    few = of_all_releases(known | {"expected_rows": 6.0}, 24)
-    assert CONCENTRATION not in few

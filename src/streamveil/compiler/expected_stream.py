@@ -5,7 +5,7 @@ Nothing here reads data, and nothing is random: what is drawn from a law comes f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -26,7 +26,9 @@ from streamveil.plan.look import (
     LAWS,
     MANY_ROWS,
     MEAN_ROWS,
+    STREAMS,
     VALUES,
+    WAYS_OF_UNITS,
     expectations,
 )
 from streamveil.plan.options import (
@@ -90,6 +92,7 @@ class ExpectedStream:
     concentration: tuple[float, float, float] | None = None  # see `concentrations`
     own: float | None = None  # see `concentrated`
     means: tuple[float, ...] = ()  # other rows of a unit, if the same rows may be of other units
+    likely: tuple[ExpectedStream, ...] = ()  # with as many rows: see `likely_streams`
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
     clamped: float = 0.0  # share of all that values add up to, beyond their bounds
     once: bool = False  # only a unit's first row in a group counts, and no other is cut
@@ -105,8 +108,10 @@ class ExpectedStream:
         that it allows stands in: there all repeats are in large groups, which a bound per group
         cuts. Known laws of groups (`group_sizes.likely_laws`) stand in for flat and steep ones, a
         known histogram of the rows of units for even and heavy tails. Where a unit has one of some
-        `means` of rows, all units together have as many in each.
+        `means` of rows, all units together have as many in each; `likely` streams are all there is.
         """
+        if self.likely:
+            return self.likely
         if self.means:
             every = self.units * self.rows
             return tuple(
@@ -279,17 +284,45 @@ def expected(
     if public is not None:
         groups = min(groups, public) if EXPECTED_GROUPS.of(given) else public
         laws = tuple((min(law[0], public), law[1], 0.0, law[3]) for law in laws)
-    return ExpectedStream(
+    stream = ExpectedStream(
         units=units,
         rows=max(float(rows), 1.01),
         groups=max(1, round(groups)),
         most=None if most is None else float(most),
         again=None if again is None else float(again),
         laws=laws,
-        histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
+        histogram=histogram_of(given.get(HISTOGRAM, ())),
         concentration=None if together is None else (few, many, off),
         means=tuple(max(float(mean), 1.01) for mean in given.get(MEAN_ROWS, ())),
     )
+    if STREAMS not in given:
+        return stream
+    return replace(stream, likely=tuple(likely_streams(given, stream, public)))
+
+
+def likely_streams(
+    given: Mapping[str, Any], stream: ExpectedStream, public: int | None
+) -> Iterator[ExpectedStream]:
+    """Those that a first release leaves possible (`first_release.streams`), with known groups."""
+    every = stream.units * stream.rows
+    ways = [histogram_of(way) for way in given[WAYS_OF_UNITS]]
+    laws = [known_rows(way) for way in ways]
+    means = [float(law @ ROWS_OF_UNITS / law.sum()) for law in laws]
+    for place, (groups, steep, single, spread, repeats, number) in enumerate(given[STREAMS]):
+        way, law = int(number), (round(groups) or stream.groups, steep, single, spread)
+        if EXPECTED_GROUPS.of(given):
+            law = stream.groups, STEEP[place % len(STEEP)], 0.0, 0.0
+        elif public is not None:
+            law = min(law[0], public), steep, 0.0, spread
+        yield replace(
+            stream, rows=means[way], units=every / means[way], histogram=ways[way], laws=(),
+            means=(), repeats=repeats, groups=law[0], steep=law[1], single=law[2], spread=law[3],
+        )  # fmt: skip
+
+
+def histogram_of(told: Iterable[Sequence[float]]) -> tuple[tuple[int, int, float], ...]:
+    """From and to how many rows, and the share of units, as a look says them."""
+    return tuple((int(low), int(high), float(part)) for low, high, part in told)
 
 
 def law_of(

@@ -96,9 +96,9 @@ def looked(
     releases, met = releases_told(wanted)
     first = known and first_alone(wanted) and releases > 1
     if first:
-        from streamveil.compiler.unit_sizes import of_all_releases  # loaded when a job looks
+        from streamveil.compiler.first_release import of_all_releases  # loaded when a job looks
 
-        known = of_all_releases(known, releases, met)
+        known = of_all_releases(known, releases, learned.seen, met)
     made = told(wanted, known, [], learned.ends | learned.bounds)
     operator, found = fitting(made), {}
     if operator is None:

@@ -11,7 +11,7 @@ from streamveil.compiled import ndtri
 from streamveil.compiler.by_unit import even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
-from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
+from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, SeenUnits, fitted_units
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, tails
 from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, VALUES
 from streamveil.plan.options import (
@@ -70,6 +70,7 @@ class Learned:
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # outermost, of values
     sizes: dict[str, ValueSizes] = field(default_factory=dict)  # of the same
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)  # that types give: public
+    seen: SeenUnits | None = None  # where something is known of them
 
     @property
     def sure(self) -> bool:
@@ -113,7 +114,7 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
     bins, of_groups, sigma = [times * some for some in counted], sigma, times * sigma
     shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
     known = likely(shapes, sigma)
-    bounds, valued = {}, {}
+    bounds, valued, seen = {}, {}, None
     for text, ballots in zip(expressions, signed, strict=True):
         found = values_by_size(ballots, sigma, known, whole=text in whole)
         if found is not None:
@@ -124,13 +125,16 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
         together = concentration_of(shapes, sigma)
         known |= {} if together is None else {CONCENTRATION: together}
         units = units_of(known, shapes, sigma)
+        seen = SeenUnits(shapes[0], sigma, times, units.repeats, units.off)
         units = units._replace(number=units.number / times)
         known[LAWS] = likely_laws(sizes, buckets, units, of_groups)
         every = {text: float(f"{one.mean:.3g}") for text, one in valued.items()}
         if summed is not None:
             every[summed] = mean_size(shapes[2], VALUE_EDGES, sigma)
         known[VALUES] = {text: size for text, size in every.items() if size}
-    return replace(learn(shapes, sigma, times), likely=known, bounds=bounds, sizes=valued)
+    return replace(
+        learn(shapes, sigma, times), likely=known, bounds=bounds, sizes=valued, seen=seen
+    )
 
 
 def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
