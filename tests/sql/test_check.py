@@ -5,16 +5,14 @@ from dataclasses import replace
 import pytest
 
 import streamveil as sv
+from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
-from streamveil.plan import Bounding
 from streamveil.plan.check import HABITS, check_plan
 from streamveil.plan.look import (
     MAX_ROWS,
-    most_in_group,
     prove_no_overflow,
     reach_of,
-    rows_of_a_group,
 )
 from streamveil.sql.sql import parse_script
 
@@ -124,23 +122,29 @@ def test_python_is_held_to_the_same_rules():
         assert HABITS[habit].reason in str(caught.value)
 
 
-def test_rows_of_a_group_are_counted_or_capped():
-    assert most_in_group(Bounding(max_rows=9, max_rows_per_group=4)) == 4
-    assert most_in_group(Bounding(quadratic=9)) >= 3 * 127  # at the smallest weight
-    plan = parse_script(sql(f"{COUNT} {BY_TIME}", TIMED)).query.plan
-    few = replace(plan, options={"max_units": 10}, bounding=Bounding(max_rows=3))
-    assert rows_of_a_group(few) == 30
-    assert rows_of_a_group(replace(few, period_us=1)) == MAX_ROWS  # a unit comes back every period
-    assert rows_of_a_group(replace(few, bounding=Bounding())) == MAX_ROWS
-
-
 def test_overflow_is_impossible_or_refused():
-    assert prove_no_overflow(reach_of(-1, 1, 2.0**-24), MAX_ROWS) == 2**24 * MAX_ROWS < 2**62
+    assert prove_no_overflow(reach_of(-1, 1, 2.0**-24)) == 2**24 * MAX_ROWS < 2**62
     with pytest.raises(PlanError, match="quanta"):
-        prove_no_overflow(reach_of(0, 2.0**26, 1), MAX_ROWS)
+        prove_no_overflow(reach_of(0, 2.0**26, 1))
     plan = parse_script(
         sql(f"SUM(x, contribution_bounds_per_row => (0, 1), quantum => 0.5) AS s FROM t {BY_TIME}")
     ).query.plan
     coarse = replace(plan.aggregates[0], high=2.0**40)
     with pytest.raises(PlanError, match="quanta"):
         check_plan(replace(plan, aggregates=(coarse,)))
+
+
+@pytest.mark.parametrize("function", ["SUM", "AVG", "STDDEV"])
+@pytest.mark.parametrize(("high", "quantum", "fits"), [(1e15, 1, False), (1e15, 2.0**25, True)])
+def test_a_number_of_units_that_is_not_true_does_not_let_sums_wrap_around(
+    function, high, quantum, fits
+):
+    """With 1,000 units declared and 12,000 there, 1e15 each added up to -6.9e18."""
+    bounds = f"contribution_bounds_per_row => (0, {high}), quantum => {quantum}"
+    options = TIMED.replace("epsilon = 1", "epsilon = 90, max_units = 1000")
+    text = sql(f"COUNT(*) AS r, {function}(x, {bounds}) AS s FROM t {BY_TIME}", options)
+    if fits:
+        compile_plan(parse_script(text).query.plan)
+        return
+    with pytest.raises(PlanError, match="quanta"):
+        parse_script(text)

@@ -50,7 +50,6 @@ from streamveil.plan.look import (
     is_guessed,
     look_share,
     prove_no_overflow,
-    rows_of_a_group,
     share_beyond,
     unseen_values,
     ways_to_know,
@@ -140,7 +139,7 @@ class Compiler:
                 why = "of one unit, so that the count of units has less noise: by forecast"
                 self._note(options.MAX_GROUPS.name, design.limits.groups, why)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
-        prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
+        prove_no_overflow(max(largest, FINE))
         confidence = float(self._option(options.CONFIDENCE))
         return GroupBy(
             job=plan.name,
@@ -412,7 +411,7 @@ class Compiler:
         lanes: tuple[int, ...] = self._centred(aggregate)
         centre = self.book.lanes[lanes[1]].centre
         if AGGREGATES[aggregate.function].squares:
-            quantum = power_of_two(((high - low) / 2) ** 2)
+            quantum = power_of_two(max(high - centre, centre - low) ** 2)
             square = replace(self.book.lanes[lanes[1]], kind="square", quantum=quantum)
             lanes = *lanes, self.book.use(square)
         return Output(

@@ -18,14 +18,13 @@ from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
-from streamveil.kinds import AGGREGATES, SINKS, SKETCHES, SOURCES, VALUED
+from streamveil.kinds import AGGREGATES, MOMENTS, SINKS, SKETCHES, SOURCES, VALUED
 from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
 from streamveil.plan.look import (
     cannot_choose_bounds,
     is_open,
     prove_no_overflow,
     reach_of,
-    rows_of_a_group,
 )
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
@@ -273,7 +272,7 @@ def _sums(plan: Plan) -> Complaints:
     for agg in combined_plan(plan).aggregates:
         bounded = agg.low is not None and agg.high is not None
         if agg.function in VALUED and agg.quantum is not None and bounded:
-            yield from _overflow(plan, agg)
+            yield from _overflow(agg)
 
 
 def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
@@ -292,11 +291,14 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
         yield f"bounds of '{agg.name}' must lie between {-largest:g} and {largest:g}"
 
 
-def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
+def _overflow(agg: Aggregate) -> Complaints:
     if agg.quantum is None or agg.low is None or agg.high is None:
         return
+    low, high = agg.low, agg.high
+    if agg.function in MOMENTS:  # summed from the middle
+        low, high = (low - high) / 2, (high - low) / 2
     try:
-        prove_no_overflow(reach_of(agg.low, agg.high, agg.quantum), rows_of_a_group(plan))
+        prove_no_overflow(reach_of(low, high, agg.quantum))
     except PlanError as error:
         yield PlanError(f"'{agg.name}' with bounds ({agg.low:g}, {agg.high:g}): {error}")
 

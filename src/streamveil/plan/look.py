@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import floor, isqrt, log10
+from math import floor, log10
 from typing import Any
 
 from streamveil.calendars import DAY, never_meet
@@ -42,45 +42,26 @@ MAX_QUANTA = 2**62
 LARGEST_WEIGHT = 127  # a row of the smallest weight costs one of so many squared quanta
 
 
-def prove_no_overflow(reach: int, rows: int) -> int:
+def prove_no_overflow(reach: int) -> int:
     """The largest sum of quanta that a group can hold; PlanError when it could reach 2**62.
 
-    Proof: a row moves a sum by at most `reach` quanta, and at most `rows` rows enter one group: see
-        `rows_of_a_group`. Whatever is summed in between is a part of these.
+    Proof: a row moves a sum by at most `reach` quanta, and no job brings more than MAX_ROWS rows
+        into one group, which at ten million rows a second takes two hours of one group's rows
+        alone. Whatever is summed in between is a part of these. How many units are expected says
+        nothing here: a sum that wraps around moves by 2^64 for one unit, whatever was declared.
 
-    >>> prove_no_overflow(60_000, MAX_ROWS) < 2**62
+    >>> prove_no_overflow(60_000) < 2**62
     True
     """
-    largest = reach * rows
+    largest = reach * MAX_ROWS
     if largest >= MAX_QUANTA:
         raise PlanError(
             "the bounds allow sums of 2**62 quanta or more, which 64 bits cannot hold safely.\n"
             "  why     noise has to hide the whole bound, however small the values are\n"
-            "  to fix  tighter bounds (plausible values, not the largest of a type), a coarser"
-            " quantum (the noise hides far more than it), or a smaller max_units"
+            "  to fix  tighter bounds (plausible values, not the largest of a type), or a coarser"
+            " quantum (the noise hides far more than it; left out, it is 2^-24 of the bounds)"
         )
     return largest
-
-
-def rows_of_a_group(plan: Plan) -> int:
-    """How many rows can enter one group of one window.
-
-    Proof: each of `max_units` units brings at most what bounding lets into one group, if it has one
-        scope; over many scopes (unit-periods), and for units without number, no job brings more
-        than MAX_ROWS, which at ten million rows a second takes two hours of one group's rows alone.
-    """
-    if plan.periods is not None:
-        return MAX_ROWS
-    units = int(MAX_UNITS.of(plan.options))
-    return min(units * most_in_group(plan.bounding), MAX_ROWS)
-
-
-def most_in_group(bounding: Bounding) -> int:
-    """Rows of one unit that can pass into one group."""
-    limits = [bounding.max_rows, bounding.max_rows_per_group]
-    if bounding.quadratic is not None:  # rows of the smallest weight
-        limits.append(isqrt(bounding.quadratic) * LARGEST_WEIGHT + LARGEST_WEIGHT)
-    return min((limit for limit in limits if limit is not None), default=MAX_ROWS)
 
 
 def reach_of(low: float, high: float, quantum: float) -> int:
