@@ -40,20 +40,14 @@ from streamveil.kinds import AGGREGATES, COUNTS, MOMENTS, TOTALS, made_of
 from streamveil.plan import Aggregate, Plan, TableSource, options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
-    CLAMPED,
-    CLAMPED_VARIANCE,
     GUESSED,
     LOOKED,
-    UNSEEN,
+    clamped_in_words,
     divided,
-    expectations,
     is_guessed,
     look_share,
     prove_no_overflow,
-    share_beyond,
-    unseen_values,
     ways_to_know,
-    whole_range,
     why_unbounded,
 )
 from streamveil.plan.options import Option
@@ -298,7 +292,7 @@ class Compiler:
         return replace(
             output,
             cut=beyond([*self._limits(), *[BY_FORECAST] * is_open(self.plan)]),
-            clamped=self._clamped(aggregate),
+            clamped=clamped_in_words(self.plan, aggregate),
             unbounded=why_unbounded(self.plan, aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
             integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
@@ -491,44 +485,6 @@ class Compiler:
             )
             if bound is not None
         ]
-
-    def _clamped(self, aggregate: Aggregate) -> str:
-        """What values count as, where it is not what they are."""
-        return ", and ".join(filter(None, (self._beyond(aggregate), self._rounded(aggregate))))
-
-    def _rounded(self, aggregate: Aggregate) -> str:
-        """Of a quantum that the query gives: one by default is far below the noise."""
-        if aggregate.quantum is None or options.INTEGER.of(aggregate.options):
-            return ""  # numbers of rows are whole
-        return f"{self._summed} count as the nearest multiple of {aggregate.quantum:g}"
-
-    @property
-    def _summed(self) -> str:
-        return "totals of a unit in a group" if self.plan.bounding.combine else "values"
-
-    def _beyond(self, aggregate: Aggregate) -> str:
-        unknown = why_unbounded(self.plan, aggregate)
-        if aggregate.low is None or unknown or self._holds_all(aggregate):
-            return ""
-        ends = f"[{aggregate.low:g}, {aggregate.high:g}]"
-        said = f"{self._summed} beyond {ends} count as the nearer end"
-        told, text = expectations(self.plan.options), aggregate.expression
-        squares = AGGREGATES[aggregate.function].squares
-        whole, shares = (
-            ("their variance", CLAMPED_VARIANCE) if squares else ("what values add up to", CLAMPED)
-        )
-        share = told.get(shares, {}).get(text)
-        if share is None:
-            return said
-        part = share_beyond(share, aggregate.low, aggregate.high or 0.0)
-        more = unseen_values(told.get(UNSEEN, {}).get(text, 0.0))
-        return f"{said} ({part} of {whole}{more})"
-
-    def _holds_all(self, aggregate: Aggregate) -> bool:
-        """Whether its bounds hold every value that its expression can have."""
-        found = None if self.plan.bounding.combine else whole_range(aggregate)
-        low, high = aggregate.low or 0.0, aggregate.high or 0.0
-        return found is not None and low <= found[0] and found[1] <= high
 
     # ---- keys
 

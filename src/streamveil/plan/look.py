@@ -24,11 +24,12 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
 from streamveil.expressions import range_of
-from streamveil.kinds import MOMENTS, RATIOS, SKETCHES, VALUED
+from streamveil.kinds import AGGREGATES, MOMENTS, RATIOS, SKETCHES, VALUED
 from streamveil.plan import Aggregate, Bounding, Plan, TableSource
 from streamveil.plan.options import (
     DELTA_SHARE,
     EXPECTED_ROWS,
+    INTEGER,
     INTERVALS,
     LOOK_SHARE,
     MAX_UNITS,
@@ -178,6 +179,40 @@ def unseen_values(units: float) -> str:
     """
     few = f"fewer than about {units:,.0f} units have"
     return f"; a look does not see values, however large, that {few}" if units else ""
+
+
+def clamped_in_words(plan: Plan, aggregate: Aggregate) -> str:
+    """What values of an aggregate count as, where it is not what they are; else nothing."""
+    values = "totals of a unit in a group" if plan.bounding.combine else "values"
+    parts = []
+    if not (aggregate.low is None or why_unbounded(plan, aggregate) or _holds_all(plan, aggregate)):
+        ends = f"[{aggregate.low:g}, {aggregate.high:g}]"
+        share = _beyond(plan, aggregate)
+        parts.append(f"{values} beyond {ends} count as the nearer end{share}")
+    if aggregate.quantum is not None and not INTEGER.of(aggregate.options):
+        parts.append(f"{values} count as the nearest multiple of {aggregate.quantum:g}")
+    return ", and ".join(parts)  # a quantum by default is far below the noise
+
+
+def _beyond(plan: Plan, aggregate: Aggregate) -> str:
+    """Which share a look says that bounds leave out; nothing where it says nothing."""
+    told, text = expectations(plan.options), aggregate.expression
+    squares = AGGREGATES[aggregate.function].squares
+    whole, shares = (
+        ("their variance", CLAMPED_VARIANCE) if squares else ("what values add up to", CLAMPED)
+    )
+    share = told.get(shares, {}).get(text)
+    if share is None:
+        return ""
+    part = share_beyond(share, aggregate.low or 0.0, aggregate.high or 0.0)
+    return f" ({part} of {whole}{unseen_values(told.get(UNSEEN, {}).get(text, 0.0))})"
+
+
+def _holds_all(plan: Plan, aggregate: Aggregate) -> bool:
+    """Whether its bounds hold every value that its expression can have."""
+    found = None if plan.bounding.combine else whole_range(aggregate)
+    low, high = aggregate.low or 0.0, aggregate.high or 0.0
+    return found is not None and low <= found[0] and found[1] <= high
 
 
 def _bounded(aggregate: Aggregate, found: Bounds, centred: Set[str | None]) -> Aggregate:
