@@ -30,6 +30,7 @@ from streamveil.types import Array, Float64
 MOSTLY_OWN = 0.5  # share of rows in groups of their own that makes a first release tell no others
 HEAVY, EVEN = (3.2, 5.0, 8.0), (1.0, 2.0, 5.0, 20.0)  # powers and gamma laws of rows
 SIZES = np.geomspace(0.1, 3_000, 150)  # b of powers, about the mean of gamma laws
+AT_ANY_TIME = 2.0  # times as likely beforehand: units that are there in all releases
 FAR = 1e9  # releases, of which no two rows of a unit are in one
 APART = 4  # rows in a release from which on units may stand out beside a law
 OUTSTANDING, BESIDE = 4.0, 2.0  # deviations by which they do, and bins next to such a one
@@ -132,21 +133,21 @@ def streams(known: dict[str, Any], ways: list[Way], seen: SeenUnits) -> Iterator
 def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
     """Ways that stand for all by which units may have been seen so in one of some releases.
 
-    Algorithm: a unit is there in one release, in all, or in the geometric mean, as likely; a row of
-        it is then in the first one with one chance in so many. Or each of its rows is in another
-        release, if what is seen fits that as well. For each, the likelihood of noisy bins about
-        those of laws on a grid (even in the logarithm of the mean), with the number of units that
-        fits best, Gaussian noise, the draw of a sample and `MISFIT` of a bin. Bins of `APART` rows
-        or more that stand out of all that are units beside the law, with as many rows in each
-        release that they are there in; to need some is as unlikely as to miss by `OUTSTANDING`
-        deviations. A law whose mean is not usual counts for less. Of all laws, ordered by how long
-        units are there and by their means, those at even places of the sum.
+    Algorithm: a unit is there in one release, in the geometric mean, or in all, `AT_ANY_TIME` times
+        as likely; a row of it is then in the first one with one chance in so many. Or each of its
+        rows is in another release, if what is seen fits that as well. For each, the likelihood of
+        noisy bins about those of laws on a grid (even in the logarithm of the mean), with the
+        number of units that fits best, Gaussian noise, the draw of a sample and `MISFIT` of a bin.
+        Bins of `APART` rows or more that stand out of all that are units beside the law, with as
+        many rows in each release that they are there in; to need some is as unlikely as to miss by
+        `OUTSTANDING` deviations. A law whose mean is not usual counts for less. Of all laws,
+        ordered by how long units are there and by their means, those at even places of the sum.
 
     >>> bins = np.zeros(len(ROW_EDGES), np.int64)
     >>> bins[:3] = 6_000, 750, 63  # 30,000 units with one row and five more by chance, in 24
     >>> ways = likely_ways(SeenUnits(bins, 5.0, 1, 0.0, 0.01), 24)
     >>> [round(way.rows, 1) for way in ways if way.there == 24]
-    [5.0, 6.0, 6.4, 6.9]
+    [5.6, 6.0, 6.0, 6.4, 6.9]
     """
     means, laws, before = laws_of_rows()
     few, many = np.minimum(1.0, (means - 1) / (USUAL_ROWS[0] - 1)), USUAL_ROWS[-1] / means
@@ -168,7 +169,8 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
         beside |= (near[:, 2:] | near[:, :-2]) & (missed > BESIDE) & (ROW_EDGES >= APART)
         more = np.where(beside, seen.units - about, 0.0)
         fits += [(law, there, apart, units[law] / met[law], more[law]) for law in range(len(laws))]
-        chances.append(usual * chance / chance.sum() * np.exp(-worse / 2))
+        often = AT_ANY_TIME if there == always else 1.0
+        chances.append(often * usual * chance / chance.sum() * np.exp(-worse / 2))
     chance = np.cumsum(np.concatenate(chances))
     middles = (np.arange(WAYS) + 0.5) / WAYS * chance[-1]
     chosen = (fits[place] for place in np.searchsorted(chance, middles))
