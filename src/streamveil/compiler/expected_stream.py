@@ -15,19 +15,15 @@ from typing import Any
 import numpy as np
 
 from streamveil.compiled import ndtr, ndtri, njit
-from streamveil.core.sensitivity import Lane
-from streamveil.dataflow.release import driver
 from streamveil.errors import PlanError
 from streamveil.plan import Plan
 from streamveil.plan.look import (
-    CLAMPED,
     CONCENTRATION,
     HISTOGRAM,
     LAWS,
     MANY_ROWS,
     MEAN_ROWS,
     STREAMS,
-    VALUES,
     WAYS_OF_UNITS,
     expectations,
 )
@@ -60,8 +56,6 @@ USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are ex
 MOST_REPEATS = 0.9999
 SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
 MOST_OF_UNITS = 0.99  # what `most` is a quantile of
-UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
-LEAST_SHARE = 1e-6
 LIGHT, EVENEST = 50.0, 200.0  # the lightest power, about geometric; the most even gamma law
 
 
@@ -593,44 +587,3 @@ def public_groups(plan: Plan, windows: int | None) -> int | None:
     """
     public = plan.key_set.public if plan.keys else ((),)
     return None if public is None or windows is None else len(public) * windows
-
-
-def sizing_lane(lanes: tuple[Lane, ...]) -> int:
-    """The lane whose errors are forecast; -1: none. Not the units, if rows or values are counted.
-
-    >>> sizing_lane((Lane(kind="units"), Lane(kind="sum", value=0, high=1.0)))
-    1
-    """
-    place, kinds = driver(lanes), [lane.kind for lane in lanes]
-    return (
-        kinds.index("sum") if place >= 0 and kinds[place] == "units" and "sum" in kinds else place
-    )
-
-
-def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
-    """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
-
-    A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
-    """
-    place = sizing_lane(lanes)
-    if place < 0 or lanes[place].kind != "sum":
-        return (1.0,)
-    size = said_of_values(plan, VALUES)
-    if size is None:
-        return UNKNOWN_SHARES
-    share = size / (lanes[place].reach * float(lanes[place].quantum))
-    return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
-
-
-def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
-    """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
-    place = sizing_lane(lanes)
-    summed = place >= 0 and lanes[place].kind == "sum"
-    return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
-
-
-def said_of_values(plan: Plan, what: str) -> float | None:
-    """What a look said of the values that are summed first; None where it said nothing."""
-    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
-    found: float | None = expectations(plan.options).get(what, {}).get(summed)
-    return found

@@ -12,27 +12,32 @@ import numpy as np
 
 from streamveil.compiled import ndtr
 from streamveil.compiler.error_forecast import CAUTION, Errors, Kind, Settings, Threshold, errors_of
-from streamveil.compiler.expected_stream import (
-    ExpectedStream,
-    clamped_share,
-    expected_stream,
-    public_groups,
-    value_shares,
-)
+from streamveil.compiler.expected_stream import ExpectedStream, expected_stream, public_groups
 from streamveil.compiler.table_design import opening_chance
 from streamveil.core.counters import Counter
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.selection.total_test import TotalsAlone
+from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
 from streamveil.kept import kept
 from streamveil.plan import Plan
-from streamveil.plan.look import GUESSED, LOOKED, is_guessed, ways_to_know
+from streamveil.plan.look import (
+    CLAMPED,
+    GUESSED,
+    LOOKED,
+    VALUES,
+    expectations,
+    is_guessed,
+    ways_to_know,
+)
 from streamveil.types import Array, Float64
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
+UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
+LEAST_SHARE = 1e-6
 NOISE = 0.5  # a share of error from which an answer is little but noise
 
 
@@ -257,3 +262,47 @@ def published_chance(operator: GroupBy, units: int, trigger: int) -> float | Non
     return opening_chance(
         selection.coins.chances, float(selection.shift_epsilon), np.maximum(arrived, 0)
     )
+
+
+# ---- what is known of the values of a row
+
+
+def sizing_lane(lanes: tuple[Lane, ...]) -> int:
+    """The lane whose errors are forecast; -1: none. Not the units, if rows or values are counted.
+
+    >>> sizing_lane((Lane(kind="units"), Lane(kind="sum", value=0, high=1.0)))
+    1
+    """
+    place, kinds = driver(lanes), [lane.kind for lane in lanes]
+    return (
+        kinds.index("sum") if place >= 0 and kinds[place] == "units" and "sum" in kinds else place
+    )
+
+
+def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
+    """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
+
+    A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
+    """
+    place = sizing_lane(lanes)
+    if place < 0 or lanes[place].kind != "sum":
+        return (1.0,)
+    size = said_of_values(plan, VALUES)
+    if size is None:
+        return UNKNOWN_SHARES
+    share = size / (lanes[place].reach * float(lanes[place].quantum))
+    return (float(f"{min(1.0, max(share, LEAST_SHARE)):.3g}"),)
+
+
+def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
+    """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
+    place = sizing_lane(lanes)
+    summed = place >= 0 and lanes[place].kind == "sum"
+    return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
+
+
+def said_of_values(plan: Plan, what: str) -> float | None:
+    """What a look said of the values that are summed first; None where it said nothing."""
+    summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
+    found: float | None = expectations(plan.options).get(what, {}).get(summed)
+    return found

@@ -19,13 +19,8 @@ from streamveil.compiler.design_choice import (
     weight_quanta,
 )
 from streamveil.compiler.error_forecast import CAUTION, ForecastNoise, Kind, Settings
-from streamveil.compiler.expected_stream import (
-    clamped_share,
-    expected_stream,
-    public_groups,
-    sizing_lane,
-    value_shares,
-)
+from streamveil.compiler.expected_stream import expected_stream, public_groups
+from streamveil.compiler.plan_forecast import clamped_share, sizing_lane, value_shares
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.sequel import Sequel
