@@ -38,6 +38,7 @@ from streamveil.types import Array, Float64
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
 LEAST_SHARE = 1e-6
+TENFOLD = 10.0  # a share from which times are said, and no per cent
 NOISE = 0.5  # a share of error from which an answer is little but noise
 
 
@@ -99,9 +100,10 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
         return f"{GUESSED}.\n  to fix  {ways_to_know(plan)}"
     share, cut = error_share(plan, operator)
     if share - cut >= NOISE * (1 - cut):
+        much = f"{share:.0%} of" if share < TENFOLD else f"{share:,.0f} times"
         return (
-            f"the answer is forecast to be little but noise: its errors, over all groups, come to"
-            f" {share:.0%} of the rows (or values) that are expected.\n"
+            "the answer is forecast to be little but noise: its errors, over all groups, come to"
+            f" {much} the rows (or values) that are expected.\n"
             "  to fix  a larger epsilon, fewer or larger groups, fewer releases: see what_if"
         )
     if cut >= NOISE:

@@ -11,19 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamveil.calibrate import fit as fit
-    from streamveil.core.counters import Counter as Counter
-    from streamveil.core.counters import CounterState as CounterState
-    from streamveil.core.counters import CounterStream as CounterStream
-    from streamveil.core.counters import skip as skip
-    from streamveil.core.counters.anytime import AnytimeBltCounter as AnytimeBltCounter
-    from streamveil.core.counters.blt import Blt as Blt
-    from streamveil.core.counters.blt import BltCounter as BltCounter
-    from streamveil.core.counters.blt import best_blt as best_blt
-    from streamveil.counters.choice import CounterChoice as CounterChoice
-    from streamveil.counters.choice import choose as choose
-    from streamveil.counters.kary import KaryTreeCounter as KaryTreeCounter
-    from streamveil.counters.tree import HonakerCounter as HonakerCounter
+    from streamveil.calibrate import fit
+    from streamveil.core.counters import Counter, CounterState, CounterStream, skip
+    from streamveil.core.counters.anytime import AnytimeBltCounter
+    from streamveil.core.counters.blt import Blt, BltCounter, best_blt
+    from streamveil.counters.choice import CounterChoice, choose
+    from streamveil.counters.kary import KaryTreeCounter
+    from streamveil.counters.tree import HonakerCounter
 
 _CORE, _HERE = "streamveil.core.counters", "streamveil.counters"
 _KINDS = {  # class and module by the name in a query
@@ -90,4 +84,8 @@ def kind_of(counter: Counter) -> str:
     return found[0]
 
 
-__all__ = sorted(["COUNTERS", "kind_of", *_HOMES])
+__all__ = [
+    "COUNTERS", "AnytimeBltCounter", "Blt", "BltCounter", "Counter", "CounterChoice",
+    "CounterState", "CounterStream", "HonakerCounter", "KaryTreeCounter", "best_blt", "choose",
+    "fit", "kind_of", "skip",
+]  # fmt: skip
