@@ -93,4 +93,5 @@ TOTALS = made_of("count", "sum")  # each number is one total plus Gaussian noise
 MOMENTS = made_of("moments")  # of a number of values, their sum, and that of their squares
 RATIOS = made_of("moments", "order")  # they do not grow with rows
 VALUED = made_of("sum", "moments", "order")  # they add or order values, which need bounds
+SQUARED = tuple(name for name, kind in AGGREGATES.items() if kind.squares)  # of values
 SKETCHES = made_of("sketch")  # each stands alone in its query; its values are a column

@@ -1,4 +1,10 @@
-"""What a look at the rows of a first release says of those of all releases."""
+"""What a look at the rows of the first release tells of the rows of all releases.
+
+One release shows how many rows units have in it, but not how many they will have: its units may
+never come back, or come in every release. A `Way` is one answer to that. `likely_ways` finds the
+ways that fit what was seen; `of_all_releases` makes of them the streams that settings are chosen
+for.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +28,41 @@ from streamveil.compiler.expected_stream import (
     expected,
     known_rows,
 )
-from streamveil.compiler.unit_sizes import MISFIT, ROW_EDGES, ROW_ENDS, SeenUnits
+from streamveil.compiler.unit_sizes import (
+    BESIDE,
+    OUTSTANDING,
+    ROW_EDGES,
+    ROW_ENDS,
+    TOLD,
+    SeenUnits,
+    about_laws,
+    in_bins,
+)
 from streamveil.plan.look import CONCENTRATION, LAWS, MEAN_ROWS, STREAMS, VALUES, WAYS_OF_UNITS
 from streamveil.plan.options import EXPECTED_ROWS, EXPECTED_UNITS
 from streamveil.types import Array, Float64
 
-MOSTLY_OWN = 0.5  # share of rows in groups of their own that makes a first release tell no others
-HEAVY, EVEN = (3.2, 5.0, 8.0), (1.0, 2.0, 5.0, 20.0)  # powers and gamma laws of rows
-SIZES = np.geomspace(0.1, 3_000, 150)  # b of powers, about the mean of gamma laws
-AT_ANY_TIME = 2.0  # times as likely beforehand: units that are there in all releases
-FAR = 1e9  # releases, of which no two rows of a unit are in one
-APART = 4  # rows in a release from which on units may stand out beside a law
-OUTSTANDING, BESIDE = 4.0, 2.0  # deviations by which they do, and bins next to such a one
-TOLD = 1e-5  # share of units below which a bin is left out
-FEWEST, FARTHEST = 1.01, 300.0  # rows of a unit, on average, that laws may have
-WAYS = 8  # in which units may have rows and repeat groups; coprime to `design_choice.FEW`
+MOSTLY_OWN = 0.5  # a law with this share of rows in groups of one row tells nothing of others
+LIKELY_HEAVY, LIKELY_EVEN = (3.2, 5.0, 8.0), (1.0, 2.0, 5.0, 20.0)  # power and gamma laws of rows
+LIKELY_SIZES = np.geomspace(0.1, 3_000, 150)  # b of power laws, about the mean of gamma laws
+AT_ANY_TIME = 2.0  # prior weight of units that are there in all releases; of others it is 1
+FAR = 1e9  # so many releases that no two rows of a unit are in the same one
+APART = 4  # rows in a release; units with at least so many may stand out beside a law
+FEWEST, FARTHEST = 1.01, 300.0  # the least and the largest mean of rows of a unit by a law
+WAYS = 8  # that stand for all; coprime to `design_choice.FEW`
 MIXED = tuple((int(f"{place:03b}"[::-1], 2) + 0.5) / WAYS for place in range(WAYS))
-REPEATS = np.linspace(0, 1, 65)  # chances to repeat a group that are weighed
-DRAWN_REPEATS = (0.0, 0.3, 0.7, 1.0)  # those for which streams are drawn
-RARELY = 3  # beforehand, a chance r to repeat a group is as likely as (1 - r)^RARELY
-UNSURE = 0.1  # share by which repeats may differ from what is drawn
-DRAWN = 250  # units that are drawn for it
+REPEATS = np.linspace(0, 1, 65)  # chances that a row repeats a group of its unit
+DRAWN_REPEATS = (0.0, 0.3, 0.7, 1.0)  # chances for which streams are drawn
+RARELY = 3  # the prior density of the chance r is proportional to (1 - r)^RARELY
+UNSURE = 0.1  # share by which the repeats of a stream may differ from those of the drawn one
+DRAWN = 250  # units of a drawn stream
 
 
 class Way(NamedTuple):
-    """How many rows units have, and how long they are there."""
+    """How many rows units have over all releases, and in how many releases they have them."""
 
-    rows: float  # on average
-    there: float  # number of releases over which the rows of a unit are spread
+    rows: float  # the mean
+    there: float  # releases over which the rows of a unit are spread
     histogram: tuple[tuple[int, int, float], ...]  # as `ExpectedStream` says it
     apart: bool = False  # whether no two rows of a unit are in one release
 
@@ -57,17 +70,20 @@ class Way(NamedTuple):
 def of_all_releases(
     known: dict[str, Any], releases: int, seen: SeenUnits | None, met: int | None = None
 ) -> dict[str, Any]:
-    """What a look at the rows of the first of some releases says of those of all of them.
+    """What is `known` of the first release, made into what to expect of all releases.
 
-    As many rows come in each, by the same law of groups. A law by which most of these rows are in
-    groups of their own says nothing of other groups, which may be what later rows are in: where
-    all do, groups are any usual ones. Of units it tells less: others may come in each release, or
-    the same ones come back. What is `seen` of them fits some `likely_ways`, each with chances to
-    repeat a group: these are the streams that settings are chosen for. Where a first release alone
-    has more rows of a unit than is usual, units are devices rather than visitors: that they are
-    there once, always, or in between is as likely, in groups as concentrated. The rows of one unit,
-    in its period, come into `met` of these releases at most: into one, and it tells all of units,
-    which are then others in each.
+    Rows and groups: every release has as many rows as the first, and they follow the same law of
+    groups. A law that puts most rows into groups of one row is left out: it says nothing of the
+    groups that later rows may be in. If no law is left, any usual groups are expected.
+
+    Units: the same ones may come back in each release, or others come. `likely_ways` are the ways
+    that fit what is `seen`; each law of groups with each of them is a stream, with the chance to
+    repeat a group that fits both. If units already have more rows in one release than is usual,
+    they are devices rather than visitors: they are there once, always, or in between, with equal
+    chances, and their groups are as concentrated as seen.
+
+    `met`: the most releases that the rows of one unit, in its period, come into. If it is 1, the
+    first release tells all of its units, and each release has others.
 
     >>> known = {"expected_units": 1000.0, "expected_rows": 100.0}
     >>> for name, value in of_all_releases(known, 16, None).items():
@@ -108,8 +124,8 @@ def of_all_releases(
 def streams(known: dict[str, Any], ways: list[Way], seen: SeenUnits) -> Iterator[tuple[float, ...]]:
     """Each law of groups with each way of units, and a chance to repeat a group that fits both.
 
-    Groups, steep, single, spread (no groups: as many as the query expects) and repeats, as
-    `ExpectedStream` says them, and the number of the way.
+    A stream is (groups, steep, single, spread, repeats, number of the way); the first five are
+    fields of `ExpectedStream`, and 0 groups means as many as the query expects.
     """
     whole = expected(known, 1)
     assert whole is not None  # noqa: S101  (rows are known)
@@ -131,17 +147,18 @@ def streams(known: dict[str, Any], ways: list[Way], seen: SeenUnits) -> Iterator
 
 
 def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
-    """Ways that stand for all by which units may have been seen so in one of some releases.
+    """A few ways, equally likely, that stand for all ways that fit what is seen.
 
-    Algorithm: a unit is there in one release, in the geometric mean, or in all, `AT_ANY_TIME` times
-        as likely; a row of it is then in the first one with one chance in so many. Or each of its
-        rows is in another release, if what is seen fits that as well. For each, the likelihood of
-        noisy bins about those of laws on a grid (even in the logarithm of the mean), with the
-        number of units that fits best, Gaussian noise, the draw of a sample and `MISFIT` of a bin.
-        Bins of `APART` rows or more that stand out of all that are units beside the law, with as
-        many rows in each release that they are there in; to need some is as unlikely as to miss by
-        `OUTSTANDING` deviations. A law whose mean is not usual counts for less. Of all laws,
-        ordered by how long units are there and by their means, those at even places of the sum.
+    Algorithm: a unit is there in one release, in the geometric mean, or in all of them
+        (`AT_ANY_TIME` times as likely); each of its rows is in the first release with the chance
+        1 / `there`. Or its rows are apart: no two are in the same release. For each of these four,
+        laws of rows lie on a grid that is even in the logarithm of the mean, and the noisy bins
+        have a likelihood by each (`about_laws`). Laws whose mean is not usual count for less.
+        Bins from `APART` rows on may stand out of a law by more than `OUTSTANDING` deviations:
+        then they hold units beside it, which have as many rows in each release that they are
+        there in. Such a bin costs a law the likelihood of missing by `OUTSTANDING` deviations.
+        All laws, ordered by `there` and by their means, have a cumulative chance; the laws at
+        `WAYS` even places of it are chosen.
 
     >>> bins = np.zeros(len(ROW_EDGES), np.int64)
     >>> bins[:3] = 6_000, 750, 63  # 30,000 units with one row and five more by chance, in 24
@@ -156,10 +173,8 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
     always = float(releases)
     for there, apart in ((1.0, False), (sqrt(releases), False), (always, False), (always, True)):
         shares, met = seen_of_laws(there, apart=apart)
-        units = np.maximum(shares @ seen.units, 0.0) / (shares**2).sum(axis=1)
-        about = units[:, None] * shares
-        spread = seen.sigma**2 + seen.times * about + (MISFIT * about) ** 2
-        missed = (seen.units - about) / np.sqrt(spread)
+        units, bins, spread = about_laws(seen.units, shares, seen.sigma, times=seen.times)
+        missed = (seen.units - bins) / np.sqrt(spread)
         beside = (missed > OUTSTANDING) & (ROW_EDGES >= APART)
         fit = (np.where(beside, OUTSTANDING, missed) ** 2 + np.log(spread)).sum(axis=1)
         chance = before * np.exp((fit.min() - fit) / 2)
@@ -167,7 +182,7 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
         best = min(best, fit.min())
         near = np.pad(beside, ((0, 0), (1, 1)))
         beside |= (near[:, 2:] | near[:, :-2]) & (missed > BESIDE) & (ROW_EDGES >= APART)
-        more = np.where(beside, seen.units - about, 0.0)
+        more = np.where(beside, seen.units - bins, 0.0)
         fits += [(law, there, apart, units[law] / met[law], more[law]) for law in range(len(laws))]
         often = AT_ANY_TIME if there == always else 1.0
         chances.append(often * usual * chance / chance.sum() * np.exp(-worse / 2))
@@ -183,7 +198,7 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
 def way_of(
     units: Float64[Array, " sizes"], more: Float64[Array, " bins"], there: float, *, apart: bool
 ) -> Way:
-    """The way of units by a law, and of those beside it, by their rows in one release."""
+    """The way by a law of units over all releases, with `more` units by their rows in one."""
     units = units[: int(there)] if apart else units
     found = [
         (int(low), int(high), float(units[int(low) - 1 : int(high)].sum()))
@@ -206,9 +221,10 @@ def way_of(
 def laws_of_rows() -> tuple[
     Float64[Array, " laws"], Float64[Array, "laws sizes"], Float64[Array, " laws"]
 ]:
-    """Laws of rows, ordered by their means: means, shares of units, chances beforehand."""
-    n, size, found = np.arange(1.0, MOST_ROWS + 1), SIZES[:, None], []
-    for heavy, even in [(heavy, 0.0) for heavy in HEAVY] + [(0.0, even) for even in EVEN]:
+    """Laws of rows of a unit, ordered by their means: means, shares of units, prior chances."""
+    n, size, found = np.arange(1.0, MOST_ROWS + 1), LIKELY_SIZES[:, None], []
+    kinds = [(heavy, 0.0) for heavy in LIKELY_HEAVY] + [(0.0, even) for even in LIKELY_EVEN]
+    for heavy, even in kinds:
         powers = -heavy * np.log1p((n - 1) / size)
         logs = (even - 1) * np.log(n) - n * even / size if even else powers
         shares = np.exp(logs - logs.max(axis=1)[:, None])
@@ -226,10 +242,10 @@ def laws_of_rows() -> tuple[
 def seen_of_laws(
     there: float, *, apart: bool = False
 ) -> tuple[Float64[Array, "laws bins"], Float64[Array, " laws"]]:
-    """The share of units in each bin of rows, by each law, of those that are in one release.
+    """Units in one release: their shares by bins of rows there, and what part of all they are.
 
-    And what part of all units these are. Each row is in it with one chance in `there`; `apart`: no
-    two rows of a unit are in one release, so none has more rows than there are releases.
+    By each law. A row is in the release with the chance 1 / `there`; `apart`: no two rows of a unit
+    are in the same release, so no unit has more rows than there are releases.
     """
     n = np.arange(1, MOST_ROWS + 1)
     chance = np.eye(MOST_ROWS)
@@ -241,12 +257,7 @@ def seen_of_laws(
         made = logs[n][:, None] - logs[n] - logs[rest] - n * np.log(there)
         made += rest * np.log1p(-1 / there)
         chance = np.where(n <= n[:, None], np.exp(made), 0.0)
-    place = np.searchsorted(ROW_EDGES, n, side="right") - 1
-    first = np.searchsorted(place, np.arange(len(ROW_EDGES)))
-    inside = first < MOST_ROWS
-    by_bin = np.zeros((MOST_ROWS, len(ROW_EDGES)))
-    by_bin[:, inside] = np.add.reduceat(chance, first[inside], axis=1)
-    found = laws_of_rows()[1] @ by_bin
+    found = laws_of_rows()[1] @ in_bins(chance)
     met = found.sum(axis=1)
     return found / met[:, None], met
 
@@ -255,9 +266,9 @@ def seen_of_laws(
 
 
 def likely_repeats(stream: ExpectedStream, there: float, seen: SeenUnits, chance: float) -> float:
-    """A quantile of the chance to repeat a group, where in one release so many rows were seen to.
+    """The chance to repeat a group, given the share of rows seen to do so in one release.
 
-    `chance`: which quantile. Noise that hides what repeats leaves the chance as it is beforehand.
+    It is the `chance`-quantile of the posterior; where noise hides what repeats, of the prior.
     """
     part = [
         repeated_in_part(draw_stream(replace(stream, repeats=repeats)), there)
@@ -271,10 +282,10 @@ def likely_repeats(stream: ExpectedStream, there: float, seen: SeenUnits, chance
 
 
 def repeated_in_part(drawn: Drawn, there: float) -> float:
-    """The share of rows that repeat a group of their unit, among one in `there` of all rows.
+    """The share of rows that repeat a group of their unit, in a random part of all rows.
 
-    Of a unit's n rows in a group, n / there are expected among these, and the group with the
-    chance 1 - (1 - 1 / there)^n.
+    A row is in the part with the chance 1 / `there`. Of the n rows of a unit in a group, n / there
+    are expected in it, and at least one with the chance 1 - (1 - 1 / there)^n: that one is new.
     """
     rows = np.bincount(drawn.first, drawn.times, len(drawn.first))[drawn.new]
     met = -np.expm1(rows * np.log1p(-1 / there)) if there > 1 else np.minimum(rows, 1.0)

@@ -36,7 +36,7 @@ from streamveil.expressions import (
     compile_value,
     has_value,
 )
-from streamveil.kinds import AGGREGATES, COUNTS, MOMENTS, TOTALS, made_of
+from streamveil.kinds import COUNTS, MOMENTS, SQUARED, TOTALS, made_of
 from streamveil.plan import Aggregate, Plan, TableSource, options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import (
@@ -404,7 +404,7 @@ class Compiler:
         low, high, _ = self._bounded(aggregate)
         lanes: tuple[int, ...] = self._centred(aggregate)
         centre = self.book.lanes[lanes[1]].centre
-        if AGGREGATES[aggregate.function].squares:
+        if aggregate.function in SQUARED:
             quantum = power_of_two(max(high - centre, centre - low) ** 2)
             square = replace(self.book.lanes[lanes[1]], kind="square", quantum=quantum)
             lanes = *lanes, self.book.use(square)

@@ -14,10 +14,11 @@ from streamveil.compiled import gammainc, gammaincinv, ndtr
 from streamveil.compiler.error_forecast import errors_of
 from streamveil.compiler.expected_stream import expected_stream
 from streamveil.compiler.plan_forecast import as_settings, lane_sd, threshold_of, windows_of
+from streamveil.compiler.unit_sizes import about_laws, unlikely
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.outputs import TINY, Output
 from streamveil.dataflow.release import driver
-from streamveil.kinds import AGGREGATES
+from streamveil.kinds import SQUARED
 from streamveil.plan import Aggregate, Plan
 from streamveil.plan.look import LEAST, MOST
 from streamveil.types import Array, Float64, Int64
@@ -166,9 +167,9 @@ def tails(
 
     Algorithm: log-normal, gamma and Pareto laws and powers up to an end, each also cut off where
         the last bin stands out, about the median that is seen. Of each the likelihood of the noisy
-        bins from the median on, those of noise alone too, given the number of units that fits it
-        best, with Gaussian noise, the spread of a draw and, in bins that are seen, `MISFIT`. Of
-        `whole` numbers, laws are those of sizes that are rounded: some bins hold none.
+        bins from the median on (`about_laws`), those of noise alone too; bins that are seen may
+        differ from every law by `MISFIT`. Of `whole` numbers, laws are those of sizes that are
+        rounded: some bins hold none.
     """
     some = np.append(0.0, seen[1:])
     if not some.any():
@@ -182,12 +183,10 @@ def tails(
     data, standing = noisy[first:], np.arange(first, len(noisy)) <= last
     before = np.repeat([MOSTLY, 1.0], len(laws))
     laws = np.concatenate([laws, laws * standing])
-    units = np.maximum(laws @ data, 0.0) / np.maximum((laws**2).sum(axis=1), 1e-300)
-    made = units[:, None] * laws
-    spread = sigma**2 + made + (MISFIT * standing * made) ** 2
-    fit = ((data - made) ** 2 / spread + np.log(spread)).sum(axis=1)
+    about = about_laws(data, laws, sigma, MISFIT * standing)
+    fit = unlikely(data, about)
     chance = before * np.exp((fit.min() - fit) / 2)
-    hidden = np.where(standing, 0.0, made)
+    hidden = np.where(standing, 0.0, about.bins)
     return Tails(seen, chance / chance.sum(), np.pad(hidden, ((0, 0), (first, 0))))
 
 
@@ -263,7 +262,7 @@ def least_error(
     streams = [replace(one, once=plan.counts_units) for one in stream.family()]
 
     def cost(output: Output, one: Clamping) -> float:
-        squares = AGGREGATES[output.function].squares  # type: ignore[index]  # it is one of them
+        squares = output.function in SQUARED
         whole = 1 / (1 / sizes.variances).mean() if squares else sizes.mean
         lost = one.variance if squares else one.beyond
         wide = width_of(one.low, one.high, output.function)
@@ -297,7 +296,7 @@ def noise_of(operator: GroupBy, output: Output, bounds: Clamping, sizes: ValueSi
 
 def width_of(low: float, high: float, function: str) -> float:
     """What noise hides: the larger end of a sum, half the distance of both of a mean, squared."""
-    if AGGREGATES[function].squares:  # type: ignore[index]  # it is one of them
+    if function in SQUARED:
         return ((high - low) / 2) ** 2
     return (high - low) / 2 if function == "avg" else max(abs(low), abs(high))
 

@@ -18,7 +18,7 @@ from streamveil.calendars import DAY, END_US, Cells
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
-from streamveil.kinds import AGGREGATES, MOMENTS, SINKS, SKETCHES, SOURCES, VALUED
+from streamveil.kinds import MOMENTS, SINKS, SKETCHES, SOURCES, SQUARED, VALUED
 from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
 from streamveil.plan.look import (
     cannot_choose_bounds,
@@ -31,6 +31,7 @@ from streamveil.release_metadata import SUFFIXES
 
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 LARGEST_DELTA = 0.1
+MOST_BOUND = 10**9  # rows of a unit or of its group that a query may allow
 MOST_SQUARED = 2**31  # squared rows, as many as a query without bounds may choose
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "
@@ -286,7 +287,7 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
     if not (isfinite(agg.low) and isfinite(agg.high) and agg.low < agg.high):
         given = f"({agg.low:g}, {agg.high:g})"
         yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first, not {given}"
-    largest = LARGEST**0.5 if AGGREGATES[agg.function].squares else LARGEST
+    largest = LARGEST**0.5 if agg.function in SQUARED else LARGEST
     if max(abs(agg.low), abs(agg.high)) > largest:
         yield f"bounds of '{agg.name}' must lie between {-largest:g} and {largest:g}"
 
@@ -307,8 +308,11 @@ def _bounding(plan: Plan) -> Complaints:
     bounding = plan.bounding
     rows, each, squares = bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic
     most = f"{options.MAX_ROWS} (or {options.MAX_GROUPS})"
-    named = zip((most, options.MAX_PER_GROUP, options.MAX_SQUARED),
-                (rows, each, squares), (10**9, 10**9, MOST_SQUARED), strict=True)  # fmt: skip
+    named = (
+        (most, rows, MOST_BOUND),
+        (options.MAX_PER_GROUP, each, MOST_BOUND),
+        (options.MAX_SQUARED, squares, MOST_SQUARED),
+    )
     for name, value, largest in named:
         if value is None:
             continue

@@ -24,7 +24,7 @@ from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
 from streamveil.expressions import range_of
-from streamveil.kinds import AGGREGATES, MOMENTS, RATIOS, SKETCHES, VALUED
+from streamveil.kinds import MOMENTS, RATIOS, SKETCHES, SQUARED, VALUED
 from streamveil.plan import Aggregate, Bounding, Plan, TableSource
 from streamveil.plan.options import (
     DELTA_SHARE,
@@ -197,7 +197,7 @@ def clamped_in_words(plan: Plan, aggregate: Aggregate) -> str:
 def _beyond(plan: Plan, aggregate: Aggregate) -> str:
     """Which share a look says that bounds leave out; nothing where it says nothing."""
     told, text = expectations(plan.options), aggregate.expression
-    squares = AGGREGATES[aggregate.function].squares
+    squares = aggregate.function in SQUARED
     whole, shares = (
         ("their variance", CLAMPED_VARIANCE) if squares else ("what values add up to", CLAMPED)
     )

@@ -27,7 +27,7 @@ from streamveil.dataflow.windows import periods_until
 from streamveil.disk import Lock
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions import column_named
-from streamveil.kinds import AGGREGATES
+from streamveil.kinds import SQUARED
 from streamveil.plan import Plan, combined_plan
 from streamveil.plan.look import (
     CLAMPED,
@@ -112,7 +112,7 @@ def looked(
         from streamveil.compiler.value_sizes import within_ends  # likewise
 
         found = within_ends(found, learned.ends)
-    squared = {agg.expression for agg in wanted.aggregates if AGGREGATES[agg.function].squares}
+    squared = {agg.expression for agg in wanted.aggregates if agg.function in SQUARED}
     if found:
         beyond = {text: one.beyond for text, one in found.items()}
         unseen = {text: one.unseen for text, one in found.items() if one.unseen}

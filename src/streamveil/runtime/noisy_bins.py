@@ -11,7 +11,15 @@ from streamveil.compiled import ndtri
 from streamveil.compiler.by_unit import even_groups
 from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
 from streamveil.compiler.group_sizes import Units, likely_laws
-from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, SeenUnits, fitted_units
+from streamveil.compiler.unit_sizes import (
+    BESIDE,
+    OUTSTANDING,
+    ROW_EDGES,
+    ROW_ENDS,
+    TOLD,
+    SeenUnits,
+    fitted_units,
+)
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, tails
 from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, VALUES
 from streamveil.plan.options import (
@@ -30,15 +38,12 @@ SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
-OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 350 looks
-TOLD = 1e-5  # share of units below which a bin is left out
 LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
 TOGETHER = (2, 4, 8, 16)  # bins of values side by side that are added up
 ZERO = len(POWERS) + 1  # the bin of 0 and of all that is smaller than sizes
 OF_ZERO = np.isin(np.arange(len(SIGNED_EDGES) + 1), (len(POWERS), len(POWERS) + 1))
-BESIDE = 2.0  # the same, for bins next to such a one
 FEWEST = 5.0  # deviations of all units together below which nothing is said
 VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
 
