@@ -1,6 +1,5 @@
 """Sizing the noise ends for every plan, with an answer or a refusal in words."""
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -17,9 +16,10 @@ from streamveil.counters import COUNTERS, AnytimeBltCounter, BltCounter, fit
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec, Window
 from tests.dataflow.streams import plan_of
+from tests.work import at_most
 
 HOUR, DAY = 3600 * 10**6, 24 * 3600 * 10**6
-LIMIT = 10.0  # seconds of CPU
+CALLS = 1_000_000  # in explaining one plan: six times as many as these ever took
 RULE = WeightRule(scale=63, entry=32, reference=100.0)
 FUNCTIONS = ("sum", "avg", "variance", "quantile", "count", "count_units", "count_distinct")
 
@@ -88,21 +88,19 @@ def drawn(rng):
     )  # fmt: skip
 
 
-def ends(seed, plans, limit=LIMIT):
+def ends(seed, plans, calls=CALLS):
     rng, answered = np.random.default_rng(seed), 0
     for _ in range(plans):
         plan = drawn(rng)
-        begun = time.process_time()
-        with suppress(PlanError, BudgetError):
+        with at_most(calls), suppress(PlanError, BudgetError):
             answered += bool(str(explain(plan)))
-        assert time.process_time() - begun < limit, plan
     return answered
 
 
-def test_plans_are_explained_or_refused_in_time():
+def test_plans_are_explained_or_refused_in_few_calls():
     assert ends(1, 12) > 3
 
 
 @pytest.mark.slow
 def test_two_thousand_plans_are_explained_or_refused():
-    assert ends(2, 2000, limit=inf) > 400
+    assert ends(2, 2000, calls=inf) > 400
