@@ -2,13 +2,11 @@
 
 import doctest
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.pages import command
 from tools import site_figures, site_typed
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,11 +38,7 @@ def test_the_examples_run(page, commands, tmp_path, monkeypatch):
             Path("people.sql").write_text(text)
         elif language == "console":
             for line in text.splitlines():
-                command = shlex.split(line.removeprefix("$ "))
-                done = subprocess.run(
-                    [sys.executable, "-m", *command], capture_output=True, text=True, check=False
-                )
-                assert done.returncode == 0, (line, done.stdout, done.stderr)
+                command(line)
                 ran += 1
     assert ran == commands
 

@@ -86,30 +86,32 @@ def test_a_line_that_unpacks_to_more_than_all_memory_ends_no_job(form, tmp_path)
     assert told == f"([0, 2], {{'{TOO_LONG}': 1}})"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses")
-@pytest.mark.parametrize("line", [
-    b'{"user": ' + b"[]," * 5_000_000 + b"0}", b'{"user": [' + b"[]," * 5_000_000 + b"0]}",
-    b'{"other": [' + b"{}," * 5_000_000 + b"0]}", b'{"user": "' + b"\\u0041" * 2_500_000 + b'"',
-    b'{"user": "' + b"\\\\" * 7_000_000 + b'"}}', b"[" * 15_000_000, b'{"user":' * 1_900_000,
-])  # fmt: skip
-def test_no_line_within_the_limit_takes_a_multiple_of_it_to_read(line, tmp_path):
-    small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
-    small.write_bytes(lines_of("jsonl", b"a", b"b"))
-    assert len(line) <= MOST_LINE
-    large.write_bytes(lines_of("jsonl", b"a") + line + b'\n{"user": 2}\n')
-    assert under_a_limit(str(small), str(large), 400) == f"([0, 2], {{'{MALFORMED}': 1}})"
+NASTY = {  # lines within the limit, and how many megabytes are enough to read one after another
+    "jsonl": (400, [
+        b'{"user": ' + b"[]," * 5_000_000 + b"0}", b'{"user": [' + b"[]," * 5_000_000 + b"0]}",
+        b'{"other": [' + b"{}," * 5_000_000 + b"0]}", b'{"user": "' + b"\\u0041" * 2_500_000 + b'"',
+        b'{"user": "' + b"\\\\" * 7_000_000 + b'"}}', b"[" * 15_000_000, b'{"user":' * 1_900_000,
+    ]),
+    "csv": (600, [
+        b"," * 15_000_000, b'1,"' + b'""' * 7_000_000, b'1,"' + b"x" * 15_000_000,
+        b'"",' * 5_000_000, b'1,2,"' + b'""' * 7_000_000 + b'"\xff',
+    ]),
+}  # fmt: skip
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses")
-@pytest.mark.parametrize("line", [
-    b"," * 15_000_000, b'1,"' + b'""' * 7_000_000, b'1,"' + b"x" * 15_000_000, b'"",' * 5_000_000,
-    b'1,2,"' + b'""' * 7_000_000 + b'"\xff',
-])  # fmt: skip
-def test_no_csv_line_within_the_limit_takes_a_multiple_of_it_to_read(line, tmp_path):
-    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
-    small.write_bytes(lines_of("csv", b"a", b"b"))
-    large.write_bytes(lines_of("csv", b"a") + line + b"\n2,c\n")
-    assert under_a_limit(str(small), str(large), 600) == f"([0, 2], {{'{MALFORMED}': 1}})"
+@pytest.mark.parametrize("form", NASTY)
+def test_no_line_within_the_limit_takes_a_multiple_of_it_to_read(form, tmp_path):
+    small, large = tmp_path / f"small.{form}", tmp_path / f"large.{form}"
+    small.write_bytes(lines_of(form, b"a", b"b"))
+    megabytes, lines = NASTY[form]
+    assert max(map(len, lines)) <= MOST_LINE
+    with large.open("wb") as file:
+        file.write(lines_of(form, b"a"))
+        for number, line in enumerate(lines, 1):
+            file.write(line + b"\n" + ROWS[form](number, b"c") + b"\n")
+    read, malformed = [*range(len(lines) + 1)], {MALFORMED: len(lines)}
+    assert under_a_limit(str(small), str(large), megabytes) == f"({read}, {malformed})"
 
 
 @pytest.mark.parametrize("pack", PACK)
