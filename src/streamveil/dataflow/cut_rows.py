@@ -30,7 +30,6 @@ NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.u
 MOST_KNOWN, AT_ONCE = 1 << 10, 1 << 6  # deviations that are remembered, and computed together
 ALWAYS_TOLD = 2  # bands that an upper bound is of, whatever they hold: the first 5 cut rows
 ALWAYS_WIDENED = 3  # bands that `intervals = 'true'` go by, whatever they hold: the first 21
-DOUBT = 1.645  # deviations above a Gaussian that its mean exceeds once in 20
 QUIET = 2.0  # deviations below which a band counts as empty for intervals, with all above it
 
 
@@ -258,19 +257,20 @@ def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[s
     return lost | {name: round(rows / (rows + kept), 4) for name, rows in ends.items()}
 
 
-def cut_at_most(
+def cut_of_most(
     noisy: Float64[Array, "releases bands"], sd: Float64[Array, " releases"]
-) -> Float64[Array, " releases"]:
-    """Post-processing: rows cut, with 95 % confidence at most, in the bands that noise may hide.
+) -> tuple[Float64[Array, " releases"], Float64[Array, " releases"]]:
+    """Post-processing: rows cut, in the bands that noise may hide, and their deviation.
 
     The first three, and all that the noise shows to be filled.
 
-    >>> cut_at_most(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0])).round(1)
-    array([2370.3])
+    >>> rows, sd = cut_of_most(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))
+    >>> float(rows[0]), float(sd[0].round(1))
+    (2343.75, 16.1)
     """
     totals, spreads, filled = _first_bands(noisy, sd, QUIET)
     own = np.arange(len(sd)), np.maximum(filled, ALWAYS_WIDENED) - 1
-    return np.asarray(np.maximum(totals[own], 0) + DOUBT * spreads[own])
+    return np.maximum(totals[own], 0.0), spreads[own]
 
 
 def kept_rows(sizes: Float64[Array, " keys"]) -> float:

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import ReleaseColumns
-from streamveil.compiled import log_ndtr, ndtr
+from streamveil.compiled import log_ndtr, ndtr, ndtri
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
-from streamveil.dataflow.cut_rows import cut_at_most, cut_summary, kept_rows, with_share
-from streamveil.dataflow.outputs import FUNCTIONS, Estimate, Output, Totals, quantile_of
+from streamveil.dataflow.cut_rows import cut_of_most, cut_summary, kept_rows, with_share
+from streamveil.dataflow.outputs import FUNCTIONS, TINY, Estimate, Output, Totals, quantile_of
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.kinds import MOMENTS
 from streamveil.release_metadata import FACTS, SUFFIXES, TIME, completed
@@ -32,24 +32,90 @@ UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more oft
 Ends: TypeAlias = tuple[Float64[Array, " rows"], Float64[Array, " rows"]]  # of intervals
 
 
-def with_cut(answer: Estimate, output: Output, odds: float | Float64[Array, " keys"]) -> Estimate:
+class CutOdds(NamedTuple):
+    """Cut rows for each row that was kept, over all shown groups: an estimate with its noise."""
+
+    value: float | Float64[Array, " keys"]  # at least 0
+    sd: float | Float64[Array, " keys"]
+
+
+def with_cut(
+    answer: Estimate, output: Output, odds: CutOdds, confidence: float, seen: Bool[Array, " keys"]
+) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut, three times its share.
 
-    `odds`: cut rows per row that was kept, over all shown groups. Which groups lost them is not
-    known: a group that lost more lies beyond its interval, which is said beside the number
-    (`ALLOWED`). Sums of values of one sign only.
+    Which groups lost the rows is not known: a group that lost more lies beyond its interval, which
+    is said beside the number (`ALLOWED`). Sums of values of one sign only. `seen`: groups that this
+    number shows for the first time; their ends are corrected already.
 
-    Guarantee: where `odds` hold the cut rows, groups that lost more have less than a third of the
-        kept rows of the shown groups, whatever the data. In a sum a cut row counts as a kept one.
+    Guarantee: groups that lost more have less than a third of the kept rows of the shown groups,
+        whatever the data. Every other number is in its interval with the confidence, less `UNSEEN`
+        of the rest. In a sum a cut row counts as a kept one.
     Proof: L rows were cut of groups that kept K. Those that each lost more than 3 L / K times what
-        they kept, k rows together, lost more than 3 k L / K together and at most L: k < K / 3. What
-        a group kept is below the end of its interval; K is known up to the noise of all groups.
+        they kept, k rows together, lost more than 3 k L / K together and at most L: k < K / 3. K is
+        known up to the noise of all groups. For the others see `ends_with_cut`.
     """
-    more = UNEVEN * odds
     rises = output.function != "sum" or output.low >= 0
+    ends = (answer.low, answer.high) if rises else (-answer.high, -answer.low)
+    low, high = ends_with_cut(ends, answer.sd, odds, confidence, seen)
     if rises:
-        return replace(answer, high=answer.high + more * np.maximum(answer.high, 0.0))
-    return replace(answer, low=answer.low + more * np.minimum(answer.low, 0.0))
+        return replace(answer, low=np.maximum(low, output.least), high=high)
+    return replace(answer, low=-high, high=-low)
+
+
+def ends_with_cut(
+    ends: Ends,
+    sd: Float64[Array, " keys"],
+    odds: CutOdds,
+    confidence: float,
+    seen: Bool[Array, " keys"],
+) -> Ends:
+    """The ends of an interval of k + x: k was kept, and x of 0 to c k was cut, c three times odds.
+
+    Algorithm: that of Imbens & Manski (2004), doi:10.1111/j.1468-0262.2004.00555.x, with the noise
+        of the odds. An interval with room for all of c k misses on one side alone, nearly, and
+        reaches 1.64 deviations to each side instead of 1.96.
+    Proof: the number has noise e of deviation s, c has f of deviation d, drawn apart. The lower end
+        is above k + x only if e > z s + x, the upper one below only if e (1 + c) + k f < -(z r + c
+        k - x), where r^2 = (1 + c)^2 s^2 + k^2 d^2. Both are at most Phi(-z - x / s) + Phi(-z - (c
+        k - x) / r), which is convex in x, and as s <= r largest at x = 0: `reach` makes it the
+        chance of errors. A smaller k or c has a larger reach, so it may be taken from below: k as
+        the lower end of 1.96 deviations, which is above the true k only where e > 1.96 s, a miss at
+        x = 0 anyway; c by so many deviations that it fails `UNSEEN` as often as an interval. In r,
+        k is taken from above, at 1.96 deviations, and c as it is estimated; e f is left out. Tests
+        integrate over the noise that the chance is kept for x from 0 to c k.
+        Of groups that are just seen the upper end is what the corrected end and that of c allow,
+        each with half of the chance: without a room that is known, this is the chance again.
+    """
+    z, far = quantile_of(confidence), quantile_of(1 - 2 * UNSEEN * (1 - confidence))
+    low, high = ends
+    kept, most = high - z * sd, np.maximum(high, 0.0)
+    above = UNEVEN * (odds.value + z * odds.sd)
+    room = UNEVEN * np.maximum(odds.value - far * odds.sd, 0.0) * np.maximum(kept - z * sd, 0.0)
+    spread = np.hypot((1 + UNEVEN * odds.value) * sd, UNEVEN * most * odds.sd)
+    reach = reach_beside(room / np.maximum(spread, TINY), confidence)
+    highest = kept + UNEVEN * odds.value * np.maximum(kept, 0.0) + reach * spread
+    return (
+        np.where(seen, low, kept - reach * sd),
+        np.where(seen, high + above * most, highest),
+    )
+
+
+def reach_beside(room: Float64[Array, " keys"], confidence: float) -> Float64[Array, " keys"]:
+    """The least z with Phi(-z) + Phi(-z - room) at most the chance of errors, or a bit more.
+
+    Proof: from a z that is too small follows one that is large enough, and the other way round.
+
+    >>> reach_beside(np.array([0.0, 1.0, 9.0]), 0.95).round(3).tolist()
+    [1.96, 1.681, 1.645]
+    """
+    miss, most = 1 - confidence, quantile_of(confidence)
+    small = np.full_like(room, quantile_of(1 - 2 * miss))
+    large = np.full_like(room, most)
+    for _ in range(3):
+        large = np.minimum(-ndtri(np.maximum(miss - ndtr(-small - room), 0.0)), most)
+        small = -ndtri(np.maximum(miss - ndtr(-large - room), 0.0))
+    return np.asarray(portable(large))
 
 
 def since_published(
@@ -243,7 +309,8 @@ def to_columns(
         if shared.intersection(output.lanes):
             answer = since_shown(answer, output, totals, order, above, shape.confidence)
         if odds is not None:
-            answer = with_cut(answer, output, odds)
+            seen = np.isfinite(above) & bool(shared.intersection(output.lanes))
+            answer = with_cut(answer, output, odds, shape.confidence, seen)
         if output.monotone:
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
@@ -287,7 +354,7 @@ def cut_of(
     parts: Sequence[Numbers],
     sizes: Float64[Array, " keys"] | None,
     rows: Sequence[int],
-) -> tuple[Sequence[dict[str, float] | None], Float64[Array, " keys"] | None]:
+) -> tuple[Sequence[dict[str, float] | None], CutOdds | None]:
     """What each release says of the rows over the bound, and how many a kept one stands for.
 
     `sizes` are rows by key in the order of the release: the last bits of their sum depend on the
@@ -306,7 +373,8 @@ def cut_of(
     own = [sizes[end - some : end] for end, some in zip(ends, rows, strict=True)]
     odds = None
     if shape.true_intervals:
-        odds = np.repeat(cut_at_most(noisy, sd) / [kept_rows(one) for one in own], rows)
+        kept = [kept_rows(one) for one in own]
+        odds = CutOdds(*(np.repeat(part / kept, rows) for part in cut_of_most(noisy, sd)))
     if not shape.size.rows:  # of how many rows these were is not known
         return lost, odds
     return [with_share(*one) for one in zip(lost, own, strict=True)], odds
