@@ -93,10 +93,10 @@ class AnswerTable:
         return plotted(self.table, self.notes, self.number(name), most)
 
     def number(self, name: str | None) -> str:
-        """The column of a noisy number: the one named, or else the first.
+        """The column of a noisy number: the one named, or else the first that is not null.
 
         Args:
-            name: a column; None: the first one with an interval.
+            name: a column; None: the first one with an interval, unless it is null in all rows.
 
         Raises:
             PlanError: there is no such number.
@@ -105,7 +105,7 @@ class AnswerTable:
             raise PlanError("there is no number with an interval to plot")
         if name is not None and name not in self.numbers:
             raise PlanError(f"'{name}' is not a number here{nearest(name, self.numbers)}")
-        return name or self.numbers[0]
+        return name or first_known(self.table, self.numbers)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """For other packages: `polars.DataFrame(answer)`, `duckdb.sql("from answer")`."""
@@ -120,6 +120,16 @@ class AnswerTable:
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return STYLE + html_of(self.table, self.notes, most=SHOWN)
+
+
+def first_known(table: pa.Table, numbers: Sequence[str]) -> str:
+    """The first number that is not null in every row; the first of all where each is.
+
+    >>> first_known(pa.table({"s": pa.nulls(2), "n": [1, None]}), ["s", "n"])
+    'n'
+    """
+    known = (name for name in numbers if table[name].null_count < table.num_rows)
+    return next(known, numbers[0])
 
 
 def keys_of(table: pa.Table) -> list[str]:

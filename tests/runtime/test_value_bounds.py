@@ -11,13 +11,16 @@ import pytest
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
+from streamveil.api.answers import answers
 from streamveil.compiler import operator_of
 from streamveil.compiler.by_unit import middle_of_each
 from streamveil.compiler.numbering import taken
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.errors import PlanError
+from streamveil.dashboard.page import html
+from streamveil.dashboard.view import NO_ANSWER, page_of
+from streamveil.errors import NoiseWarning, PlanError
 from streamveil.plan import SinkSpec
 from streamveil.plan.look import divided, in_any_case, look_share, with_look
 from streamveil.release_metadata import sentences
@@ -303,6 +306,54 @@ def test_what_is_computed_of_no_number_says_so_and_holds_everything(columns, end
         assert shown["a"].to_pylist() == [0] * PAGES
         assert shown["a_low"].to_pylist() == [-np.inf] * PAGES
         assert shown["a_high"].to_pylist() == [np.inf] * PAGES
+
+
+DISCOVERED = CLAUSE.partition(", public_groups")[0]
+EXPECTED = ", expected_rows = 3, expected_units = 8000, expected_groups = 5"
+
+
+@pytest.mark.parametrize("clause", [CLAUSE, DISCOVERED])
+@pytest.mark.parametrize("options", ["", EXPECTED])
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("SUM(x) AS s", True),
+        ("SUM(x) AS s, SUM(y, contribution_bounds_per_row => (0, 1)) AS w", True),
+        ("SUM(x) AS s, COUNT(*) AS n", False),
+    ],
+)
+def test_a_job_warns_of_null_numbers_and_not_of_their_noise(
+    columns, said, options, clause, tmp_path
+):
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({clause}{options}) page, {columns} FROM t"
+        " GROUP BY page"
+    )
+    table = table_of(RARE).append_column("y", pa.array(np.ones(ROWS)))
+    with pytest.warns(NoiseWarning) as found:
+        released(sv.sql(text, {"t": table}).plan, tmp_path / "s")
+    texts = [str(one.message) for one in found if "insecure" not in str(one.message)]
+    assert [one.startswith("no number for x") for one in texts] == [True] * said
+    assert all("contribution_bounds_per_row" in one for one in texts)
+
+
+def test_a_page_says_why_a_number_is_null_and_draws_the_others(tmp_path):
+    plan = asked(table_of(RARE), "page, SUM(x) AS s, COUNT(*) AS n", ", steps = 2",
+                 " EMIT EVERY 12000 ROWS")  # fmt: skip
+    with pytest.warns(NoiseWarning):
+        released(plan, tmp_path / "s")
+    found = answers(str(tmp_path / "s"))
+    view, tables = page_of(found, {})
+    empty, drawn, *_ = view["charts"]
+    assert (empty["lines"], len(drawn["lines"])) == ([], PAGES)
+    assert empty["unknown"].startswith("no number for x")
+    assert [one.table.column_names[1] for one in tables] == ["n", "n"]
+    page = html(found, {})
+    assert "<h2>s</h2>" in page
+    assert NO_ANSWER not in page.partition("</main>")[0]
+    assert found.number(None) == "n"
+    texts = {text.get_text() for axes in found.plot("s").axes for text in axes.texts}
+    assert texts == {"no number"}
 
 
 def test_a_default_in_an_outer_select_holds_everything_too(tmp_path):

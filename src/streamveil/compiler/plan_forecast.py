@@ -33,6 +33,7 @@ from streamveil.plan.look import (
     is_guessed,
     ways_to_know,
 )
+from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.types import Array, Float64
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
@@ -91,10 +92,15 @@ def usual_row(plan: Plan, operator: GroupBy) -> float:
 def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
     """Says that the answer is forecast to be noise; None where it is not, or nothing is known.
 
-    From public expectations, or from what a look said and was paid for: no row decides it.
+    Of numbers that are null no error is forecast: why they are is said instead, if no other number
+    tells how large a group is. From public expectations, or from what a look said and was paid for:
+    no row decides it.
     """
-    looked = plan.options.get(LOOKED)
-    if looked is not None and not looked["options"]:
+    place, looked = driver(operator.aggregation.lanes), plan.options.get(LOOKED)
+    told = [one for one in operator.outputs if not one.unbounded]
+    if not told or (place >= 0 and not any(place in one.lanes for one in told)):
+        return "; ".join(dict.fromkeys(one.unbounded for one in operator.outputs if one.unbounded))
+    if looked is not None and not looked["options"] and not EXPECTED_ROWS.given_in(plan.options):
         return nothing_found(operator)
     if is_guessed(plan):
         return f"{GUESSED}.\n  to fix  {ways_to_know(plan)}"

@@ -196,8 +196,10 @@ def budget(name: str, record: dict[str, Any]) -> str:
 
 
 def panels(place: int, made: dict[str, Any], found: Answers) -> str:
-    """Room for one number over time: a panel for each group."""
+    """Room for one number over time: a panel for each group. Or why it is null."""
     lines, numbers = made["lines"], found.releases.answers
+    if made["unknown"]:
+        return f"<h2>{escape(made['name'])}</h2>{said(made['unknown'] + '.')}"
     boxes = "".join(
         f"<figure><h3>{escape(line['label'])}</h3>"
         f'<div data-draw="panel" data-chart="{place}" data-line="{at}"></div></figure>'

@@ -14,7 +14,7 @@ import pyarrow as pa
 from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Moment
-from streamveil.display import key_label, rows_of
+from streamveil.display import first_known, key_label, rows_of
 from streamveil.errors import PlanError
 from streamveil.release_metadata import read_facts
 from streamveil.results.answers import Answers
@@ -40,9 +40,11 @@ class PageTable(NamedTuple):
 def tables_of(answers: Answers) -> list[PageTable]:
     """Of the last release that shows any group: the largest by its first number, what changed most.
 
-    What changed is in the order of its size in deviations; the first release has no such table.
+    A number that is null is passed over, if there is another. What changed is in the order of its
+    size in deviations; the first release has no such table.
     """
-    name, at, old = answers.releases.answers[0], answers.last_shown, ""
+    at, old = answers.last_shown, ""
+    name = first_known(answers.releases.table(at), answers.releases.answers)
     if at != answers.moments[-1]:
         old = f" at {tick(answers.releases, at)}: no release since then shows any group"
     found = answers.top(name, ROWS, at)
@@ -100,7 +102,8 @@ def page_of(found: Answers, records: Records) -> tuple[dict[str, Any], list[Page
             "these releases hold no number that has an interval, so there is nothing to draw.\n"
             "  to fix  name the state directory of the job, which keeps the numbers behind them"
         )
-    tables, name = tables_of(found), releases.answers[0]
+    tables = tables_of(found)
+    name = first_known(releases.table(found.last_shown), releases.answers)
     moments = chosen(releases.moments)
     level = float((releases.facts or {}).get("confidence", 0.95))
     drawn = [chart(releases, name, moments, PANELS) for name in releases.answers]
@@ -127,13 +130,14 @@ def version_of(found: Answers, records: Records) -> str:
 
 
 def one_chart(made: Chart, level: float) -> dict[str, Any]:
-    """A chart: small multiples over one axis of time."""
+    """A chart: small multiples over one axis of time, or why there is none."""
     x = places_of(made)
     return {
         "name": made.name, "timed": bool(made.times), "ticks": list(made.ticks), "x": x,
         "level": f"{level:.4g} interval", "share": made.name == CUT, "hiddenBecause": NO_ANSWER,
         "breaks": [(x[at] + x[at - 1]) / 2 for at in made.breaks],
-        "lines": [one_line(line, made, x) for line in made.lines],
+        "lines": [] if made.unknown else [one_line(line, made, x) for line in made.lines],
+        "unknown": made.unknown,
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from streamveil.batch import Moment
 from streamveil.calendars import clock_of, instant_named
 from streamveil.display import key_label, rows_of
-from streamveil.release_metadata import ReleaseTime, missing
+from streamveil.release_metadata import ReleaseTime, missing, unbounded_sentence
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
@@ -44,6 +44,7 @@ class Chart:
     breaks: tuple[int, ...]  # where a window starts
     lines: tuple[Line, ...]
     bias: str
+    unknown: str = ""  # why the number is null in all groups
 
     @property
     def turns(self) -> Float64[Array, " moments"]:
@@ -99,8 +100,9 @@ def chart(releases: Releases, name: str, moments: list[Moment], most: int = LINE
     ):  # one release of each window: a line through them
         breaks, ticks = [], [text.rpartition(BETWEEN)[0] or text for text in ticks]
         times = times and (begins_of(releases, moments) or times)
+    unknown = unbounded_sentence(releases.facts or {}, (name,)) or ""
     return Chart(
-        name, tuple(ticks), times, tuple(breaks), lines, bias_of(releases, name)
+        name, tuple(ticks), times, tuple(breaks), lines, bias_of(releases, name), unknown
     )  # fmt: skip
 
 

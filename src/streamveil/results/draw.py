@@ -46,7 +46,7 @@ def figure_of(chart: Chart, notes: Sequence[str] = ()) -> Any:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         places = positions(chart)
         for axes, line in zip(panels, chart.lines, strict=False):
-            draw(axes, places, line, chart.breaks)
+            draw(axes, places, line, chart.breaks, "no number" if chart.unknown else "not shown")
             for place in chart.breaks:
                 between = (places[place] + places[place - 1]) / 2
                 axes.axvline(between, color="#d9d9d9", lw=0.6, ls=":")
@@ -87,8 +87,8 @@ def arrange(axes: Any, chart: Chart, places: Array) -> None:
     axes.tick_params(colors=SOFT, labelsize=8)
 
 
-def draw(axes: Any, places: Array, line: Line, breaks: Sequence[int]) -> None:
-    """One group: broken where a window ends, grey where it is not shown."""
+def draw(axes: Any, places: Array, line: Line, breaks: Sequence[int], instead: str) -> None:
+    """One group: broken where a window ends, grey and with a word where there is no value."""
     axes.set_title(literal(line.label), fontsize=9, loc="left")
     for run in runs(np.isnan(line.value), breaks):
         if np.isnan(line.value[run[0]]):
@@ -96,7 +96,7 @@ def draw(axes: Any, places: Array, line: Line, breaks: Sequence[int]) -> None:
             axes.axvspan((around[0] + places[run[0]]) / 2, (around[1] + places[run[-1]]) / 2,
                          color=HIDDEN, lw=0)  # fmt: skip
             if len(run) > len(places) / 4:
-                axes.text(places[run].mean(), 0.5, "not shown", color=SOFT, fontsize=7,
+                axes.text(places[run].mean(), 0.5, instead, color=SOFT, fontsize=7,
                           ha="center", transform=axes.get_xaxis_transform())  # fmt: skip
             continue
         shade = {"color": COLOUR, "alpha": 0.2}
