@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from streamveil.core.noisy import Noisy, post_process, require_noisy, values
 from streamveil.display import AnswerTable
-from streamveil.errors import SourceError
+from streamveil.errors import SourceError, got
 from streamveil.release_metadata import FACTS, read_time, sentences
 from streamveil.types import Array
 
@@ -226,13 +226,20 @@ class Moment(NamedTuple):
 
 
 STREAM = "__arrow_c_stream__"  # what pandas, Polars, DuckDB and others export a table by
+FORM = "memory({'user': [1, 2], 'ms': [120, 80]})"
 
 
 def as_table(data: Any) -> pa.Table:
-    """An Arrow table from a dict of columns, or whatever exports an Arrow table or batch.
+    """An Arrow table from a dict of columns, a list of dicts, or what exports a table or batch.
 
     A stream that can be read once is read here, once.
+
+    >>> as_table([{"user": 1}, {"user": 2, "ms": 3}]).to_pydict()
+    {'user': [1, 2], 'ms': [None, 3]}
     """
+    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        names = dict.fromkeys(name for row in data for name in row)
+        data = {name: [row.get(name) for row in data] for name in names}
     if isinstance(data, dict):
         with without_values(
             "dict", "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
@@ -246,8 +253,8 @@ def as_table(data: Any) -> pa.Table:
             return plain(pa.Table.from_batches([pa.record_batch(data)]))
     lazy = hasattr(data, "collect")
     raise SourceError(
-        f"cannot read a {type(data).__name__} as an Arrow table.\n"
-        f"  to fix  {'collect it first: .collect()' if lazy else 'give a frame, table or dict'}"
+        f"rows in memory must be a frame, an Arrow table, a dict of columns or a list of dicts, not"
+        f" {got(data)}.\n  to fix  {'collect it first: .collect()' if lazy else FORM}"
     )
 
 

@@ -193,9 +193,9 @@ class Cells:
 
     def __post_init__(self) -> None:
         if (self.length_us > 0) == (self.months > 0) or min(self.length_us, self.months) < 0:
-            raise ValueError("a cell lasts microseconds or months, above zero")
+            raise PlanError("a cell lasts microseconds or months, above zero")
         if self.months and day_of_month(self.origin_us) > LAST_DAY:
-            raise ValueError(f"a month begins on a day up to {LAST_DAY}")
+            raise PlanError(f"a month begins on a day up to {LAST_DAY}")
 
     @cached_property
     def fixed(self) -> bool:

@@ -22,7 +22,7 @@ from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.counters import Counter, check_moved
 from streamveil.core.release import WeightRule, weighted_loss
 from streamveil.core.sensitivity import root_up
-from streamveil.errors import BudgetError, PlanError, require_positive
+from streamveil.errors import BudgetError, PlanError, require_budget, require_positive
 from streamveil.kept import kept
 from streamveil.types import Exact
 
@@ -45,7 +45,7 @@ def fit(
     The loss falls as the scale grows, so bisection finds it; what is returned was checked.
 
     Raises:
-        ValueError: `moved` is not a finite number above 0, or the budget is no Budget.
+        PlanError: `moved` is not a finite number above 0, or the budget is no Budget.
         BudgetError: no noise scale fits the budget.
 
     >>> from streamveil.counters import BltCounter
@@ -57,7 +57,7 @@ def fit(
     if keys is not None:
         require_positive(keys=keys)
     if not check_moved(moved):
-        raise ValueError("moved must be above 0: nothing needs noise otherwise")
+        raise PlanError(f"moved must be above 0, not {moved}: nothing needs noise otherwise")
 
     def scaled(sigma: Fraction) -> AnyCounter:
         return replace(counter, sigma=sigma)  # type: ignore[type-var]  # counters are dataclasses
@@ -88,12 +88,6 @@ def least_between(low: Fraction, high: Fraction, fits: Callable[[Fraction], bool
     return high
 
 
-def require_budget(budget: Budget) -> None:
-    """Raises ValueError unless it is one."""
-    if not isinstance(budget, Budget):
-        raise ValueError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
-
-
 def short(scale: Fraction) -> Fraction:
     """The nearest number with about SCALE_BITS bits, exact as a float64."""
     bits = SCALE_BITS - (scale.numerator.bit_length() - scale.denominator.bit_length())
@@ -112,7 +106,7 @@ def gaussian_mu(budget: Budget) -> float:
     (0.9744, True)
     """
     if budget.is_pure:
-        raise ValueError("Gaussian noise needs a delta; give one, or use Laplace noise")
+        raise PlanError("Gaussian noise needs a delta; give one, or use Laplace noise")
     return _largest(Gdp, budget)
 
 
@@ -132,9 +126,9 @@ def gaussian_sigma(l2: Number, budget: Budget) -> Fraction:
 def zcdp_rho(budget: Budget) -> float:
     """The largest rho such that every rho-zCDP mechanism fits the budget, rounded down."""
     if budget.mu is not None:
-        raise ValueError("this mechanism has no loss in mu; give the budget as rho or epsilon")
+        raise PlanError("this mechanism has no loss in mu; give the budget as rho or epsilon")
     if budget.is_pure:
-        raise ValueError("zCDP needs a delta to convert to epsilon; give one")
+        raise PlanError("zCDP needs a delta to convert to epsilon; give one")
     return _largest(Zcdp, budget)
 
 

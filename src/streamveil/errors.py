@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, currentframe, signature
@@ -59,6 +60,7 @@ def warn(text: str, category: type[Warning]) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
+LONGEST_SHOWN = 40  # characters of a text that is refused
 LONGEST_NAME = 200  # bytes; a file system takes 255
 PARENTS = ("", ".", "..")
 
@@ -71,7 +73,7 @@ class StreamveilError(Exception):
 
 
 class PlanError(StreamveilError, ValueError):
-    """A query that cannot be run, or must not be: says what, why and the way out."""
+    """A query or a call that cannot be run, or must not be: says what, why and the way out."""
 
 
 class BudgetError(StreamveilError):
@@ -166,19 +168,19 @@ def requires_extra(feature: str, extra: str) -> Iterator[None]:
 
 
 def require_positive(**numbers: object) -> None:
-    """Raises ValueError naming the first argument that is not a finite number above zero."""
+    """Raises PlanError naming the first argument that is not a finite number above zero."""
     for name, value in numbers.items():
         if not (isinstance(value, int | float) or hasattr(value, "numerator")):
-            raise ValueError(f"{name} must be a number above 0, not {type(value).__name__}")
+            raise PlanError(f"{name} must be a number above 0, not {got(value)}")
         if not 0 < value < float("inf"):  # type: ignore[operator]
-            raise ValueError(f"{name} must be a finite number above 0, not {value}")
+            raise PlanError(f"{name} must be a finite number above 0, not {value}")
 
 
 def whole(name: str, value: object) -> int:
     """A whole number as an int of Python, whose arithmetic is exact; of NumPy, of any class.
 
     Raises:
-        ValueError: it is none, or a truth value.
+        PlanError: it is none, or a truth value.
 
     >>> from enum import IntEnum
     >>> whole("horizon", IntEnum("Few", "ONE TWO").TWO)
@@ -186,38 +188,60 @@ def whole(name: str, value: object) -> int:
     >>> whole("horizon", 2.5)
     Traceback (most recent call last):
     ...
-    ValueError: horizon must be a whole number, not 2.5
+    streamveil.errors.PlanError: horizon must be a whole number, not 2.5
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return int.__index__(value)  # whatever a class of its own says
     if isinstance(value, Integral) and not isinstance(value, bool):
         with suppress(TypeError):  # a span of time of NumPy
             return index(value)
-    said = value if isinstance(value, Real) else type(value).__name__
-    raise ValueError(f"{name} must be a whole number, not {said}")
+    raise PlanError(f"{name} must be a whole number, not {got(value)}")
+
+
+def got(value: object) -> str:
+    """An argument that is refused: a number or a text as it is, of anything else the class.
+
+    >>> got("x"), got(2.5), got([3])
+    ("'x'", '2.5', 'list')
+    """
+    if isinstance(value, str):
+        return repr(value[:LONGEST_SHOWN])
+    return str(value) if isinstance(value, Real | timedelta | None) else type(value).__name__
+
+
+def at_least(least: int, **numbers: object) -> None:
+    """Raises PlanError naming the first argument that is no whole number, or below `least`."""
+    for name, value in numbers.items():
+        if whole(name, value) < least:
+            raise PlanError(f"{name} must be a whole number of at least {least}, not {value}")
 
 
 def require_between(low: float, high: float, **numbers: float) -> None:
-    """Raises ValueError naming the first argument outside the closed interval [low, high]."""
+    """Raises PlanError naming the first argument outside the closed interval [low, high]."""
     for name, value in numbers.items():
         if not isinstance(value, Real) or not low <= value <= high:
-            raise ValueError(f"{name} must be between {low} and {high}, not {value}")
+            raise PlanError(f"{name} must be between {low:,} and {high:,}, not {got(value)}")
 
 
 def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
-    """Raises ValueError with the nearest known name when `value` is not one of `known`."""
+    """Raises PlanError with the nearest known name when `value` is not one of `known`."""
     known = list(known)
     if not isinstance(value, str):
         words = ", ".join(map(repr, known))
-        raise ValueError(f"{name} must be one of {words}, not {type(value).__name__}")
+        raise PlanError(f"{name} must be one of {words}, not {got(value)}")
     if value not in known:
-        raise ValueError(f"unknown {name} '{value}'{nearest(value, known)}")
+        raise PlanError(f"unknown {name} '{value}'{nearest(value, known)}")
 
 
 def require_with(name: str, value: object, has: str, such_as: str) -> None:
-    """Raises TypeError naming an argument of another kind, which lacks what that kind has."""
+    """Raises PlanError naming an argument of another kind, which lacks what that kind has."""
     if not hasattr(value, has):
-        raise TypeError(f"{name} must be {such_as}, not {type(value).__name__}")
+        raise PlanError(f"{name} must be {such_as}, not {got(value)}")
+
+
+def require_budget(budget: object) -> None:
+    """Raises PlanError for what is no `Budget`."""
+    require_with("budget", budget, "quoted_delta", "a Budget such as Budget(epsilon=1, delta=1e-9)")
 
 
 def require_file_name(what: str, name: str) -> str:
@@ -239,7 +263,7 @@ def require_file_name(what: str, name: str) -> str:
 def nearest(word: str, known: Collection[str]) -> str:
     """A sentence end: '; did you mean X?' or the list of what is known."""
     spelling = {name.lower(): name for name in sorted(known)}
-    close = get_close_matches(word.lower(), spelling, n=1, cutoff=0.6)
+    close = get_close_matches(str(word).lower(), spelling, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{spelling[close[0]]}'?"
     return f"; known: {', '.join(sorted(known))}"

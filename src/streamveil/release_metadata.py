@@ -35,8 +35,8 @@ OF_SHOWN = " of the groups that are shown"  # rows of others are in no number an
 UNBOUNDED = "unbounded"  # among the facts of a number: why there is none
 UNHELD = "bias", "clamped", UNBOUNDED  # what facts of a number say beside it
 OF_KEPT = (
-    "of the rows that were kept, where units with many rows weigh less than among all rows; no"
-    " interval holds what that changes"
+    "of the rows that were kept, in which units with many rows have less weight than in all rows;"
+    " no interval covers the difference"
 )
 REPEATS = "rows with which a unit repeats a group that counts it are not among them"
 ALLOWED = (
@@ -140,9 +140,8 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
 def _rows_over(cut: Facts, whose: str) -> str:
     """How many rows were cut. Where noise alone might say so, from none to how many at most."""
     most = f"{cut['high']:,.0f}"
-    sure = (
-        f"with 95 % confidence, and whatever a unit has beyond its first {cut['each']:,d} such rows"
-    )
+    first = f"{cut['each']:,d}"
+    sure = f"with 95 % confidence; not counted: what a unit has beyond its first {first} such rows"
     if cut["rows"] <= SURELY * cut["sd"]:
         return f"0 to {most} rows{whose}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
     told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
@@ -156,7 +155,7 @@ def _part(cut: Facts, name: str, before: str = "") -> str:
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:
     """Which values count as other ones; None where all count as they are."""
     said = said_of_outputs(facts, "clamped", names)
-    return f"{'; '.join(said)}: no interval holds what that changes" if said else None
+    return f"{'; '.join(said)}; no interval covers that" if said else None
 
 
 def unbounded_sentence(facts: Facts, names: Names = None) -> str | None:

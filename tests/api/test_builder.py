@@ -117,7 +117,7 @@ def test_domains_may_be_arrays_of_numpy():
     rows = sv.files("t.csv")
     one, two = (sv.table(rows, domains={"x": given}) for given in (range(3), np.arange(3)))
     assert repr(one.source) == repr(two.source)
-    with pytest.raises(PlanError, match="lives is a whole number"):
+    with pytest.raises(PlanError, match="lives must be"):
         sv.table(rows, domains={"x": [1]}, id="id", lives=np.True_)
 
 

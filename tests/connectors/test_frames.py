@@ -48,6 +48,7 @@ TWO_DICTIONARIES = pa.chunked_array([
 ])  # fmt: skip
 FRAMES = {
     "a dict": lambda: DATA,
+    "a list of dicts": lambda: TABLE.to_pylist(),
     "Arrow": lambda: TABLE,
     "a batch": lambda: TABLE.to_batches()[0],
     "a reader": lambda: TABLE.to_reader(max_chunksize=100),

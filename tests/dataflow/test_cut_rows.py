@@ -244,7 +244,7 @@ def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
     assert said[0].startswith("0 to 2,500 rows are in no number: they were over the contribution")
     assert said[1].startswith("about 2,200 rows or more are in no number: they were over the")
-    beyond = "with 95 % confidence, and whatever a unit has beyond its first 21 such rows)"
+    beyond = "with 95 % confidence; not counted: what a unit has beyond its first 21 such rows)"
     assert all(one.endswith(beyond) for one in said)
 
 

@@ -365,7 +365,7 @@ def test_clamped_values_are_told_beside_their_sum_and_not_beside_a_count():
               privacy_unit_column = user) COUNT(*) AS n,
               SUM(ms, contribution_bounds_per_row => (0, 10)) AS s FROM t"""
     answers = sv.sql(text, t=table)
-    told = "s: values beyond [0, 10] count as the nearer end: no interval holds what that changes"
+    told = "s: values beyond [0, 10] count as the nearer end; no interval covers that"
     assert told in answers.notes
     assert told in answers.ratio("s", "n").notes
     assert "nearer end" not in bias_of(answers.releases, "n")

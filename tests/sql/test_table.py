@@ -123,7 +123,7 @@ def test_python_says_the_same():
         ({"with_": WITH.replace(", id = id", "")}, "which record they mean"),
         ({"with_": WITH.replace("insert-delete", "insert")}, "no operation column"),
         ({"with_": WITH.replace("'insert-delete'", "upsert")}, "unknown changelog 'upsert'"),
-        ({"with_": WITH + ", lives = 0"}, "lives is a whole number"),
+        ({"with_": WITH + ", lives = 0"}, "lives must be between 1 and 1,000,000, not 0"),
         ({"with_": WITH.replace("changelog = 'insert-delete', ", "")}, "give changelog"),
         ({"with_": "source = rows, changelog = 'insert', lives = 2"}, "records with an id"),
         ({"columns": "id INT64", "with_": WITH.replace("= rows", "= 'files', path = 'x.csv'"),

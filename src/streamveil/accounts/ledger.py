@@ -38,9 +38,9 @@ class Charge:
 
     def __post_init__(self) -> None:
         if self.range is not None and not self.range[0] < self.range[1]:
-            raise ValueError(f"range must be [first, end) with first < end, not {self.range}")
+            raise PlanError(f"range must be [first, end) with first < end, not {self.range}")
         if self.loss.group_size > 1:
-            raise ValueError("a charge is the loss of one unit; the ledger converts it to groups")
+            raise PlanError("a charge is the loss of one unit; the ledger converts it to groups")
 
     def to_dict(self) -> Record:
         """A JSON-able record; only what is set."""
@@ -170,13 +170,13 @@ class Ledger:
                 different kinds; by default the first charge decides.
 
         Raises:
-            ValueError: the caps do not fit the limit.
+            PlanError: the caps do not fit the limit.
             StoreError: the ledger has another limit or unit, was altered, or cannot be written.
         """
         if caps is None:
             caps = accounts.own_caps(limit)
         elif not caps.fits(limit):
-            raise ValueError(f"caps of {caps} do not fit the limit {limit}")
+            raise PlanError(f"caps of {caps} do not fit the limit {limit}")
         ledger = cls(journal_at(path), limit, protects)
         with ledger._journal.locked():
             ledger._catch_up()
@@ -239,7 +239,7 @@ class Ledger:
         Raises:
             BudgetError: it would pass the limit. Nothing is charged.
             PlanError: the guarantee is about another privacy unit.
-            ValueError: the range is empty or the unit has no period, or the key had other content.
+            PlanError: the range is empty or the unit has no period, or the key had other content.
             StoreError: the ledger was altered, or cannot be written.
         """
         charge = self.make_charge(name, loss, range=range, key=key)
@@ -271,7 +271,7 @@ class Ledger:
                 "  to fix  give a ledger made for this privacy unit and period"
             )
         if loss.periods != 1:
-            raise ValueError("charge the guarantee of one unit-period")
+            raise PlanError("charge the guarantee of one unit-period")
         about, given_past = None, loss.given_past
         return Charge(name, loss.loss, range, key, loss.separate, loss.horizon, about, given_past)
 
@@ -357,7 +357,7 @@ class Ledger:
             to: 'user-week', 'user-month' or 'user-year'.
 
         Raises:
-            ValueError: it is none of these, or the unit has no period.
+            PlanError: it is none of these, or the unit has no period.
 
         Algorithm: a charge with `separate` mechanisms counts once for each of the unit's periods in
             its range; another is raised to the group of those periods (`Guarantee.over`). The worst
@@ -366,7 +366,7 @@ class Ledger:
         """
         span, period = days_of(to), self.protects.period
         if period is None:
-            raise ValueError("the ledger already covers the whole stream of a unit")
+            raise PlanError("the ledger already covers the whole stream of a unit")
         periods, charges = most_periods(span, self.protects), self.entries()
         shared = (one for one in charges if not one.separate and one.held(periods) > 1)
         if any(charge.loss.has_slack for charge in shared):
@@ -453,14 +453,14 @@ class Ledger:
 
     def _is_known(self, charge: Charge) -> bool:
         if charge.range is not None and self.protects.period is None:
-            raise ValueError(
+            raise PlanError(
                 "a range needs a privacy unit with a period: a whole-stream unit may have rows in"
                 " every range"
             )
         if charge.key is None or charge.key not in self._by_key:
             return False
         if self._by_key[charge.key] != charge:
-            raise ValueError(f"the key '{charge.key}' was charged before with another content")
+            raise PlanError(f"the key '{charge.key}' was charged before with another content")
         return True
 
     def _left(self, caps: Loss, totals: PeriodTotals, periods: Periods | None) -> Loss:

@@ -32,7 +32,7 @@ def answers(
     Raises:
         PlanError: the source is none of these, or lacks what combining releases needs.
         StoreError: the folder cannot be read, or holds no release yet.
-        ValueError: `confidence` is not between 0 and 1.
+        PlanError: `confidence` is not between 0 and 1.
         SourceError: no folder is there, or there is no release in it.
 
     >>> import streamveil as sv

@@ -24,7 +24,7 @@ from streamveil.api import Query
 from streamveil.api.query_parts import Keys, Measure, RowCount
 from streamveil.batch import as_table
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, nearest
+from streamveil.errors import PlanError, fitting, got, nearest, require_budget
 from streamveil.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.plan import options as options_of
 from streamveil.plan.check import require_known
@@ -41,8 +41,12 @@ OTHER_NAMES = {"filter": "where", "query": "where", "groupby": "group_by", "aggr
 class InTheMaking:
     """What any query in the making is asked: of which rows, and where releases go."""
 
+    source: SourceSpec
     conditions: tuple[str, ...]
     sinks: tuple[SinkSpec, ...]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of '{self.source.name}': .release(...) makes it a query>"
 
     if not TYPE_CHECKING:  # who checks types knows what there is
 
@@ -81,7 +85,7 @@ class InTheMaking:
         return replace(self, sinks=(*self.sinks, more))  # type: ignore[type-var]  # a dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream(InTheMaking):
     """A query in the making. Every method returns a new one; `release` ends with a `Query`.
 
@@ -199,7 +203,9 @@ class Stream(InTheMaking):
             PlanError: it is none of these.
         """
         if not isinstance(shape, Window):
-            raise PlanError("window takes tumble(...), hop(...) or cumulate(...)")
+            raise PlanError(
+                f"window takes tumble(...), hop(...) or cumulate(...), not {got(shape)}"
+            )
         return replace(self, shape=shape)
 
     @fitting("unnest(tag=\"SPLIT(tags, ',')\")")
@@ -237,7 +243,9 @@ class Stream(InTheMaking):
         plain = [KeyColumn(name=column, expression=quoted(column)) for column in columns]
         computed = [KeyColumn(name=name, expression=text) for name, text in named.items()]
         if keys is not None and not isinstance(keys, Keys):
-            raise PlanError("keys must be discover(min_units=...) or public([...])")
+            raise PlanError(
+                f"keys must be discover(min_units=...) or public([...]), not {got(keys)}"
+            )
         groups = (*plain, *computed)
         found = tuple(dict.fromkeys(tuple(some) for some in sets or ()))
         for name in itertools.chain.from_iterable(found):
@@ -258,7 +266,9 @@ class Stream(InTheMaking):
         """
         for name, measure in measures.items():
             if not isinstance(measure, Measure):
-                raise PlanError(f"'{name}' must be an aggregate such as count() or sum(...)")
+                raise PlanError(
+                    f"'{name}' must be an aggregate such as count() or sum(...), not {got(measure)}"
+                )
         return replace(
             self,
             measures=tuple(measure.named(name) for name, measure in measures.items()),
@@ -362,8 +372,7 @@ def require_settings(budget: Any, options: Mapping[str, Any]) -> None:
     """PlanError for what is no budget, or no option of a release."""
     for name in options:
         require_known(name, [*RELEASE_OPTIONS, "every", "budget"])
-    if not isinstance(budget, Budget):
-        raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+    require_budget(budget)
 
 
 def ticks_of(source: SourceSpec, every: Duration | RowCount | None) -> Ticks:
@@ -409,7 +418,7 @@ def files(
     paths = [str(path)] if isinstance(path, str | PurePath) else path
     if not (isinstance(paths, list | tuple) and paths and all(isinstance(p, str) for p in paths)):
         raise PlanError(
-            "files takes a path, a folder, a pattern or a list of them.\n"
+            f"files takes a path, a folder, a pattern or a list of them, not {got(path)}.\n"
             "  to fix  files('clicks/*.parquet', event_time='ts')"
         )
     first = PurePath(paths[0])
@@ -428,7 +437,7 @@ def files(
 def memory(
     table: Any, *, event_time: str | None = None, name: str = "memory", public: bool = False
 ) -> Stream:
-    """Rows of a table: of Arrow, pandas, Polars, DuckDB, or a dict of columns.
+    """Rows of a table: of Arrow, pandas, Polars, DuckDB, a dict of columns, or a list of dicts.
 
     Args:
         table: the rows.

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamveil.errors import PlanError, fitting, nearest
+from streamveil.errors import PlanError, at_least, fitting, got, nearest, require_between, whole
 from streamveil.plan import Aggregate, Window
 from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, window_of
 from streamveil.types import own
@@ -71,7 +71,10 @@ def count_if(condition: str) -> Measure:
     >>> query = visits.protect("user_id").agg(answer=sv.count_if('ms > 100'))
     """
     if not isinstance(condition, str):
-        raise PlanError("count_if takes a condition as SQL text, such as count_if('ms > 100')")
+        raise PlanError(
+            "count_if takes a condition as SQL text, such as count_if('ms > 100'),"
+            f" not {got(condition)}"
+        )
     return Measure("count", f"IF({condition}, TRUE, NULL)")
 
 
@@ -206,10 +209,8 @@ def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.quantile("ms", 0.9, bounds=(0, 60_000)))
     """
-    share = own(q)
-    if type(share) not in (int, float):
-        raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
-    return Measure("quantile", column, bounds, options={"q": float(share)})
+    require_between(0, 1, q=q)
+    return Measure("quantile", column, bounds, options={"q": float(q)})
 
 
 @fitting('median("ms", bounds=(0, 60_000))')
@@ -272,13 +273,11 @@ def approx_frequency(column: str, **sizes: int) -> Measure:
 def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
     """Checked sizes of a sketch, in the order that makes equal plans equal."""
     known = ("k", "memory", "bits", "text_length")
-    found = {name: own(value) for name, value in sizes.items()}
-    for name, value in found.items():
+    for name in sizes:
         if name not in known:
             raise PlanError(f"unknown size '{name}'{nearest(name, known)}")
-        if type(value) is not int or value < 1:
-            raise PlanError(f"{name} must be a whole number of at least 1")
-    return found
+    at_least(1, **sizes)
+    return {name: whole(name, value) for name, value in sizes.items()}
 
 
 # ---- groups, windows and distances
@@ -415,7 +414,8 @@ def public(groups: Iterable[Any] | str) -> Keys:
         return Keys(public=groups)
     if not isinstance(groups, Iterable) or isinstance(groups, bytes | Mapping):
         raise PlanError(
-            "public takes a list of groups, or the path of a file of them.\n"
+            "public takes a list of groups, or the path of a file of them,"
+            f" not {got(groups)}.\n"
             "  to fix  public(['a', 'b']), for two columns public([('a', 1), ('b', 1)])"
         )
     found = tuple(tuple(map(own, g)) if isinstance(g, tuple | list) else (own(g),) for g in groups)
@@ -442,7 +442,5 @@ def rows(n: int) -> RowCount:
     >>> sv.rows(1000)
     RowCount(n=1000)
     """
-    count = own(n)
-    if type(count) is not int or count < 1:
-        raise PlanError("rows takes a whole number of at least 1")
-    return RowCount(count)
+    at_least(1, n=n)
+    return RowCount(whole("n", n))

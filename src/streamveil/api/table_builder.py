@@ -20,7 +20,7 @@ from streamveil.api import Query
 from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
 from streamveil.api.query_parts import Measure, RowCount
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, nearest
+from streamveil.errors import PlanError, fitting, got, nearest
 from streamveil.plan import Aggregate, SinkSpec, TableSource
 from streamveil.plan.options import BUDGETS
 from streamveil.sql.assemble import Draft, assemble
@@ -29,7 +29,7 @@ from streamveil.sql.table import table_source
 from streamveil.types import own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table(InTheMaking):
     """A query over a changing table in the making. Every method returns a new one.
 
@@ -101,7 +101,9 @@ class Table(InTheMaking):
         """
         for name, measure in measures.items():
             if not isinstance(measure, Measure):
-                raise PlanError(f"'{name}' must be an aggregate such as count()")
+                raise PlanError(
+                    f"'{name}' must be an aggregate such as count(), not {got(measure)}"
+                )
         return replace(self, measures=tuple(one.named(name) for name, one in measures.items()))
 
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")

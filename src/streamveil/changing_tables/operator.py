@@ -124,10 +124,7 @@ class ChangingTable:
             raise PlanError(
                 "deletions need an id column to protect records; or protect 'update', by labels"
             )
-        try:
-            _ = self.guarantee
-        except ValueError as wrong:
-            raise PlanError(str(wrong)) from None
+        _ = self.guarantee  # refuses what cannot be sized
         if self.distinct is not None and (self.id_column is None or self.value is None):
             raise PlanError("different values are counted of records that have an id")
         if self.id_column is None and self.lives != 1:

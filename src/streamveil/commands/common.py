@@ -65,15 +65,6 @@ Out = Annotated[
 ]
 
 
-@contextmanager
-def typed(before: str = "") -> Iterator[None]:
-    """Makes a `PlanError` of the error for a value that was typed: no row has been read by then."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{before}{error}") from None
-
-
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:
     """The query of a file."""
     script = read_script(path, tables)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from streamveil.commands.common import LedgerPlace, open_ledger, print_whole, typed
+from streamveil.commands.common import LedgerPlace, open_ledger, print_whole
 from streamveil.errors import PlanError, StoreError
 from streamveil.terminal import Terminal, label, say
 
@@ -60,8 +60,7 @@ def create(
     periods = length and Cells(
         length_us=length.us, months=length.months, origin_us=origin_us(length)
     )
-    with typed("the limit is not complete: "):
-        limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
+    limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
     if not unit.strip():
         raise PlanError("--unit is empty; name the privacy unit as the queries do")
     with Ledger.open(place, limit, protected(unit, periods)) as ledger:
@@ -71,6 +70,7 @@ def create(
 @app.command("show", epilog="Example: streamveil ledger show pages.veil")
 def show(place: LedgerPlace) -> None:
     """Every charge, what is spent and what is left."""
+    from streamveil.accounts.deployment import measured
     from streamveil.core.accounting.guarantee import rounded_up
 
     with open_ledger(place) as ledger:
@@ -85,7 +85,8 @@ def show(place: LedgerPlace) -> None:
         delta = ledger.limit.quoted_delta
         spent = rounded_up(ledger.spent().epsilon(delta))
         console.print(f"spent: epsilon = {spent} at delta = {float(delta):g}")
-        console.print(f"left:  {ledger.left()}")
+        measure, left = measured(ledger)
+        console.print(f"left:  {measure} = {left:.4g}, of loss {ledger.left()}")
 
 
 @app.command("check", epilog="Example: streamveil ledger check clicks.ledger --warn-below 0.5")
@@ -137,8 +138,7 @@ def convert(
 ) -> None:
     """What one unit may lose in a longer time, from what was charged per unit-period."""
     with open_ledger(place) as ledger:
-        with typed():
-            guarantee = ledger.convert(to)
+        guarantee = ledger.convert(to)
         _, delta = guarantee.quoted(ledger.limit.quoted_delta)
         say(guarantee.sentence(delta))
 

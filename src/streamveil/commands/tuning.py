@@ -16,7 +16,6 @@ from streamveil.commands.common import (
     Wanted,
     print_whole,
     read_query,
-    typed,
     writing,
 )
 from streamveil.errors import PlanError, require_one_of
@@ -52,11 +51,10 @@ def what_if(
     from streamveil.advise.what_if import what_if as forecast_settings
 
     plan = read_query(query, table, name).plan
-    with typed():
-        found = forecast_settings(
-            plan, units=units, epsilons=epsilon, max_rows=max_rows, releases=releases,
-            sample=None if sample is None else raw_rows_of(plan, sample), fraction=fraction,
-        )  # fmt: skip
+    found = forecast_settings(
+        plan, units=units, epsilons=epsilon, max_rows=max_rows, releases=releases,
+        sample=None if sample is None else raw_rows_of(plan, sample), fraction=fraction,
+    )  # fmt: skip
     shown = Table()
     for column in found.table.column_names:
         shown.add_column(column, justify="right", no_wrap=True)
@@ -106,9 +104,8 @@ def tune(
     plan = read_query(query, table, name).plan
     if private is not None and sample is not None:
         raise PlanError("--sample is public and --private is not: give one of them")
-    with typed():
-        require_one_of("--metric", metric, METRICS)
-        price = Budget(epsilon=epsilon, delta=delta)
+    require_one_of("--metric", metric, METRICS)
+    price = Budget(epsilon=epsilon, delta=delta)
     if private is not None:
         survey_rows(plan, rows_of(plan, private), price, ledger)
     elif sample is None:

@@ -306,7 +306,7 @@ class Sizing:
         about = f"{options.ENTRY_WEIGHT.reason}: {why}"
         entry = float(self.setting(options.ENTRY_WEIGHT, round(start, 5), about))
         if not 0 < entry <= 1:
-            raise PlanError("entry_weight must be above 0 and at most 1")
+            raise PlanError(f"entry_weight must be above 0 and at most 1, not {entry:g}")
         about = f"{options.WEIGHT_REFERENCE.reason}: {why}"
         reference = float(self.setting(options.WEIGHT_REFERENCE, round(after, 1), about))
         return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)

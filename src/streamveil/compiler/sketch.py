@@ -63,16 +63,13 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     budget = without_collisions(plan.budget, units)
     sized = {"memory": memory, "protects": protects, "budget": budget,
              "triggers": schedule.triggers}  # fmt: skip
-    try:
-        sketch: LazySketch | HeavyHitters | HeavyTexts
-        if not searched:
-            sketch = sized_sketch(**sized)  # type: ignore[arg-type]
-        elif length > SHORT:
-            sketch = sized_texts(**sized, length=length)  # type: ignore[arg-type]
-        else:
-            sketch = sized_finder(**sized, bits=bits)  # type: ignore[arg-type]
-    except ValueError as error:  # of settings: no row was read
-        raise PlanError(str(error)) from None
+    sketch: LazySketch | HeavyHitters | HeavyTexts
+    if not searched:
+        sketch = sized_sketch(**sized)  # type: ignore[arg-type]
+    elif length > SHORT:
+        sketch = sized_texts(**sized, length=length)  # type: ignore[arg-type]
+    else:
+        sketch = sized_finder(**sized, bits=bits)  # type: ignore[arg-type]
     key = KeyColumn(name=key_name(aggregate.expression), expression=aggregate.expression or "")
     return SketchQuery(
         job=plan.name,

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Release
 from streamveil.calendars import Cells
-from streamveil.errors import SourceError, StreamveilError, nearest
+from streamveil.errors import PlanError, SourceError, StreamveilError, nearest
 from streamveil.kinds import SINKS, SOURCES
 from streamveil.types import EXACT_DIGITS, ROUNDED, Array, Bool, Int64
 
@@ -409,9 +409,7 @@ def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, An
     require_options(what, kind, made, options)
     try:
         return made(**options)
-    except ValueError as error:
-        if type(error) is not ValueError:  # those that are raised on purpose, and others' own
-            raise
+    except PlanError as error:
         raise SourceError(f"{what} '{kind}': {error}") from None
 
 

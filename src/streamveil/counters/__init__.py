@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from streamveil.errors import PlanError
+
 if TYPE_CHECKING:
     from streamveil.calibrate import fit
     from streamveil.core.counters import Counter, CounterState, CounterStream, skip
@@ -71,7 +73,7 @@ def kind_of(counter: Counter) -> str:
     """The name of a counter's kind in `COUNTERS`.
 
     Raises:
-        ValueError: the object is no counter of this package.
+        PlanError: the object is no counter of this package.
 
     >>> from streamveil.counters import BltCounter
     >>> kind_of(BltCounter(horizon=4, sigma=1))
@@ -80,7 +82,7 @@ def kind_of(counter: Counter) -> str:
     named = type(counter).__name__
     found = [kind for kind, (name, _) in _KINDS.items() if name == named]
     if not found:
-        raise ValueError(f"{named} is not a counter of this package: see COUNTERS")
+        raise PlanError(f"{named} is not a counter of this package: see COUNTERS")
     return found[0]
 
 

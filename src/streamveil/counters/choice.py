@@ -7,14 +7,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.calibrate import fit, require_budget
+from streamveil.calibrate import fit
 from streamveil.core.accounting import Budget
 from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.counters.kary import KaryTreeCounter
-from streamveil.errors import fitting, require_between
+from streamveil.errors import PlanError, fitting, require_between, require_budget
 from streamveil.types import Array, Int64
 
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
@@ -54,7 +54,7 @@ def choose(
 
     Raises:
         PlanError: an argument is missing or unknown; the message shows a call that works.
-        ValueError: the budget is no Budget, the horizon is below 1 or above 2**40, or no counter
+        PlanError: the budget is no Budget, the horizon is below 1 or above 2**40, or no counter
             fits.
         BudgetError: no noise scale makes a counter fit the budget.
 
@@ -83,7 +83,7 @@ def choose(
 def _pick(horizon: int | None, budget: Budget) -> tuple[Counter, str]:
     if budget.is_pure:
         if horizon is None:
-            raise ValueError("pure differential privacy needs a horizon; give the most steps")
+            raise PlanError("pure differential privacy needs a horizon; give the most steps")
         return KaryTreeCounter(horizon=horizon, sigma=1), "pure differential privacy"
     if horizon is None:
         return AnytimeBltCounter(sigma=1), "the end is unknown"

@@ -31,7 +31,7 @@ from streamveil.core.counters import (
 )
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
 LARGEST_LEVELS = 12  # tried by `best_arity`
@@ -57,7 +57,7 @@ class KaryTreeCounter(Stepping):
     Numerics: exact.
 
     Raises:
-        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        PlanError: a setting is out of its range, or increments are not one whole number per key.
         PlanError: the noise has more than 2**50 quanta, which 64 bits may not hold.
         HorizonError: a step after the last of `horizon`.
         StoreError: `resume` is given arrays that are no state of such a counter.
@@ -78,7 +78,7 @@ class KaryTreeCounter(Stepping):
         require_positive(horizon=self.horizon)
         counters.check_noise(self.sigma)
         if self.k is not None and (self.k < 3 or self.k % 2 == 0):
-            raise ValueError(f"k must be odd and at least 3, not {self.k}")
+            raise PlanError(f"k must be odd and at least 3, not {self.k}")
 
     @property
     def arity(self) -> int:
@@ -157,7 +157,7 @@ def mark_of(draws: Draws) -> int:
 def check_mark(marks: Int64[Array, " keys"], mark: int) -> Int64[Array, " keys"]:
     """The marks after a step; raises when a column was fed from another address before."""
     if np.any((marks != 0) & (marks != mark)):
-        raise ValueError(
+        raise PlanError(
             "a keyed counter was given two places: its noise would average away.\n"
             "  to fix  pass the same place at every step, or let counter.stream(...) own the noise"
         )

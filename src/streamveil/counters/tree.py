@@ -54,7 +54,7 @@ class HonakerCounter(Stepping):
     Numerics: nodes are exact integers; estimates are float64, post-processing.
 
     Raises:
-        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        PlanError: a setting is out of its range, or increments are not one whole number per key.
         PlanError: the noise has more than 2**50 quanta, which 64 bits may not hold.
         HorizonError: a step after the last of `horizon`.
         StoreError: `resume` is given arrays that are no state of such a counter.

@@ -12,7 +12,7 @@ from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, OfStatic
 from streamveil.dynamic.trees import Difference, accumulator, error_of, released, require_tree
-from streamveil.errors import HorizonError, require_positive
+from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
 
@@ -34,7 +34,7 @@ class TwoStream(OfStatic):
     Error: that of all updates so far, however few records remain.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np
@@ -104,7 +104,7 @@ class Rerun(OfStatic):
     Error: that of a static release with the part of one step; nothing is stale.
 
     Raises:
-        ValueError: not one of `steps` and `retention`, or one that is below 1.
+        PlanError: not one of `steps` and `retention`, or one that is below 1.
         HorizonError: a step after the last of `steps`.
 
     >>> import numpy as np
@@ -127,7 +127,7 @@ class Rerun(OfStatic):
     def __post_init__(self) -> None:
         take_numbers(self)
         if (self.steps is None) == (self.retention is None):
-            raise ValueError(
+            raise PlanError(
                 "rerunning for ever needs a bound: give `steps`, or `retention` if every record is "
                 "deleted within that many steps"
             )

@@ -67,7 +67,7 @@ class BucketPlan(Protocol):
             place: where its noise is drawn, of this bucket alone.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
 
     def step(self, state: BucketState, gone: Bag, place: Place) -> None:
@@ -122,7 +122,7 @@ class Repaired:
         level of an accumulator, and shift an AboveThreshold by two events.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.linear import Marginals, noisy_queries

@@ -37,7 +37,7 @@ class Workload:
     """What is public about a table before it is read. Expected numbers need not be exact.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
 
     >>> from streamveil.linear import Marginals
     >>> cells = Marginals.ways((2, 2), 1)
@@ -145,7 +145,7 @@ def choose(
         part: mechanisms spend this fraction of the budget, in epsilon or rho (mu squared).
 
     Raises:
-        ValueError: the preset is unknown.
+        PlanError: the preset is unknown.
 
     >>> from streamveil.linear import Marginals
     >>> cells = Marginals.ways((2,) * 9, 3)

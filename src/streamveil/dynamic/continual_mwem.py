@@ -57,7 +57,7 @@ class ContinualMwem:
     Memory: one histogram of floats.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.linear import Marginals

@@ -54,7 +54,7 @@ class DistinctCounter:
     Memory: 25 bytes for each value that a cell ever had, and the counter's.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.core.noise import SilentNoise

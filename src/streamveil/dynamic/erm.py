@@ -100,7 +100,7 @@ class Trainer(Protocol):
             place: where its noise is drawn, of this run alone.
 
         Raises:
-            ValueError: the share is of a kind that it cannot spend, or records are too many.
+            PlanError: the share is of a kind that it cannot spend, or records are too many.
             ArithmeticError: the solver of output perturbation did not reach its tolerance.
         """
 
@@ -124,7 +124,7 @@ class NoisyGradientDescent:
     Numerics: sums are exact int64 (n below 2^30), noise is a rounded Gaussian; exact.
 
     Raises:
-        ValueError: a setting is out of its range, the share is pure, or there are 2**30 records or
+        PlanError: a setting is out of its range, the share is pure, or there are 2**30 records or
             more.
 
     >>> from streamveil.core.noise import SeededNoise
@@ -162,14 +162,14 @@ class NoisyGradientDescent:
     def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
         """See `Trainer`."""
         if share.kind != "zcdp":
-            raise ValueError(
+            raise PlanError(
                 "noisy gradient descent needs a budget with delta (or rho).\n"
                 "  to fix  give a delta, or use OutputPerturbation"
             )
         x, y = bounded(x, y)
         n, d = x.shape
         if n >= 1 << 30:
-            raise ValueError("at most 2**30 records a run: their exact sum must fit 64 bits")
+            raise PlanError("at most 2**30 records a run: their exact sum must fit 64 bits")
         steps = self.steps_for(n, d, float(share.amount))
         part = share.scale(Fraction(1, steps))
         quanta = round(1 / GRID)
@@ -203,7 +203,7 @@ class OutputPerturbation:
         rounding by a factor of two.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         ArithmeticError: the solver did not reach `tolerance`.
 
     >>> from streamveil.core.noise import SeededNoise
@@ -319,7 +319,7 @@ class GrowingClassifier:
     that. With `intercept`, a constant is fitted beside the features.
 
     Raises:
-        ValueError: a setting is out of its range, or rows and labels do not fit the model.
+        PlanError: a setting is out of its range, or rows and labels do not fit the model.
         PlanError: `fit` on a model that already has records.
 
     >>> from streamveil.dynamic.schedulers import DisjointDoubling
@@ -341,7 +341,7 @@ class GrowingClassifier:
     ) -> None:  # fmt: skip
         require_positive(features=features)
         if len(classes) != 2 or classes[0] == classes[1]:
-            raise ValueError("classes must be two different labels")
+            raise PlanError("classes must be two different labels")
         self.features, self.classes_, self.intercept = features, np.array(classes), intercept
         self.trainer = trainer(method) if isinstance(method, str) else method
         width = features + intercept
@@ -373,11 +373,11 @@ class GrowingClassifier:
             y: the label of each.
 
         Raises:
-            ValueError: they are not of one shape.
+            PlanError: they are not of one shape.
         """
         x, y = np.asarray(x, np.float64), np.asarray(y)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) != len(y):
-            raise ValueError(
+            raise PlanError(
                 f"x must be (records, {self.features}), y a label each; not {x.shape} and {y.shape}"
             )
         sign = (y == self.classes_[1]).astype(float) - (y == self.classes_[0])
@@ -395,7 +395,7 @@ class GrowingClassifier:
 
         Raises:
             PlanError: the model has records already.
-            ValueError: they are not of one shape.
+            PlanError: they are not of one shape.
         """
         if self._reruns.size:
             raise PlanError(

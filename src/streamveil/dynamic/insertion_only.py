@@ -14,6 +14,7 @@ from streamveil.core.noise import Place
 from streamveil.dynamic.partition import EVENT, Partition, PartitionState, TimeVarying, updates
 from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_growth
 from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
+from streamveil.errors import PlanError
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.types import Exact
@@ -46,7 +47,7 @@ class InsertionOnly(OfStatic):
     Memory: raw counts of the blocks of the accumulator.
 
     Raises:
-        ValueError: a step deletes records, or `protects` is not what the parts protect.
+        PlanError: a step deletes records, or `protects` is not what the parts protect.
         HorizonError: a step after the last of the horizon.
 
     >>> from streamveil.core.noise import SilentNoise
@@ -80,7 +81,7 @@ class InsertionOnly(OfStatic):
             horizon: segments at most.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         first, rest = share.split(*SPARSE)
         partition = TimeVarying(epsilon=first.epsilon)
@@ -98,7 +99,7 @@ class InsertionOnly(OfStatic):
             horizon: steps at most; None: any number.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         return cls(inner=accumulator(static, share, horizon, 4), static=static)
 
@@ -155,12 +156,12 @@ def require_one_change(protects: Neighbours, partition: Partition | None) -> Non
     """Refuses a claim for more than the one change that noise is made for, here or in a partition.
 
     Raises:
-        ValueError: more than one record or update, or the partition protects something else.
+        PlanError: more than one record or update, or the partition protects something else.
     """
     if protects.bound != 1:
-        raise ValueError(f"this mechanism protects one {protects.unit}, not {protects.bound}")
+        raise PlanError(f"this mechanism protects one {protects.unit}, not {protects.bound}")
     if partition is not None and partition.guarantee.protects.relation != protects.relation:
-        raise ValueError(
+        raise PlanError(
             f"the partition protects '{partition.guarantee.protects.relation}' and the table"
             f" '{protects.relation}': give both the same `protects`"
         )

@@ -18,7 +18,7 @@ from streamveil.dynamic.insertion_only import partition_share, require_one_chang
 from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
 from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic
 from streamveil.dynamic.trees import error_of
-from streamveil.errors import HorizonError, require_one_of, require_positive
+from streamveil.errors import HorizonError, PlanError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
 from streamveil.types import Array
@@ -84,7 +84,7 @@ class FullyDynamic(OfStatic):
     Memory: every living record's label once, the raw blocks of the accumulators.
 
     Raises:
-        ValueError: a setting is out of its range, or `matching`, `protects` and what the partition
+        PlanError: a setting is out of its range, or `matching`, `protects` and what the partition
             protects do not go together.
         HorizonError: a segment after the last of `horizon`.
 
@@ -116,9 +116,9 @@ class FullyDynamic(OfStatic):
         require_one_of("matching", self.matching, ("ids", "labels"))
         require_one_change(self.protects, self.partition)
         if self.matching == "labels" and self.protects.relation == "record":
-            raise ValueError("labels have no records: protect 'update' (two of them for a record)")
+            raise PlanError("labels have no records: protect 'update' (two of them for a record)")
         if self.matching == "ids" and self.protects.relation != "record":
-            raise ValueError("ids protect all rows of a record, not one of them: protect 'record'")
+            raise PlanError("ids protect all rows of a record, not one of them: protect 'record'")
 
     @classmethod
     def repaired(
@@ -142,7 +142,7 @@ class FullyDynamic(OfStatic):
             matching: 'ids' or 'labels': how deletions name records.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         protects = RECORD if matching == "ids" else UPDATE
         part, partition = None, None

@@ -22,7 +22,7 @@ class LiveTable:
     returns, and how long anything takes, is raw data: for the curator's code only.
 
     Raises:
-        ValueError: the mechanism protects updates, and rows come with ids.
+        PlanError: the mechanism protects updates, and rows come with ids.
 
     >>> from streamveil.dynamic import FullyDynamic
     >>> from streamveil.linear import Marginals, Share, noisy_queries
@@ -58,7 +58,7 @@ class LiveTable:
             matching: 'ids' or 'labels': how deletions name records.
 
         Raises:
-            ValueError: the mechanism does not protect such records.
+            PlanError: the mechanism does not protect such records.
         """
         protects = protected(mechanism.guarantee.protects, matching)
         records = Records(
@@ -77,7 +77,7 @@ class LiveTable:
             rid: its id.
 
         Raises:
-            ValueError: there is no such point.
+            PlanError: there is no such point.
         """
         return bool(self.change(np.array([1]), np.array([rid]), np.array([label]))[0] == BORN)
 
@@ -88,7 +88,7 @@ class LiveTable:
             rid_or_label: its id, or the point where labels match.
 
         Raises:
-            ValueError: there is no such point.
+            PlanError: there is no such point.
         """
         one = np.array([rid_or_label])
         return bool(self.change(np.array([-1]), one, one)[0] == GONE)
@@ -104,7 +104,7 @@ class LiveTable:
             labels: point of each, from 0.
 
         Raises:
-            ValueError: there is no such point.
+            PlanError: there is no such point.
         """
         changes, outcome = self.records.step(self.table, signs, ids, labels, self.t + 1)
         self.pending.append(changes)
@@ -136,7 +136,7 @@ class LiveTable:
         """What is promised.
 
         Raises:
-            ValueError: the mechanism does not protect such records.
+            PlanError: the mechanism does not protect such records.
         """
         one = self.mechanism.guarantee
         return replace(one, protects=protected(one.protects, self.records.matching))

@@ -43,7 +43,7 @@ class LivePmw:
     Memory: two histograms.
 
     Raises:
-        ValueError: a setting is out of its range, or a question is not one weight in [0, 1] for
+        PlanError: a setting is out of its range, or a question is not one weight in [0, 1] for
             each point of the domain.
 
     >>> from streamveil.core.noise import Place, SilentNoise

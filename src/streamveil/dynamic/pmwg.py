@@ -13,7 +13,7 @@ from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, restored, values
-from streamveil.errors import require_between, require_positive
+from streamveil.errors import PlanError, require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.queries import counted, require_room, whole_quanta
 from streamveil.linear.sparse_vector import (
@@ -67,7 +67,7 @@ class Pmwg:
     Memory: two histograms.
 
     Raises:
-        ValueError: a setting is out of its range, points are not in the domain, or a question is
+        PlanError: a setting is out of its range, points are not in the domain, or a question is
             not one weight in [0, 1] for each point.
 
     >>> from streamveil.core.noise import Place, SilentNoise
@@ -114,7 +114,7 @@ class Pmwg:
             shift: binary places of weights, at least 0.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         require_positive(halts=halts)
         first = first_share(share, halts, halts, POWER)
@@ -138,7 +138,7 @@ class Pmwg:
             shift: binary places of weights, at least 0.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
 
         def make(alpha: float) -> Pmwg:
@@ -212,10 +212,10 @@ class Pmwg:
             place: where its noise is drawn, the same at every step and of no other run.
 
         Raises:
-            ValueError: the histogram is of another domain or size.
+            PlanError: the histogram is of another domain or size.
         """
         if histogram.shape != (self.domain,) or int(histogram.sum()) != self.start:
-            raise ValueError(f"the first histogram needs {self.domain} counts summing to `start`")
+            raise PlanError(f"the first histogram needs {self.domain} counts summing to `start`")
         uniform = np.full(self.domain, 1 / self.domain)
         state = PmwgState(histogram.astype(np.int64), uniform, self.start, Meter(self.share))
         self.open_run(state, place)
@@ -230,11 +230,11 @@ class Pmwg:
             place: where its noise is drawn, the same at every step and of no other run.
 
         Raises:
-            ValueError: there is no such point, or the table is full.
+            PlanError: there is no such point, or the table is full.
         """
         points = np.asarray(points)
         if len(points) and not 0 <= points.min() <= points.max() < self.domain:
-            raise ValueError(f"points must be numbers from 0 to {self.domain - 1}")
+            raise PlanError(f"points must be numbers from 0 to {self.domain - 1}")
         require_room(state.size + len(points), self.shift)
         np.add.at(state.histogram, points, 1)
         before, state.size = state.size, state.size + len(points)
@@ -256,7 +256,7 @@ class Pmwg:
             place: where its noise is drawn, the same at every step and of no other run.
 
         Raises:
-            ValueError: weights are not of the domain.
+            PlanError: weights are not of the domain.
         """
         quanta = whole_quanta(query, self.shift, self.domain)
         guess = state.size * float(query @ state.weights)
@@ -286,7 +286,7 @@ class Pmwg:
             epoch: doublings so far, from 0.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         whole = epoch_share(self.first, epoch, Fraction(self.power)).epsilon
         threshold, questions, _ = SPLIT
@@ -302,7 +302,7 @@ class Pmwg:
             place: where its noise is drawn, the same at every step and of no other run.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         above = self.above(state.epoch)
         cost = pure_cost(self.share, above.epsilon)

@@ -15,6 +15,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
+from streamveil.errors import PlanError
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Int64
@@ -134,7 +135,7 @@ class DynamicMechanism(Protocol):
 
         Raises:
             HorizonError: all steps are over.
-            ValueError: records go from a table that only grows.
+            PlanError: records go from a table that only grows.
         """
 
     def answers(self, state: State) -> QueryAnswers:
@@ -167,4 +168,4 @@ class OfStatic:
 def require_growth(changes: Changes) -> None:
     """Refuses deletions where noise is sized for insertions alone."""
     if len(changes.gone):
-        raise ValueError("this table only grows: use a mechanism for inserts and deletes")
+        raise PlanError("this table only grows: use a mechanism for inserts and deletes")

@@ -19,7 +19,7 @@ from streamveil.core.noise import Place, require_place
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.trees import Accumulator, accumulator, released
-from streamveil.errors import require_between, require_positive, require_with
+from streamveil.errors import PlanError, require_between, require_positive, require_with
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
@@ -57,7 +57,7 @@ class RunSchedule(Protocol):
             index: of the run, from 0.
 
         Raises:
-            ValueError: there is no such run.
+            PlanError: there is no such run.
         """
 
     @property
@@ -102,7 +102,7 @@ class BBScheduler(Budgeted):
         gamma/(1+gamma) + g (Z/(eps n))^p at all times, Z in `error`; the first term is staleness.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
 
     >>> plan = BBScheduler(start=1000, gamma=0.5, budget=Budget(epsilon=1), mode="paper")
     >>> [plan.run(i).size for i in range(4)]
@@ -123,7 +123,7 @@ class BBScheduler(Budgeted):
         require_positive(start=self.start, gamma=self.gamma, beta=self.beta)
         require_between(0, 1, gamma=self.gamma, beta=self.beta)
         if self.mode not in ("plus", "paper"):
-            raise ValueError(f"mode must be 'plus' or 'paper', not '{self.mode}'")
+            raise PlanError(f"mode must be 'plus' or 'paper', not '{self.mode}'")
 
     @classmethod
     def tuned(
@@ -143,7 +143,7 @@ class BBScheduler(Budgeted):
             mode: 'plus' or 'paper'.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
 
         def error(gamma: float) -> float:
@@ -231,7 +231,7 @@ class BBImprover(Budgeted):
         when t is of the order of start squared. For i.i.d. data prefer `DisjointDoubling`.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
 
     >>> plan = BBImprover(start=100, budget=Budget(epsilon=1))
     >>> plan.run(0).size, plan.run(1).size, sum(plan.run(i).share.amount for i in range(50)) < 1
@@ -247,7 +247,7 @@ class BBImprover(Budgeted):
         take_numbers(self)
         require_positive(start=self.start, beta=self.beta)
         if self.start < 2:
-            raise ValueError(f"start must be at least 2, not {self.start}")
+            raise PlanError(f"start must be at least 2, not {self.start}")
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
@@ -273,7 +273,7 @@ class DisjointDoubling(Budgeted):
         For i.i.d. data this dominates the other schedules; it says nothing about old records.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
 
     >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
     >>> [(plan.run(i).start, plan.run(i).size) for i in range(4)]
@@ -309,7 +309,7 @@ class Reruns(Generic[Data]):
 
     Raises:
         BudgetError: a run would pass the schedule's budget.
-        ValueError: fewer than 0 or more than 2**62 records arrive at once.
+        PlanError: fewer than 0 or more than 2**62 records arrive at once.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
@@ -356,7 +356,7 @@ class Reruns(Generic[Data]):
             records: how many, at least 0.
 
         Raises:
-            ValueError: they are too many.
+            PlanError: they are too many.
         """
         require_between(0, MOST_RECORDS, records=records)
         self.size += records
@@ -441,7 +441,7 @@ class Founded:
 
     def __post_init__(self) -> None:
         if self.rest.loss != self.share.loss:
-            raise ValueError("the accumulator must cost the same share as the first release")
+            raise PlanError("the accumulator must cost the same share as the first release")
 
     @property
     def loss(self) -> Loss:
@@ -486,7 +486,7 @@ def growing(
         arity: children of a node of the tree; `best_arity` if left out.
 
     Raises:
-        ValueError: `steps` is below 1.
+        PlanError: `steps` is below 1.
 
     >>> from streamveil.linear import Marginals, Mwem
     >>> table = growing(Mwem(queries=Marginals.ways((2, 2), 1)), Share("pure", 1), steps=12)

@@ -16,7 +16,7 @@ from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.dynamic.trees import Accumulator, accumulator, require_tree
-from streamveil.errors import HorizonError, require_positive
+from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.additive import Additive, grain
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers
@@ -117,13 +117,13 @@ class OfStrategy:
         return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
 
     def net(self, changes: Changes) -> Bag:
-        """What a step adds to the table, with signs; ValueError where a growing one shrinks.
+        """What a step adds to the table, with signs; PlanError where a growing one shrinks.
 
         Args:
             changes: records that came and went in the step.
 
         Raises:
-            ValueError: a growing table shrinks.
+            PlanError: a growing table shrinks.
         """
         if self.only_grows:
             require_growth(changes)
@@ -147,7 +147,7 @@ class SignedCounter(OfStrategy):
         about it. `SLACK` covers the floating point of the norms.
 
     Raises:
-        ValueError: a setting is out of its range, the share is pure, or a growing table shrinks.
+        PlanError: a setting is out of its range, the share is pure, or a growing table shrinks.
         HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.core.noise import SilentNoise
@@ -170,9 +170,9 @@ class SignedCounter(OfStrategy):
         take_numbers(self)
         require_positive(horizon=self.horizon)
         if self.share.kind == "pure":
-            raise ValueError("pure noise has no root: use TreeCounter")
+            raise PlanError("pure noise has no root: use TreeCounter")
         if self.horizon > LONGEST:
-            raise ValueError(f"a root counter takes at most {LONGEST} steps: use TreeCounter")
+            raise PlanError(f"a root counter takes at most {LONGEST} steps: use TreeCounter")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -265,7 +265,7 @@ class TreeCounter(OfStrategy):
     Error: `bound`; does not depend on the number of records.
 
     Raises:
-        ValueError: a growing table shrinks.
+        PlanError: a growing table shrinks.
         HorizonError: a step after the last of the horizon.
 
     >>> from streamveil.core.noise import SilentNoise

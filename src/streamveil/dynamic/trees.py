@@ -16,7 +16,7 @@ from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Place
 from streamveil.dynamic.protocol import Bag
-from streamveil.errors import HorizonError, require_between, require_positive
+from streamveil.errors import HorizonError, PlanError, require_between, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import Part, QueryAnswers, StaticMechanism, combine
 from streamveil.types import Exact
@@ -96,11 +96,11 @@ def levels(horizon: int, arity: int) -> int:
 
 
 def require_tree(horizon: int | None, arity: int) -> None:
-    """Raises ValueError unless there is a tree of so many steps, or for ever."""
+    """Raises PlanError unless there is a tree of so many steps, or for ever."""
     if horizon is not None:
         require_positive(horizon=horizon)
     if arity < 2:
-        raise ValueError(f"arity must be at least 2, not {arity}")
+        raise PlanError(f"arity must be at least 2, not {arity}")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Tree:
     Memory: their raw counts and answers.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.linear import Marginals, noisy_queries
@@ -198,7 +198,7 @@ class Hybrid:
     Error: a sum of e roots and at most (arity - 1) e nodes.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.linear import Marginals, noisy_queries
@@ -217,7 +217,7 @@ class Hybrid:
         require_tree(None, self.arity)
         require_positive(root=self.root)
         if self.root >= 1:
-            raise ValueError(f"root must be below 1, not {self.root}")
+            raise PlanError(f"root must be below 1, not {self.root}")
 
     @property
     def loss(self) -> Loss:
@@ -235,7 +235,7 @@ class Hybrid:
             epoch: doublings so far, from 0.
 
         Raises:
-            ValueError: the epoch is beyond its range.
+            PlanError: the epoch is beyond its range.
         """
         require_between(0, LAST_EPOCH, epoch=epoch)
         inner = self.share.scale(1 - Fraction(self.root))

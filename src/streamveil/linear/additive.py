@@ -31,7 +31,7 @@ class Additive:
         integer, so it is post-processing of the continuous mechanism.
 
     Raises:
-        ValueError: the histogram is not of whole records, one count for each point of the domain.
+        PlanError: the histogram is not of whole records, one count for each point of the domain.
 
     >>> import numpy as np
     >>> from streamveil.linear import Direct, Marginals
@@ -125,7 +125,7 @@ def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
         replaced: neighbours replace a record instead of adding or removing one.
 
     Raises:
-        ValueError: a histogram is not one whole number for each point of the domain.
+        PlanError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_queries(Marginals.ways((2, 2), 1)).strategy.queries.size
@@ -142,7 +142,7 @@ def noisy_histogram(queries: Queries, *, replaced: bool = False) -> Additive:
         replaced: neighbours replace a record instead of adding or removing one.
 
     Raises:
-        ValueError: a histogram is not one whole number for each point of the domain.
+        PlanError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_histogram(Marginals.ways((2, 2), 1)).strategy.queries.domain

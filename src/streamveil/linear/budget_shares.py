@@ -21,7 +21,7 @@ from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
 from streamveil.core.measure import chosen, with_gaussian, with_laplace
 from streamveil.core.noise import Draws
 from streamveil.core.noisy import Noisy, post_process
-from streamveil.errors import BudgetError, require_one_of
+from streamveil.errors import BudgetError, PlanError, require_budget, require_one_of
 from streamveil.types import Array, Exact, Float64, Int64
 
 Kind = Literal["pure", "zcdp", "gdp"]
@@ -64,7 +64,7 @@ class Share:
     Parts are rounded down, so the parts of a split never exceed the whole.
 
     Raises:
-        ValueError: an unknown kind, an amount below 0, or a conversion that this kind does not
+        PlanError: an unknown kind, an amount below 0, or a conversion that this kind does not
             have.
 
     >>> whole = Share("zcdp", Fraction(1, 50))
@@ -81,7 +81,7 @@ class Share:
         take_numbers(self)
         require_one_of("kind", self.kind, ("pure", "zcdp", "gdp"))
         if self.amount < 0:
-            raise ValueError(f"amount must not be below 0, not {self.amount}")
+            raise PlanError(f"amount must not be below 0, not {self.amount}")
 
     @classmethod
     def of(cls, budget: Budget) -> Share:
@@ -91,7 +91,7 @@ class Share:
             budget: in epsilon, epsilon and delta, rho or mu.
 
         Raises:
-            ValueError: it is no `Budget`.
+            PlanError: it is no `Budget`.
         """
         require_budget(budget)
         if budget.is_pure:
@@ -106,7 +106,7 @@ class Share:
             budget: in epsilon, epsilon and delta, rho or mu.
 
         Raises:
-            ValueError: it is no `Budget`.
+            PlanError: it is no `Budget`.
         """
         require_budget(budget)
         if budget.is_pure:
@@ -120,7 +120,7 @@ class Share:
             factor: at least 0.
 
         Raises:
-            ValueError: the factor is below 0.
+            PlanError: the factor is below 0.
         """
         return Share(self.kind, floor_to_grid(held("factor", factor) * self.amount))
 
@@ -131,11 +131,11 @@ class Share:
             weights: of each part, at least 0, and not all 0.
 
         Raises:
-            ValueError: a weight is below 0 or no number, or all are 0.
+            PlanError: a weight is below 0 or no number, or all are 0.
         """
         parts = [held("weight", weight) for weight in weights]
         if sum(parts) == 0:
-            raise ValueError(f"one of the weights must be above 0, not {weights}")
+            raise PlanError(f"one of the weights must be above 0, not {weights}")
         return tuple(self.scale(part / sum(parts)) for part in parts)
 
     @property
@@ -147,7 +147,7 @@ class Share:
 
     def _pays_for_choices(self) -> None:
         if self.kind == "gdp":
-            raise ValueError("this share buys Gaussian noise only: use Share.of(budget)")
+            raise PlanError("this share buys Gaussian noise only: use Share.of(budget)")
 
     @property
     def epsilon(self) -> Fraction:
@@ -169,10 +169,10 @@ class Share:
             l2_squared: how far it moves it, squared.
 
         Raises:
-            ValueError: the share is nothing.
+            PlanError: the share is nothing.
         """
         if not self.amount:
-            raise ValueError("a share of nothing cannot pay for a release")
+            raise PlanError("a share of nothing cannot pay for a release")
         if self.kind == "pure":
             return Fraction(l1) / self.amount
         return ceil_root(Fraction(l2_squared) / (2 * self.amount))
@@ -185,7 +185,7 @@ class Share:
             l2_squared: how far it moves it, squared.
 
         Raises:
-            ValueError: the share is nothing.
+            PlanError: the share is nothing.
         """
         scale = float(self.spread(l1, l2_squared))
         return scale * math.sqrt(2) if self.kind == "pure" else scale
@@ -200,7 +200,7 @@ class Share:
             l2_squared: how far it moves it, squared.
 
         Raises:
-            ValueError: the share is nothing.
+            PlanError: the share is nothing.
         """
         law = with_laplace if self.kind == "pure" else with_gaussian
         return post_process(first, law(exact, self.spread(l1, l2_squared), draws))
@@ -214,7 +214,7 @@ class Share:
             sensitivity: how far one unit moves a score, above 0.
 
         Raises:
-            ValueError: the share buys Gaussian noise only, or the sensitivity is beyond its range.
+            PlanError: the share buys Gaussian noise only, or the sensitivity is beyond its range.
         """
         return chosen(scores, self.choice_epsilon, sensitivity, draws)
 
@@ -269,18 +269,3 @@ class Meter:
             )
         self.spent += Fraction(share.amount)
         return share
-
-
-def require_budget(budget: object) -> None:
-    """Raises ValueError for what is no budget.
-
-    >>> require_budget(1.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: budget must be a Budget such as Budget(epsilon=1, delta=1e-6), not float
-    """
-    if not isinstance(budget, Budget):
-        kind = type(budget).__name__
-        raise ValueError(
-            f"budget must be a Budget such as Budget(epsilon=1, delta=1e-6), not {kind}"
-        )

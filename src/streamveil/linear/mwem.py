@@ -11,7 +11,7 @@ import numpy as np
 from streamveil.core.accounting import take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.linear.queries import Queries, check_histogram
@@ -46,8 +46,8 @@ class Mwem:
         exact answers and public guesses (`on_lattice`).
 
     Raises:
-        ValueError: a setting is out of its range.
-        ValueError: the histogram is not of whole records, one count for each point of the domain.
+        PlanError: a setting is out of its range.
+        PlanError: the histogram is not of whole records, one count for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> mwem = Mwem(queries=Marginals.ways((2,) * 6, 2), rounds=5)
@@ -68,7 +68,7 @@ class Mwem:
         require_positive(rounds=1 if self.rounds is None else self.rounds)
         require_positive(most_rounds=self.most_rounds, step=self.step, size_share=self.size_share)
         if self.preset not in ("practical", "theorem"):
-            raise ValueError("preset is 'practical' or 'theorem'")
+            raise PlanError("preset is 'practical' or 'theorem'")
 
     @property
     def adaptive(self) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, restored, values
-from streamveil.errors import require_between
+from streamveil.errors import PlanError, require_between
 from streamveil.linear.budget_shares import Kind, Share
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Exact, Float64, Int64
@@ -33,7 +33,7 @@ class QueryAnswers:
     `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
 
     Raises:
-        ValueError: `noisy` was asked for where there is no histogram.
+        PlanError: `noisy` was asked for where there is no histogram.
 
     >>> QueryAnswers(restored(np.array([12.0, 30.0]))).values
     array([12., 30.])
@@ -60,7 +60,7 @@ class QueryAnswers:
         if isinstance(query, int | np.integer):
             return float(self.values[query])
         if self.synthetic is None:
-            raise ValueError("these answers cover their own queries only: ask by number")
+            raise PlanError("these answers cover their own queries only: ask by number")
         return float(np.dot(self.synthetic, query))
 
 
@@ -72,7 +72,7 @@ def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnsw
         size: number of queries.
 
     Raises:
-        ValueError: a part has another number of answers, or the number is no possible one.
+        PlanError: a part has another number of answers, or the number is no possible one.
 
     >>> ones = QueryAnswers(restored(np.ones(2)))
     >>> combine([(1, ones), (-1, ones)], 2).values
@@ -176,7 +176,7 @@ class StaticMechanism(Protocol):
             size_hat: about how many records there are.
 
         Raises:
-            ValueError: the histogram is of another domain, or the share pays for nothing.
+            PlanError: the histogram is of another domain, or the share pays for nothing.
         """
 
 

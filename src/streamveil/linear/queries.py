@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.core.accounting import take_numbers
-from streamveil.errors import require_between
+from streamveil.errors import PlanError, require_between
 from streamveil.types import Array, Float64, Int64
 
 LARGEST = 1 << 61  # quanta that one adaptive question may count: noise fits beside them
@@ -61,7 +61,7 @@ class Queries(Protocol):
             histogram: records at each point of the domain, whole numbers of at least 0.
 
         Raises:
-            ValueError: records are so many that the answers would not be exact.
+            PlanError: records are so many that the answers would not be exact.
         """
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
@@ -90,7 +90,7 @@ def rounded_weights(weights: Array, shift: int, name: str) -> Int64[Array, "*sha
     """Weights as whole quanta; refuses what is not a number in [0, 1]."""
     weights = np.asarray(weights, np.float64)
     if not np.all(np.isfinite(weights)) or weights.min(initial=0) < 0 or weights.max(initial=0) > 1:
-        raise ValueError(f"the weights of {name} must be finite and in [0, 1]")
+        raise PlanError(f"the weights of {name} must be finite and in [0, 1]")
     return np.asarray(np.rint(np.ldexp(weights, shift)), np.int64)
 
 
@@ -102,7 +102,7 @@ class Matrix:
         a table of 2**(52 - shift) records or more is refused.
 
     Raises:
-        ValueError: the weights are no matrix of finite numbers in [0, 1], or it is too large.
+        PlanError: the weights are no matrix of finite numbers in [0, 1], or it is too large.
 
     >>> both = Matrix.of([[1, 0, 1], [0.5, 0.5, 0.5]])
     >>> both.answers(np.array([1.0, 2.0, 3.0])), both.shift
@@ -126,13 +126,13 @@ class Matrix:
             shift: binary places that are kept, at least 0; 16 if left out and one is needed.
 
         Raises:
-            ValueError: it is no matrix, or has too many cells.
+            PlanError: it is no matrix, or has too many cells.
         """
         rows = np.atleast_2d(np.asarray(weights, np.float64))
         if rows.ndim != 2 or not rows.size:
-            raise ValueError(f"queries must be a matrix with a row each, not of shape {rows.shape}")
+            raise PlanError(f"queries must be a matrix with a row each, not of shape {rows.shape}")
         if rows.size > CELLS:
-            raise ValueError(
+            raise PlanError(
                 f"{rows.shape[0]} queries over {rows.shape[1]} points are too many for a matrix: "
                 "use marginals, ranges or halfspaces"
             )
@@ -163,7 +163,7 @@ class Matrix:
     def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
         """See `Queries`."""
         if int(np.abs(histogram).sum()) >= 1 << (52 - self.shift):
-            raise ValueError("too many records for exact answers at this shift")
+            raise PlanError("too many records for exact answers at this shift")
         return np.asarray(np.rint(self.quanta @ histogram.astype(np.float64)), np.int64)
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
@@ -190,18 +190,18 @@ def functions(
         shift: weights are rounded to multiples of 2**-shift; exact ones choose it if left out.
 
     Raises:
-        ValueError: a function returns something else than one weight per point.
+        PlanError: a function returns something else than one weight per point.
 
     >>> functions([lambda x: x[:, 0] > 1], np.array([[0.0], [1.0], [2.0]])).weights(0)
     array([0., 0., 1.])
     """
     if np.ndim(points) != 2:
-        raise ValueError(f"points must have a row each, not {np.ndim(points)} dimensions")
+        raise PlanError(f"points must have a row each, not {np.ndim(points)} dimensions")
     rows = np.empty((len(asked), len(points)))
     for row, function in zip(rows, asked, strict=True):
         given = np.asarray(function(points), np.float64)
         if given.shape != row.shape:
-            raise ValueError(f"a query must return one weight per point, {row.shape} in all")
+            raise PlanError(f"a query must return one weight per point, {row.shape} in all")
         row[:] = given
     return Matrix.of(rows, shift)
 
@@ -209,28 +209,28 @@ def functions(
 def require_quanta(quanta: Array, shift: int) -> None:
     """Refuses weights that are no whole numbers of quanta in [0, 1]: sensitivities rest on it."""
     if not (np.all(quanta == np.rint(quanta)) and np.all((quanta >= 0) & (quanta <= 2.0**shift))):
-        raise ValueError(f"weights must be whole numbers from 0 to 2**{shift}: quanta of a record")
+        raise PlanError(f"weights must be whole numbers from 0 to 2**{shift}: quanta of a record")
 
 
 def check_histogram(queries: Queries, histogram: Array) -> None:
     """Refuses a histogram of the wrong length or type; says nothing about its contents."""
     if histogram.shape != (queries.domain,):
-        raise ValueError(f"a histogram needs {queries.domain} entries, not {histogram.shape}")
+        raise PlanError(f"a histogram needs {queries.domain} entries, not {histogram.shape}")
     if histogram.dtype != np.int64:
-        raise ValueError(f"a histogram holds whole records (int64), not {histogram.dtype}")
+        raise PlanError(f"a histogram holds whole records (int64), not {histogram.dtype}")
 
 
 def whole_quanta(query: Array, shift: int, domain: int) -> Int64[Array, " N"]:
     """The weights of one question as quanta; refuses weights between two of them."""
     query = np.asarray(query, np.float64)
     if query.shape != (domain,):
-        raise ValueError(
+        raise PlanError(
             f"a question needs one weight in [0, 1] for every point of the domain, {domain} in all,"
             f" not {query.shape}"
         )
     quanta = rounded_weights(query, shift, "a question")
     if not np.array_equal(np.ldexp(quanta.astype(np.float64), -shift), query):
-        raise ValueError(
+        raise PlanError(
             f"the weights of a question must be multiples of 2**-{shift}.\n"
             "  to fix  set a larger shift (16 is plenty), and round weights to its multiples"
         )
@@ -252,7 +252,7 @@ def require_room(size: float, shift: int) -> None:
     """Refuses a public size whose quanta do not fit a whole number of 64 bits with its noise."""
     require_between(0, 60, shift=shift)
     if size >= LARGEST >> shift:
-        raise ValueError(
+        raise PlanError(
             f"size or start = {size:.3g} is too many records for questions at shift = {shift},"
             f" which takes fewer than 2**{61 - shift}.\n"
             f"  to fix  set a smaller shift (16 is plenty)"

@@ -20,7 +20,7 @@ from streamveil.core.accounting.guarantee import Guarantee, Pure
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, values
-from streamveil.errors import require_one_of, require_positive
+from streamveil.errors import PlanError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.types import Array, Exact, Int64
 
@@ -118,7 +118,7 @@ class AboveThreshold:
     ) -> int:
         """The index of the first count above its threshold, or n; later ones are not asked."""
         if state.halted:
-            raise ValueError("this run has halted: start a new one and pay for it")
+            raise PlanError("this run has halted: start a new one and pay for it")
         scale = Fraction(self.width * self.unit) / Fraction(self.epsilon2)
         noisy = with_laplace(counts, scale, place.draws(b"questions", state.asked))
         above = np.flatnonzero(values(noisy) >= thresholds + state.offset)

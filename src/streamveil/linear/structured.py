@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting import take_numbers
+from streamveil.errors import PlanError
 from streamveil.types import Array, Float64, Int64
 
 DENSE = 1 << 21  # entries up to which marginals are kept as a matrix
@@ -25,7 +26,7 @@ def check_shape(shape: Sequence[int]) -> Shape:
     """The sizes of the attributes, validated."""
     sizes = tuple(int(size) for size in shape)
     if not sizes or min(sizes) < 1 or math.prod(sizes) > 1 << 40:
-        raise ValueError(f"a domain is a product of sizes of at least 1, not {tuple(shape)}")
+        raise PlanError(f"a domain is a product of sizes of at least 1, not {tuple(shape)}")
     return sizes
 
 
@@ -41,7 +42,7 @@ class Marginals:
         of N for each marginal.
 
     Raises:
-        ValueError: a set does not list attributes of the domain in order.
+        PlanError: a set does not list attributes of the domain in order.
 
     >>> both = Marginals((2, 3), ((0,), (0, 1)))
     >>> both.exact(np.array([1, 2, 3, 4, 5, 6]))
@@ -64,7 +65,7 @@ class Marginals:
         if not self.sets or any(
             tuple(sorted(set(s))) != tuple(s) or not all(a in known for a in s) for s in self.sets
         ):
-            raise ValueError(f"each set lists attributes of 0..{len(self.shape) - 1} in order")
+            raise PlanError(f"each set lists attributes of 0..{len(self.shape) - 1} in order")
 
     @classmethod
     def ways(cls, shape: Sequence[int], ways: int) -> Marginals:
@@ -182,7 +183,7 @@ class Ranges:
     """Boxes of a grid: low[i] <= point < high[i] in every coordinate. Any number of dimensions.
 
     Raises:
-        ValueError: corners do not fit the domain.
+        PlanError: corners do not fit the domain.
 
     >>> Ranges.of((4,), [[0], [1]], [[4], [3]]).exact(np.array([1, 2, 3, 4]))
     array([10,  5])
@@ -198,9 +199,9 @@ class Ranges:
         sizes, at, to = check_shape(self.shape), self.low, self.high
         object.__setattr__(self, "shape", sizes)
         if at.shape != to.shape or at.shape[1:] != (len(sizes),) or not len(at):
-            raise ValueError(f"low and high need one row of {len(sizes)} corners per range")
+            raise PlanError(f"low and high need one row of {len(sizes)} corners per range")
         if np.any(at < 0) or np.any(to > np.array(sizes)) or np.any(at > to):
-            raise ValueError(f"ranges must lie inside {sizes}")
+            raise PlanError(f"ranges must lie inside {sizes}")
 
     @classmethod
     def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:

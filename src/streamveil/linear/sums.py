@@ -29,7 +29,7 @@ class Sums:
 
     Raises:
         PlanError: groups times counted cells are too many.
-        ValueError: a set of attributes is not in order, or not of the domain; weights are not 0 or
+        PlanError: a set of attributes is not in order, or not of the domain; weights are not 0 or
             1, or of cells of several marginals.
 
     >>> shape, old = (2, 3), np.array([0, 0, 1, 0, 0, 1], bool)
@@ -47,7 +47,7 @@ class Sums:
         require_quanta(self.matrix, 0)
         parts = np.add.reduceat(self.matrix, self.cells.starts[:-1], axis=1)
         if np.any((parts > 0).sum(axis=1) > 1):
-            raise ValueError("a sum has cells of one marginal: in two, a record would count twice")
+            raise PlanError("a sum has cells of one marginal: in two, a record would count twice")
 
     @classmethod
     def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:
@@ -59,7 +59,7 @@ class Sums:
 
         Raises:
             PlanError: groups and cells are too many.
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         needed = [
             tuple(sorted({*group, *varying(points.reshape(shape))})) for group, points in wanted
@@ -225,7 +225,7 @@ def best_strategy(queries: Queries, kind: Kind) -> Strategy:
 
     Raises:
         PlanError: an argument is missing, or `queries` is no class of queries.
-        ValueError: `kind` is none of these.
+        PlanError: `kind` is none of these.
 
     >>> type(best_strategy(Marginals.ways((2, 2, 2), 2), "zcdp")).__name__
     'Residuals'

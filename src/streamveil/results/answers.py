@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, at_least, got, whole
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import (
     UNBOUNDED,
@@ -86,7 +87,7 @@ class Answers(AnswerTable):
     Raises:
         MissingExtraError: a picture is asked for, and matplotlib is not installed.
         PlanError: a window, a release or a number is asked for that is not there.
-        ValueError: `confidence` is not between 0 and 1.
+        PlanError: `confidence` is not between 0 and 1.
 
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")
@@ -123,6 +124,8 @@ class Answers(AnswerTable):
             PlanError: the name is no number.
             MissingExtraError: matplotlib is not installed.
         """
+        at_least(1, most=most)
+        most = min(most, sys.maxsize)  # Arrow takes no larger number
         if len(self.moments) == 1:
             return super().plot(name, most=max(most, SHOWN))
         made = chart(self.releases, self.number(name), chosen(self.moments), most)
@@ -200,13 +203,12 @@ class Answers(AnswerTable):
         Raises:
             PlanError: there is no such number or release.
         """
-        if windows < 1:
-            raise PlanError("windows must be at least 1")
+        at_least(1, windows=windows)
         end = self._moment(at)
         last = {one.window: one for one in self.moments}
-        earlier = [last.get(end.window - back, Moment(end.window - back, 1))
-                   for back in range(windows - 1, 0, -1)]  # fmt: skip
-        cells = [Cell(self.releases.require(one), name) for one in (*earlier, end)]
+        windows_before = range(end.window - windows + 1, end.window)
+        moments = (last.get(one, Moment(one, 1)) for one in windows_before)  # the first may be none
+        cells = [Cell(self.releases.require(one), name) for one in moments] + [Cell(end, name)]
         part = WeightedSum(tuple((cell, 1.0 / windows) for cell in cells))
         return self._sum(name, part, confidence, whole=False)
 
@@ -238,8 +240,10 @@ class Answers(AnswerTable):
 
         Raises:
             PlanError: there is no such number or release.
-            ValueError: `confidence` is not between 0 and 1.
+            PlanError: `confidence` is not between 0 and 1.
         """
+        if not isinstance(name, str):
+            raise PlanError(f"name must be a text, not {got(name)}")
         end, other = self._moment(at), self._moment(at if to is None else to)
         parts = [
             WeightedSum(((Cell(moment, column), 1.0),) if triggers is None
@@ -310,6 +314,7 @@ class Answers(AnswerTable):
         self, name: str, moment: Moment, k: int, level: float, hidden: int
     ) -> tuple[Joint, Ranked, list[str]]:
         """The ranks at one release."""
+        at_least(0, hidden=hidden)
         part = WeightedSum(((Cell(moment, name), 1.0),))
         joint, notes = self._joint([part])
         sd = np.sqrt(part.covariance(joint, part).high)
@@ -327,8 +332,7 @@ class Answers(AnswerTable):
 
     def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:
         """What arrived in the last triggers: totals at their end minus totals before them."""
-        if triggers < 1:
-            raise PlanError("triggers must be at least 1")
+        at_least(1, triggers=triggers)
         self._require_total(name)
         if triggers == end.trigger:
             return ((Cell(end, name), 1.0),)
@@ -408,8 +412,9 @@ class Answers(AnswerTable):
     def _moment(self, at: At) -> Moment:
         if at is None:
             return self.moments[-1]
-        if isinstance(at, tuple):
-            return self.releases.require(Moment(self.releases.window(at[0]), at[1]))
+        if isinstance(at, tuple) and len(at) == 2:
+            window = self.releases.window(at[0])
+            return self.releases.require(Moment(window, whole("a trigger", at[1])))
         last = {moment.window: moment for moment in self.moments}
         if isinstance(at, str):
             window = self.releases.window(at)
@@ -420,7 +425,7 @@ class Answers(AnswerTable):
                 f"there are {len(windows)} windows; name a release by (window, trigger), such as"
                 f" {self._at(self.moments[-1])}, or its window alone"
             )
-        return self.releases.require(Moment(windows.pop(), at))
+        return self.releases.require(Moment(windows.pop(), whole("a trigger", at)))
 
     def _at(self, moment: Moment) -> tuple[int | str, int]:
         """How a release is asked for."""
@@ -436,9 +441,10 @@ class Answers(AnswerTable):
 
     def _joint(self, parts: list[WeightedSum]) -> tuple[Joint, list[str]]:
         """The keys that all terms show, and what there is to say about the question."""
-        cells = list(dict.fromkeys(cell for part in parts for cell, _ in part.terms))
-        for cell in cells:
+        asked = [cell for part in parts for cell, _ in part.terms]
+        for cell in asked:
             self.releases.require_answer(cell.name)
+        cells = list(dict.fromkeys(asked))
         joint, absent = joint_at(self.releases, [cell.moment for cell in cells])
         notes = []
         if absent:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamveil.dataflow.outputs import fieller, quantile_of
+from streamveil.errors import PlanError
 from streamveil.types import Array, Float64
 
 
@@ -26,7 +27,7 @@ def deviations(confidence: float) -> float:
     1.96
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be above 0 and below 1, not {confidence}")
+        raise PlanError(f"confidence must be above 0 and below 1, not {confidence}")
     return quantile_of(confidence)
 
 

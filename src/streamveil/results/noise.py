@@ -17,6 +17,7 @@ import numpy as np
 
 from streamveil.core.counters import ALWAYS, ROUNDING, Counter, Mix
 from streamveil.core.counters.blt import BltCounter, decoded, scales_up_to
+from streamveil.errors import PlanError
 from streamveil.types import Array, Float64, Int64
 
 
@@ -24,7 +25,7 @@ from streamveil.types import Array, Float64, Int64
 def known_mix(counter: Counter, t: int) -> Mix:
     """`Counter.mix`, remembered."""
     if not 1 <= t <= counter.horizon:
-        raise ValueError(f"t must be between 1 and {counter.horizon}")
+        raise PlanError(f"t must be between 1 and {counter.horizon}, not {t}")
     return counter.mix(t)
 
 

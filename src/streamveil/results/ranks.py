@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.compiled import ndtri
-from streamveil.errors import PlanError
+from streamveil.errors import at_least
 from streamveil.release_metadata import Facts
 from streamveil.results.intervals import Interval, open_ends, plain
 from streamveil.types import Array, Bool, Int64
@@ -72,8 +72,7 @@ def rank(
         is spent on m of them, which are all there are if there are no more. A group that is not
         above the ceiling counts m better ones.
     """
-    if not isinstance(k, int | np.integer) or k < 1:
-        raise PlanError(f"k must be a whole number of at least 1, not {k!r}")
+    at_least(1, k=k)
     facts, most, allowed = hidden
     alpha = 1 - confidence
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha

@@ -19,7 +19,7 @@ from streamveil.core.noisy import Noisy, require_noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
-from streamveil.errors import PlanError, SourceError, nearest
+from streamveil.errors import PlanError, SourceError, nearest, whole
 from streamveil.release_metadata import (
     Facts,
     ReleaseTime,
@@ -103,8 +103,8 @@ class Releases:
 
     def window(self, name: str | int) -> int:
         """The number of a window, from its number or the time that names it."""
-        if isinstance(name, int):
-            return name
+        if not isinstance(name, str):
+            return whole("a window", name)
         if re.fullmatch(r"-?\d+", name):
             return int(name)
         last = {moment.window: moment for moment in self.moments}

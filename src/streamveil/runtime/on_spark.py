@@ -33,7 +33,7 @@ class SparkEngine:
     def __post_init__(self) -> None:
         for name, value in (("shards", self.shards), ("tasks", self.tasks)):
             if value is not None and (isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} counts from 1, so it cannot be {value}")
+                raise PlanError(f"{name} counts from 1, so it cannot be {value}")
 
     def start(  # noqa: PLR0913  (the options of `Query.run`)
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
@@ -90,7 +90,7 @@ def spark(
             `release.trigger`).
 
     Raises:
-        ValueError: `shards` or `tasks` is below 1.
+        PlanError: `shards` or `tasks` is below 1.
         MissingExtraError: when the query runs, PySpark is not installed.
 
     >>> import streamveil as sv

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from streamveil.connectors.rejected_rows import MISFIT
 from streamveil.dataflow import BOUNDED
 
 STATM = Path("/proc/self/statm")
@@ -54,14 +55,25 @@ class Progress:
     def unusable_summary(self, way: str = "") -> str:
         """One line on rows that could not be used: no row, and nothing of one; '' without any.
 
+        The row of a field that was read as null may count, so fields are told apart from rows.
         `way`: what keeps such rows.
 
         >>> Progress(1, 1, 9, 0, 1.0, 0, 0, {"malformed row": 2}).unusable_summary("--rejects DIR")
         'rows that could not be used: malformed row (2) (--rejects DIR keeps such rows)'
+        >>> Progress(1, 1, 9, 0, 1.0, 0, 0, {MISFIT: 3}).unusable_summary()
+        'fields of the wrong type, read as null: 3 (in no sum or mean; their rows may count)'
         """
-        rows = ", ".join(f"{reason} ({count:,})" for reason, count in self.unusable.items())
-        kept = f" ({way} keeps such rows)" if way else ""
-        return f"rows that could not be used: {rows}{kept}" if rows else ""
+        found = dict(self.unusable)
+        fields = found.pop(MISFIT, 0)
+        rows = ", ".join(f"{reason} ({count:,})" for reason, count in found.items())
+        parts = [f"rows that could not be used: {rows}"] if rows else []
+        if fields:
+            parts.append(
+                f"fields of the wrong type, read as null: {fields:,}"
+                " (in no sum or mean; their rows may count)"
+            )
+        kept = f" ({way} keeps such rows)" if way and parts else ""
+        return "; ".join(parts) + kept
 
     @property
     def memory_bytes(self) -> int:

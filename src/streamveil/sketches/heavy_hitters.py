@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
@@ -56,7 +56,7 @@ class HeavyHitters(Levels):
     Memory: `nbytes`.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: keys after the last of `horizon`, or more pushes than a sketch without one can
             hold.
         StoreError: `resume` is given arrays of another configuration.
@@ -92,7 +92,7 @@ class HeavyHitters(Levels):
         take_numbers(self)
         require_positive(width=self.width, horizon=self.horizon)
         if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
-            raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")
+            raise PlanError("digit must be from 1 to 16 and bits from 1 to 64")
         warn_about_delta(self.budget, self.schedule_of(self.width))
         _ = self.noise.loss, self.tables  # every setting is checked now
 
@@ -118,7 +118,7 @@ class HeavyHitters(Levels):
             width: columns of the table, at least 1.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         block = None if self.block is None else min(self.block, width)
         fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
@@ -131,7 +131,7 @@ class HeavyHitters(Levels):
             keys: as many as are asked for: integers of at most `bits` bits.
 
         Raises:
-            ValueError: a key has more bits.
+            PlanError: a key has more bits.
         """
         return integer_words(keys, self.bits)
 
@@ -170,8 +170,8 @@ class PublishedHierarchy:
     """Public snapshots of all levels. Holds no key.
 
     Raises:
-        ValueError: k is below 1, the beam below k, or a key has too many bits.
-        TypeError: keys are no integers; texts become some by `text_words`.
+        PlanError: k is below 1, the beam below k, or a key has too many bits.
+        PlanError: keys are no integers; texts become some by `text_words`.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
@@ -199,7 +199,7 @@ class PublishedHierarchy:
             **options: those of `PublishedSketch.estimate`.
 
         Raises:
-            ValueError: a key has more bits, or an option is unknown.
+            PlanError: a key has more bits, or an option is unknown.
         """
         words = integer_words(keys, self.level_bits[-1])
         return self.levels[-1].estimate_words(words, **options)
@@ -225,7 +225,7 @@ class PublishedHierarchy:
                 change.
 
         Raises:
-            ValueError: k is below 1, or the beam is below k.
+            PlanError: k is below 1, or the beam is below k.
         """
         require_beam(k, beam)
         found = np.arange(2 ** self.level_bits[0], dtype=np.uint64)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.dataflow.hashing import is_text
 from streamveil.dataflow.keys import cells_of
-from streamveil.errors import require_between
+from streamveil.errors import PlanError, require_between
 from streamveil.sketches.hashing import LARGEST_WIDTH, Layout
 from streamveil.sketches.keys import GOLDEN, cut_texts, is_utf8
 from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
@@ -66,8 +66,8 @@ class HeavyTexts(Levels):
     Memory: `nbytes`, however many texts there are and however long.
 
     Raises:
-        ValueError: a setting is out of its range.
-        TypeError: keys are no texts.
+        PlanError: a setting is out of its range.
+        PlanError: keys are no texts.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyTexts(length=40, width=1024, horizon=10,
@@ -97,7 +97,7 @@ class HeavyTexts(Levels):
     def __post_init__(self) -> None:
         take_numbers(self)
         if not isinstance(self.length, int) or not 1 <= self.length <= LONGEST_TEXT:
-            raise ValueError(f"length must be from 1 to {LONGEST_TEXT} bytes, not {self.length}")
+            raise PlanError(f"length must be from 1 to {LONGEST_TEXT} bytes, not {self.length}")
         require_between(1, 64, whole_depth=self.whole_depth)
         if self.whole_width is not None:
             require_between(1, LARGEST_WIDTH, whole_width=self.whole_width)
@@ -131,7 +131,7 @@ class HeavyTexts(Levels):
             width: columns of the table, at least 1.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         return PushSchedule(width=width, clock="ticks", round=1, block=width, horizon=self.horizon)
 
@@ -188,7 +188,7 @@ class PublishedTexts:
     """Public snapshots of all tables of a `HeavyTexts`. Holds no text.
 
     Raises:
-        ValueError: k is below 1, or the beam below k.
+        PlanError: k is below 1, or the beam below k.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyTexts(length=3, width=64, horizon=1,
@@ -235,7 +235,7 @@ class PublishedTexts:
             beam: prefixes that are followed at each length, at least k.
 
         Raises:
-            ValueError: k is below 1, or the beam is below k.
+            PlanError: k is below 1, or the beam is below k.
         """
         require_beam(k, beam)
         least = GUARD * self.sd if threshold is None else threshold
@@ -333,5 +333,5 @@ def column_of(keys: Any) -> pa.Array:
     """Texts as an Arrow column."""
     column = keys if isinstance(keys, pa.Array) else pa.array(keys)
     if not (len(column) == 0 or is_text(column.type)):
-        raise TypeError(f"a finder of texts counts texts, not {column.type}")
+        raise PlanError(f"a finder of texts counts texts, not {column.type}")
     return column.cast(pa.large_string()) if len(column) == 0 else column

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.counters.cells import CellCounter
-from streamveil.errors import NoiseWarning, warn
+from streamveil.errors import NoiseWarning, PlanError, warn
 from streamveil.sketches.hashing import Kind, Layout
 from streamveil.sketches.keys import Keys, Words, key_words
 from streamveil.sketches.levels import Levels, LevelWords
@@ -43,7 +43,7 @@ class LazySketch(Levels):
     Numerics: integers throughout; noise is exact up to `distance`, which is charged to delta.
 
     Raises:
-        ValueError: a setting is out of its range.
+        PlanError: a setting is out of its range.
         HorizonError: keys after the last of `horizon`, or more pushes than a sketch without one can
             hold.
         StoreError: `resume` is given arrays of another configuration.
@@ -127,7 +127,7 @@ class LazySketch(Levels):
             keys: integers or texts.
 
         Raises:
-            ValueError: a key is none that this sketch counts.
+            PlanError: a key is none that this sketch counts.
         """
         return key_words(keys)
 
@@ -151,7 +151,7 @@ def make_schedule(config: Any) -> PushSchedule:
         if config.clock == "ticks":
             length = 1
         elif config.horizon is None:
-            raise ValueError("an unknown horizon on the arrival clock needs a round length")
+            raise PlanError("an unknown horizon on the arrival clock needs a round length")
         else:
             length = max(1, config.horizon // ROUNDS)
     return PushSchedule(

@@ -22,7 +22,7 @@ from streamveil.core.noise import (
 )
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
-from streamveil.errors import require_between, require_with
+from streamveil.errors import PlanError, require_between, require_with
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
@@ -68,7 +68,7 @@ class Levels(Protocol):
             width: columns of the table, at least 1.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         ...
 
@@ -79,7 +79,7 @@ class Levels(Protocol):
             keys: integers or texts, as many as are counted.
 
         Raises:
-            ValueError: a key is none that this sketch counts.
+            PlanError: a key is none that this sketch counts.
         """
         ...
 
@@ -123,7 +123,7 @@ class Levels(Protocol):
             number: of the table, from 0.
 
         Raises:
-            ValueError: an argument is beyond its range.
+            PlanError: an argument is beyond its range.
         """
         seed = self.seed * self.most_levels + number
         return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
@@ -210,8 +210,8 @@ class LiveSketch:
     `state` and the `place` of its noise.
 
     Raises:
-        ValueError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
-        TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
+        PlanError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
+        PlanError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> from streamveil.sketches import LazySketch
@@ -240,7 +240,7 @@ class LiveSketch:
             weights: how often each counts, at least 0; empty: once.
 
         Raises:
-            ValueError: a weight is beyond `max_weight`, or there are not as many as keys.
+            PlanError: a weight is beyond `max_weight`, or there are not as many as keys.
         """
         config = self.config
         items = config.items(keys)
@@ -257,7 +257,7 @@ class LiveSketch:
             ticks: how many pass, at least 1.
 
         Raises:
-            ValueError: a key is none that this sketch counts.
+            PlanError: a key is none that this sketch counts.
         """
         if keys is not None:
             self.update(keys)
@@ -287,5 +287,5 @@ class LiveSketch:
 def require_beam(k: int, beam: int) -> None:
     """Refuses a search for no keys, or one that keeps too few or too many prefixes."""
     if not 1 <= k <= beam:
-        raise ValueError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
+        raise PlanError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
     require_between(k, WIDEST_BEAM, beam=beam)

@@ -13,6 +13,7 @@ from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter
 from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
+from streamveil.errors import PlanError
 from streamveil.sketches.cell_noise import buffer_norm
 from streamveil.sketches.hashing import Layout
 
@@ -42,7 +43,7 @@ def squared_change(layout: Layout, protects: Neighbours) -> int:
     if protects.relation in TWO_SIDED:
         return layout.depth * (4 if layout.signed else 2)
     known = ", ".join((*ONE_SIDED, *TWO_SIDED))
-    raise ValueError(f"a sketch protects one of {known}; not '{protects.relation}'")
+    raise PlanError(f"a sketch protects one of {known}; not '{protects.relation}'")
 
 
 def touched_cells(layout: Layout, protects: Neighbours) -> int:
@@ -93,13 +94,13 @@ class NoisePlan:
     def __post_init__(self) -> None:
         take_numbers(self)
         if self.parts and (len(self.parts) != len(self.layouts) or min(self.parts) < 1):
-            raise ValueError("parts must be a whole number of at least 1 for each layout")
+            raise PlanError("parts must be a whole number of at least 1 for each layout")
         if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:
-            raise ValueError(
+            raise PlanError(
                 f"max_weight must be an integer from 1 to 2^31 - 1, not {self.max_weight}"
             )
         if self.items < 1 or self.items.denominator != 1:
-            raise ValueError(
+            raise PlanError(
                 f"bound must be a whole number of items of one unit, not {self.protects.bound}"
             )
 
@@ -133,7 +134,7 @@ class NoisePlan:
             return self._paid(textbook_mu(self.budget))
         epsilon, delta = self.budget.epsilon, self.budget.delta
         if epsilon is None or delta is None:
-            raise ValueError(
+            raise PlanError(
                 "a sketch needs a budget of epsilon and delta: its noise is exact up to a distance"
                 " that delta pays for"
             )
@@ -143,7 +144,7 @@ class NoisePlan:
         while True:
             spent = each * paid
             if spent >= delta / 2:
-                raise ValueError(
+                raise PlanError(
                     f"delta = {float(delta):g} is too small: the sampler alone needs"
                     f" {float(2 * spent):.3g}.\n"
                     "  to fix  use a larger delta, a smaller epsilon, fewer pushes or items"
@@ -157,7 +158,7 @@ class NoisePlan:
     def _paid(self, mu: float) -> float:
         """A mu that was not searched: refused where the budget does not pay for the sampler too."""
         if not self._loss_at(mu).fits(self.budget):
-            raise ValueError(
+            raise PlanError(
                 "textbook noise leaves too little of this delta for the sampler.\n"
                 "  to fix  use a larger delta, or leave calibration at 'analytic'"
             )
@@ -188,7 +189,7 @@ class NoisePlan:
         size = 1.25 * self._exact / mu * buffer_norm(self.counter) * TAIL
         bits = BUFFER_BITS[self.word_bytes] - math.ceil(math.log2(max(size, 1.0)))
         if bits < 0:
-            raise ValueError(f"the noise needed is too large for {8 * self.word_bytes}-bit buffers")
+            raise PlanError(f"the noise needed is too large for {8 * self.word_bytes}-bit buffers")
         return min(bits, 22 if self.word_bytes == 4 else 40)
 
     def _l2_at(self, mu: float) -> float:
@@ -199,7 +200,7 @@ class NoisePlan:
     def _sigma_at(self, mu: float) -> float:
         value = max(self._l2_at(mu) / mu * UP, SMALLEST_SIGMA)
         if value * self._largest_factor > LARGEST_SIGMA:
-            raise ValueError(f"the noise needed, sigma = {value:.3g}, is beyond this sampler")
+            raise PlanError(f"the noise needed, sigma = {value:.3g}, is beyond this sampler")
         return value
 
     @cached_property
@@ -240,7 +241,7 @@ def textbook_mu(budget: Budget) -> float:
     12.588
     """
     if budget.epsilon is None or budget.delta is None or budget.epsilon >= 1:
-        raise ValueError(
+        raise PlanError(
             "textbook noise is proved for epsilon below 1 with a delta only.\n"
             "  to fix  leave calibration at 'analytic'"
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.compiled import bdtrc, ndtri
-from streamveil.errors import require_between, require_one_of
+from streamveil.errors import PlanError, require_between, require_one_of
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
 from streamveil.sketches.linear import read_rows, require_same
@@ -40,7 +40,7 @@ class PublishedSketch:
     """One public snapshot of a sketch: the table shown, and the public facts about it.
 
     Raises:
-        ValueError: an unknown method, a beta or confidence out of (0, 1) or out of reach of this
+        PlanError: an unknown method, a beta or confidence out of (0, 1) or out of reach of this
             depth, or sketches to merge that differ.
 
     >>> from streamveil.sketches import LazySketch
@@ -116,7 +116,7 @@ class PublishedSketch:
                 change.
 
         Raises:
-            ValueError: the method is none of this kind of sketch.
+            PlanError: the method is none of this kind of sketch.
         """
         return self.estimate_words(key_words(keys), method, lag_corrected=lag_corrected)
 
@@ -132,7 +132,7 @@ class PublishedSketch:
                 change.
 
         Raises:
-            ValueError: the method is none of this kind of sketch.
+            PlanError: the method is none of this kind of sketch.
         """
         chosen = method or ("median" if self.layout.signed else "calibrated")
         require_one_of("method", chosen, METHODS)
@@ -140,7 +140,7 @@ class PublishedSketch:
         if chosen == "median":
             return np.asarray(np.median(rows, axis=0))
         if self.layout.signed:
-            raise ValueError(f"method '{chosen}' needs kind 'count-min'; use 'median'")
+            raise PlanError(f"method '{chosen}' needs kind 'count-min'; use 'median'")
         smallest = rows.min(axis=0)
         if chosen == "min" or self.layout.family == "identity":
             return np.asarray(smallest)
@@ -169,7 +169,7 @@ class PublishedSketch:
             confidence: with which the interval covers the noise, above 0 and below 1.
 
         Raises:
-            ValueError: the confidence is beyond its range.
+            PlanError: the confidence is beyond its range.
         """
         require_between(0.0, 1.0, confidence=confidence)
         half = float(ndtri((1 + confidence) / 2)) * self.sd
@@ -197,7 +197,7 @@ class PublishedSketch:
             late: that within the lag, at most.
 
         Raises:
-            ValueError: beta is beyond its range, or the weight of all keys is not known.
+            PlanError: beta is beyond its range, or the weight of all keys is not known.
         """
         require_between(1e-300, 1.0, beta=beta)
         total, lag = self._weights(arrivals, late)
@@ -210,7 +210,7 @@ class PublishedSketch:
                 fails = float(bdtrc((depth - 1) // 2, depth, p))
                 low, high = (p, high) if fails <= beta else (low, p)
             if low == 0.0:
-                raise ValueError(f"depth {depth} cannot give beta = {beta}; use more rows")
+                raise PlanError(f"depth {depth} cannot give beta = {beta}; use more rows")
             reach = float(np.sqrt((second / width + self.sd**2) / low))
             return SketchErrorBound(reach + lag, reach + lag)
         noise = self.sd * float(np.sqrt(2 * np.log(4 * depth / beta)))
@@ -222,7 +222,7 @@ class PublishedSketch:
     def _weights(self, arrivals: float | None, late: float | None) -> tuple[float, float]:
         """The most weight so far, and since the oldest push."""
         if arrivals is None and self.brings is None:
-            raise ValueError(
+            raise PlanError(
                 "with ticks the number of items is private: no bound follows from the clock.\n"
                 "  to fix  give a bound on the weight of all keys so far: arrivals = N"
             )
@@ -239,7 +239,7 @@ class PublishedSketch:
             other: a snapshot of the same layout, of other people.
 
         Raises:
-            ValueError: the layouts differ.
+            PlanError: the layouts differ.
         """
         require_same(self.layout, other.layout)
         unknown = self.brings is None or other.brings is None

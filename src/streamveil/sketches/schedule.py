@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamveil.core.accounting import take_numbers
-from streamveil.errors import require_one_of
+from streamveil.errors import PlanError, require_one_of
 
 ClockName = Literal["arrivals", "ticks"]
 
@@ -37,11 +37,11 @@ class PushSchedule:
         limits = {"round": (self.round, 2**62), "block": (self.block, self.width)}
         for name, (value, top) in limits.items():
             if not isinstance(value, int) or not 1 <= value <= top:
-                raise ValueError(f"{name} must be an integer from 1 to {top}, not {value}")
+                raise PlanError(f"{name} must be an integer from 1 to {top}, not {value}")
         if self.horizon is not None and not 1 <= self.horizon < 2**62:
-            raise ValueError(f"horizon must be at least 1, not {self.horizon}")
+            raise PlanError(f"horizon must be at least 1, not {self.horizon}")
         if self.flushes < 0:
-            raise ValueError(f"flushes must not be negative, not {self.flushes}")
+            raise PlanError(f"flushes must not be negative, not {self.flushes}")
 
     @property
     def blocks(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, got, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
 from streamveil.plan.check import require_known
@@ -228,5 +228,5 @@ def own_values(values: Mapping[str, Value]) -> dict[str, Value]:
         option = OPTIONS.get(name)
         kinds, meant = PYTHON.get(option.kind, ((), "")) if option is not None else ((), "")
         if value is not None and kinds and type(value) not in kinds:
-            raise PlanError(f"{name} must be {meant}, not {type(value).__name__}")
+            raise PlanError(f"{name} must be {meant}, not {got(value)}")
     return found

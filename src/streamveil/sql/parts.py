@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, got, nearest
 from streamveil.expressions import conjunction, may_leave_out, normalize_expression, times
 from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate, Clock, KeyColumn, Plan, TableSource, Window
@@ -60,7 +61,7 @@ def length_of(value: Duration, what: str = "a duration") -> Length:
 def require_months(months: int, what: str) -> int:
     """A number of months that a cell of a calendar may have."""
     if not 1 <= months <= MOST_MONTHS:
-        raise PlanError(f"{what} must be at least 1 month and at most 100 years")
+        raise PlanError(f"{what} must be between 1 month and 100 years, not {months} months")
     return months
 
 
@@ -131,7 +132,7 @@ def duration_us(value: Duration, what: str = "a duration") -> int:
     elif isinstance(value, str):
         total = _spelled(value, what)
     else:
-        raise PlanError(f"{what} must be a text such as '15 min' or a timedelta")
+        raise PlanError(f"{what} must be a text such as '15 min' or a timedelta, not {got(value)}")
     if not 0 < total < 2**62:
         raise PlanError(
             f"{what} must be longer than zero and shorter than 100,000 years, not '{value}'"
@@ -209,20 +210,19 @@ def _pair(name: str, bounds: Any) -> tuple[float, float]:
 def _number(value: Any, what: str) -> float:
     number = own(value)
     if type(number) not in (int, float):
-        raise PlanError(f"{what} must be a number, not {type(value).__name__}")
+        raise PlanError(f"{what} must be a number, not {got(value)}")
     return float(number)
 
 
 def moment_of(value: object, what: str) -> datetime:
     """The time that an ISO 8601 text or a datetime says."""
+    found = value
     if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            value = None
-    if not isinstance(value, datetime):
-        raise PlanError(f"{what} must be a time such as '2026-01-31 12:00:00'")
-    return value
+        with suppress(ValueError):
+            found = datetime.fromisoformat(value)
+    if not isinstance(found, datetime):
+        raise PlanError(f"{what} must be a time such as '2026-01-31 12:00:00', not {got(value)}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class Ticks:
         """The clock these words describe."""
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if self.steps is not None and not whole and not self.endless:
-            raise PlanError("steps is a whole number or 'unbounded'")
+            raise PlanError(f"steps is a whole number or 'unbounded', not {got(self.steps)}")
         if self.every_us is None and self.months is None and self.rows is None:
             return self._once()
         if self.rows is not None:
@@ -321,7 +321,9 @@ def ends(clock: Clock) -> Clock:
 def quoted(column: str) -> str:
     """A column name as an expression."""
     if not isinstance(column, str) or not column:
-        raise PlanError("a column must be named by a text, such as group_by('url', 'country')")
+        raise PlanError(
+            f"a column must be named by a text, as in group_by('url', 'country'), not {got(column)}"
+        )
     return "`" + column.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, nearest, require_between, whole
 from streamveil.expressions import compile_expression, compile_predicate
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.plan import Changelog, Plan, SourceSpec, TableSource
 from streamveil.sql.options import constant
 from streamveil.sql.table_check import FORM, MOST_POINTS, Domain
-from streamveil.types import Array, Bool, own
+from streamveil.types import Array, Bool
 
 CHANGELOGS: tuple[Changelog, ...] = ("insert", "insert-delete")
 
@@ -50,9 +50,8 @@ def table_source(
         )
     if changelog == "insert" and operation:
         raise PlanError("changelog = 'insert' has no operation column: every row inserts")
-    lives = own(values.get("lives", 1))
-    if type(lives) is not int or not 1 <= lives <= 10**6:
-        raise PlanError("lives is a whole number between 1 and 1,000,000")
+    lives = whole("lives", values.get("lives", 1))
+    require_between(1, 10**6, lives=lives)
     if lives > 1 and not record:
         raise PlanError("lives belongs to records with an id")
     return TableSource(

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streamveil.errors import fitting, require_one_of, require_positive, whole
+from streamveil.errors import PlanError, fitting, require_one_of, require_positive, whole
 from streamveil.types import Array, Exact
 
 Number: TypeAlias = int | float | Fraction | Decimal | str
@@ -32,7 +32,7 @@ def exact(name: str, value: Number) -> Fraction:
     True
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, KINDS):
-        raise ValueError(f"{name} must be a number, not {type(value).__name__}")
+        raise PlanError(f"{name} must be a number, not {type(value).__name__}")
     if isinstance(value, int | np.integer | Fraction):
         parts = value.numerator, value.denominator
         if type(value) is Fraction and {*map(type, parts)} == {int}:
@@ -42,7 +42,7 @@ def exact(name: str, value: Number) -> Fraction:
         decimal = Decimal(repr(float(value)) if isinstance(value, REALS) else value)
         return Fraction(decimal)
     except (InvalidOperation, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a finite number, not {value}") from None
+        raise PlanError(f"{name} must be a finite number, not {value}") from None
 
 
 def held(name: str, value: Exact | float) -> Fraction:
@@ -64,7 +64,7 @@ def take_numbers(one: Any) -> None:
     A float where a privacy number is exact is the decimal that it prints.
 
     Raises:
-        ValueError: one is no number, or not whole.
+        PlanError: one is no number, or not whole.
     """
     for name, kind, may_be_none in numbers_of(one.__class__):
         value = getattr(one, name)
@@ -83,7 +83,7 @@ def exact_between(name: str, value: Number, low: Fraction | int, high: Fraction 
     """`exact`, and strictly between the two ends."""
     number = exact(name, value)
     if not low < number < high:
-        raise ValueError(f"{name} must be above {low} and below {high}, not {value}")
+        raise PlanError(f"{name} must be above {low} and below {high}, not {value}")
     return number
 
 
@@ -120,15 +120,15 @@ class Budget:
         mu: the loss in Gaussian differential privacy, above 0.
 
     Raises:
-        ValueError: none or several of epsilon, rho and mu are given, or one is out of range.
+        PlanError: none or several of epsilon, rho and mu are given, or one is out of range.
         PlanError: an argument is missing or unknown; the message shows a call that works.
 
     >>> Budget(epsilon=6, delta=1e-9)
     Budget(epsilon=6, delta=1e-09)
-    >>> Budget(epsilon=1, rho=1)
+    >>> Budget(epsilon=0)
     Traceback (most recent call last):
     ...
-    ValueError: a budget is epsilon (with or without delta), rho or mu; not epsilon and rho together
+    streamveil.errors.PlanError: epsilon must be above 0 and below 1000000, not 0
     """
 
     epsilon: Fraction | None
@@ -149,7 +149,7 @@ class Budget:
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
             fault = f"not {' and '.join(names)} together" if names else "none was given"
-            raise ValueError(f"a budget is epsilon (with or without delta), rho or mu; {fault}")
+            raise PlanError(f"a budget is epsilon (with or without delta), rho or mu; {fault}")
         for name, value in given.items():
             number = None if value is None else exact_between(name, value, 0, 10**6)
             object.__setattr__(self, name, number)
@@ -224,7 +224,7 @@ class Neighbours:
         require_positive(bound=self.bound)
         require_one_of("relation", self.relation, RELATIONS)
         if self.period is not None and self.period <= timedelta(0):
-            raise ValueError(f"period must be longer than zero, not {self.period}")
+            raise PlanError(f"period must be longer than zero, not {self.period}")
 
     @property
     def verb(self) -> str:

@@ -10,7 +10,7 @@ from math import exp, floor, inf, log, log10, sqrt
 from typing import TYPE_CHECKING, Any
 
 from streamveil.core.accounting import Budget, Neighbours, Number, convert, exact
-from streamveil.errors import require_one_of, whole
+from streamveil.errors import PlanError, require_one_of, whole
 
 if TYPE_CHECKING:
     from streamveil.core.accounting.coin_table import Tables
@@ -62,13 +62,13 @@ class Loss:
         for name in NUMBERS:
             value = exact(name, getattr(self, name))
             if value < 0:
-                raise ValueError(f"{name} must not be negative, not {value}")
+                raise PlanError(f"{name} must not be negative, not {value}")
             object.__setattr__(self, name, value)
         merged: dict[Fraction, int] = {}
         for one, times in self.pure:
             epsilon, times = exact("epsilon", one), whole("times", times)
             if epsilon < 0 or times < 0:
-                raise ValueError("a pure loss is (epsilon >= 0, times >= 0)")
+                raise PlanError("a pure loss is (epsilon >= 0, times >= 0)")
             if epsilon and times:
                 merged[epsilon] = merged.get(epsilon, 0) + times
         object.__setattr__(self, "pure", tuple(sorted(merged.items())))
@@ -92,7 +92,7 @@ class Loss:
     @staticmethod
     def _sum(often: list[tuple[Loss, int]]) -> Loss:
         if any(loss.group_size > 1 or n < 0 for loss, n in often):
-            raise ValueError("compose losses first, then ask for a group")
+            raise PlanError("compose losses first, then ask for a group")
         numbers: dict[str, Any] = {
             name: sum((getattr(loss, name) * n for loss, n in often), ZERO) for name in NUMBERS
         }
@@ -113,7 +113,7 @@ class Loss:
         """
         size = whole("size", size)
         if size < 1:
-            raise ValueError(f"a group has at least one unit, not {size}")
+            raise PlanError(f"a group has at least one unit, not {size}")
         if self.has_slack:
             return replace(self, group_size=self.group_size * size, chance=self.chance * size)
         return Loss(
@@ -174,7 +174,7 @@ class Loss:
             of the sound combinations.
         """
         if epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, not {epsilon}")
+            raise PlanError(f"epsilon must not be negative, not {epsilon}")
         if self.chance or self.distance:
             rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
             apart = max(convert.exact_above(self.distance), convert.TINY) if self.distance else 0.0
@@ -224,7 +224,7 @@ class Loss:
         """The least epsilon with which (epsilon, delta) holds, rounded up; inf if there is none."""
         share = exact("delta", delta)
         if not 0 <= share < 1:
-            raise ValueError(f"delta must be at least 0 and below 1, not {delta}")
+            raise PlanError(f"delta must be at least 0 and below 1, not {delta}")
         if self.group_size > 1 or self.distance:
             return self._epsilon_by_search(convert.exact_below(share))
         plain = inf
@@ -387,12 +387,12 @@ class Guarantee:
         """
         period = self.protects.period
         if period is None:
-            raise ValueError("the guarantee already covers the whole stream of a unit")
+            raise PlanError("the guarantee already covers the whole stream of a unit")
         if isinstance(periods, timedelta):
             periods = most_periods(periods, self.protects)
         periods = whole("periods", periods)
         if periods < 1:
-            raise ValueError(f"periods must be at least 1, not {periods}")
+            raise PlanError(f"periods must be at least 1, not {periods}")
         loss = self.loss.times(periods) if self.separate else self.loss.group(periods)
         return replace(self, loss=loss, periods=self.periods * periods)
 
@@ -496,7 +496,7 @@ def most_periods(span: timedelta, protects: Neighbours) -> int:
     """
     period = protects.period
     if period is None:
-        raise ValueError("only a privacy unit with a period has periods")
+        raise PlanError("only a privacy unit with a period has periods")
     whole, rest = divmod(span, period)
     return whole + 2 if rest else whole + bool(protects.calendar)
 

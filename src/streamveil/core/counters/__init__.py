@@ -186,7 +186,7 @@ class Counter(Protocol):
             keys: keys that one person moves at most; None: any number.
 
         Raises:
-            ValueError: the distance is below 0, or no number.
+            PlanError: the distance is below 0, or no number.
         """
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
@@ -196,7 +196,7 @@ class Counter(Protocol):
             t: steps, each from 1 to the horizon.
 
         Raises:
-            ValueError: a step is beyond the horizon.
+            PlanError: a step is beyond the horizon.
         """
 
     def mix(self, t: int) -> Mix:
@@ -234,7 +234,7 @@ class Counter(Protocol):
 
         Raises:
             HorizonError: all steps are over.
-            ValueError: increments are not one whole number for each key.
+            PlanError: increments are not one whole number for each key.
         """
 
     def _advance(
@@ -264,9 +264,9 @@ def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
     """The increments as int64, one per key; a number is broadcast."""
     array = np.asarray(increments)
     if array.dtype.kind not in "iu":
-        raise ValueError(f"increments must be integers (quanta), not {array.dtype}")
+        raise PlanError(f"increments must be integers (quanta), not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != keys):
-        raise ValueError(f"increments must have one entry per key ({keys}), not {array.shape}")
+        raise PlanError(f"increments must have one entry per key ({keys}), not {array.shape}")
     whole = array.astype(np.int64, copy=False)
     return whole if array.ndim else np.broadcast_to(whole, (keys,))
 
@@ -275,7 +275,7 @@ def checked_times(t: Array, horizon: int) -> Int64[Array, " times"]:
     """Step numbers as int64; raises unless all are between 1 and the horizon."""
     times = np.asarray(t, np.int64)
     if np.any(times < 1) or np.any(times > horizon):
-        raise ValueError(f"t must be between 1 and {horizon}")
+        raise PlanError(f"t must be between 1 and {horizon}")
     return times
 
 
@@ -364,7 +364,7 @@ class CounterStream:
     noise is drawn.
 
     Raises:
-        ValueError: increments are not one whole number per key.
+        PlanError: increments are not one whole number per key.
         HorizonError: a step after the last of the counter's horizon.
 
     >>> from streamveil.counters import BltCounter
@@ -434,9 +434,9 @@ def skip(
         ids: names of the keys, where they are not the columns' numbers.
 
     Raises:
-        ValueError: `steps` is negative.
+        PlanError: `steps` is negative.
         HorizonError: the counter ends earlier.
-        TypeError: `place` is no Place: the same draws at two steps would reveal the increments.
+        PlanError: `place` is no Place: the same draws at two steps would reveal the increments.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> from streamveil.counters import KaryTreeCounter
@@ -455,7 +455,7 @@ def skip_with(
 ) -> CounterState:
     """`skip` with given draws: for who owns addresses, each used once for each key."""
     if steps < 0:
-        raise ValueError(f"steps must be at least 0, not {steps}")
+        raise PlanError(f"steps must be at least 0, not {steps}")
     if state.t + steps > counter.horizon:
         raise HorizonError(counter.horizon)
     return counter._skipped(state, steps, draws, ids) if steps else state
@@ -489,7 +489,7 @@ class Recursion:
         spent = float((self.drain / self.rest * buffers).sum())
         eta = self.amplification * U * EASE * ((self.terms + 5) * z + 2.01 * spent)
         if not eta * 1000 < z:
-            raise ValueError("float64 offsets are too inaccurate for this horizon and noise scale")
+            raise PlanError("float64 offsets are too inaccurate for this horizon and noise scale")
         return eta
 
 
@@ -535,7 +535,7 @@ def check_noise(sigma: Exact | float) -> None:
 def check_moved(moved: Exact | float) -> Fraction:
     """The move as an exact number; raises unless it is finite and not negative."""
     if not 0 <= moved < float("inf"):
-        raise ValueError(f"moved must be a finite number, at least 0, not {moved}")
+        raise PlanError(f"moved must be a finite number, at least 0, not {moved}")
     return held("moved", moved)
 
 

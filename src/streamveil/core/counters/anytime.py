@@ -34,7 +34,7 @@ from streamveil.core.counters.blt import (
     with_zero,
 )
 from streamveil.core.noise import Draws
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.minimum import least_maximum
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -65,7 +65,7 @@ class AnytimeBltCounter(Stepping):
     Numerics: as `BltCounter`.
 
     Raises:
-        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        PlanError: a setting is out of its range, or increments are not one whole number per key.
         PlanError: the noise has more than 2**50 quanta, which 64 bits may not hold.
         HorizonError: more than 2**40 steps.
         StoreError: `resume` is given arrays that are no state of such a counter.
@@ -85,7 +85,7 @@ class AnytimeBltCounter(Stepping):
         take_numbers(self)
         require_positive(d=1 if self.d is None else self.d)
         if not 2 <= self.tuned <= FOREVER:
-            raise ValueError(f"tuned must be between 2 and 2**40 steps, not {self.tuned}")
+            raise PlanError(f"tuned must be between 2 and 2**40 steps, not {self.tuned}")
         check_noise(self.sigma)
 
     @cached_property

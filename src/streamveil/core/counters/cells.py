@@ -19,7 +19,7 @@ from math import sqrt
 
 import numpy as np
 
-from streamveil.errors import require_one_of
+from streamveil.errors import PlanError, require_one_of
 from streamveil.types import Array, Float64
 
 COUNTERS = ("blt-1", "blt-2", "tree", "tree-prf")
@@ -68,7 +68,7 @@ class CellCounter:
     def __post_init__(self) -> None:
         require_one_of("counter", self.name, COUNTERS)
         if self.pushes is not None and not 1 <= self.pushes <= LONGEST:
-            raise ValueError(f"a cell takes from 1 to {LONGEST} pushes, not {self.pushes}")
+            raise PlanError(f"a cell takes from 1 to {LONGEST} pushes, not {self.pushes}")
 
     @property
     def is_tree(self) -> bool:

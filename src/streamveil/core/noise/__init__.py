@@ -29,7 +29,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from streamveil.errors import ReusedNoiseError, StoreError
+from streamveil.errors import PlanError, ReusedNoiseError, StoreError
 from streamveil.types import Array, UInt64
 
 SECRET_BYTES = 32
@@ -98,7 +98,7 @@ class KeyedDraws:
     def words(self, n: int, start: int = 0) -> UInt64[Array, " n"]:
         """See `Draws.words`."""
         if start % 2:
-            raise ValueError(f"start must be even, a block being two words, not {start}")
+            raise PlanError(f"start must be even, a block being two words, not {start}")
         counter = (start // 2).to_bytes(16, "big")
         encryptor = Cipher(algorithms.AES(self.subkey), modes.CTR(counter)).encryptor()
         out = np.empty(n + 2, "<u8")  # the cipher asks for 15 spare bytes
@@ -157,7 +157,7 @@ def as_bytes(words: UInt64[Array, ...]) -> memoryview:
 def as_ids(ids: UInt64[Array, "keys 2"]) -> UInt64[Array, "keys 2"]:
     """Contiguous little-endian ids; anything but pairs of 64-bit integers is refused."""
     if ids.ndim != 2 or ids.shape[1] != 2 or ids.dtype.kind not in "iu" or ids.itemsize != 8:
-        raise ValueError(f"ids must be uint64[keys, 2], not {ids.dtype}{list(ids.shape)}")
+        raise PlanError(f"ids must be uint64[keys, 2], not {ids.dtype}{list(ids.shape)}")
     return np.ascontiguousarray(ids.view("u8") if ids.dtype.kind == "i" else ids, "<u8")
 
 
@@ -178,7 +178,7 @@ class KeyedNoise:
 
     def __post_init__(self) -> None:
         if len(self.secret) != SECRET_BYTES:
-            raise ValueError(f"secret must be {SECRET_BYTES} bytes, not {len(self.secret)}")
+            raise PlanError(f"secret must be {SECRET_BYTES} bytes, not {len(self.secret)}")
 
     @classmethod
     def fresh(cls) -> KeyedNoise:
@@ -322,7 +322,7 @@ def once_of(saved: Mapping[str, Array]) -> bytes:
 def require_place(place: Place) -> Place:
     """Refuses draws where a mechanism names its steps itself."""
     if not isinstance(place, Place):
-        raise TypeError(
+        raise PlanError(
             f"noise must be a Place, not {type(place).__name__}: the same draws at two steps would"
             " reveal what came between them.\n"
             "  to fix  let the library own the noise (counter.stream(...)), or pass"
@@ -395,6 +395,6 @@ def encode_part(part: int | bytes) -> bytes:
     try:
         return b"i%d" % index(part)
     except TypeError:
-        raise TypeError(
+        raise PlanError(
             f"an address is made of integers and bytes, not {type(part).__name__}"
         ) from None
