@@ -213,7 +213,8 @@ def spread_slots(slots: UInt64[Array, " words"], before: int) -> None:
             continue
         if late == len(waiting):
             longer = np.zeros((2 * late, 2), np.uint64)
-            longer[:late] = waiting
+            for one in range(late):
+                longer[one, 0], longer[one, 1] = waiting[one, 0], waiting[one, 1]
             waiting = longer
         waiting[late, 0], waiting[late, 1] = word, told
         late += 1

@@ -471,18 +471,18 @@ def law_near(points: CurvePoints, step: float) -> LossLaw:
     """About `law_under`, in floats: for searches, whose result is then certified by that."""
     order = np.argsort(points.gammas)
     gammas, heights = points.gammas[order], points.heights[order]
-    nodes, found = hull_near(gammas, heights)
+    nodes, slopes = hull_near(gammas, heights)
     places = points.places[order][nodes]
     masses = np.zeros(int(places[-1] - places[0]) + 1)
-    masses[places - places[0]] = found
+    masses[places - places[0]] = gammas[nodes] * np.diff(slopes)
     return LossLaw(step, int(places[0]), masses, float(heights[nodes[-1]]))
 
 
 @njit(cache=True)
 def hull_near(
     gammas: Float64[Array, " n"], heights: Float64[Array, " n"]
-) -> tuple[Int64[Array, " nodes"], Float64[Array, " nodes"]]:
-    """The nodes of `hull` and their masses, in floats."""
+) -> tuple[Int64[Array, " nodes"], Float64[Array, " slopes"]]:
+    """The nodes of `hull` and the slopes before and behind them, in floats."""
     nodes = np.empty(len(gammas), np.int64)
     slopes = np.zeros(len(gammas) + 1)
     count = 0
@@ -498,5 +498,4 @@ def hull_near(
         nodes[count], slopes[count] = place, slope
         count += 1
     slopes[count] = 0.0
-    kept = nodes[:count].copy()
-    return kept, gammas[kept] * np.diff(slopes[: count + 1])
+    return nodes[:count], slopes[: count + 1]

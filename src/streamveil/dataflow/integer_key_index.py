@@ -264,7 +264,8 @@ def spread_values(slots: UInt64[Array, " words"], before: int) -> int:
     part = np.empty(PART * WORDS, np.uint64)
     for start in range((before - 1) // len(part) * len(part), -1, -len(part)):
         size = min(len(part), before - start)
-        part[:size] = slots[start : start + size]
+        for i in range(size):
+            part[i] = load64(base + 8 * (start + i))
         slots[start : start + size] = 0
         for bucket in range(0, size, WORDS):
             for at in range(bucket, bucket + SLOTS):

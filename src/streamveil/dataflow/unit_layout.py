@@ -91,7 +91,8 @@ def spread(
                 continue
             if (late + 1) * size > len(waiting):
                 longer = np.zeros(2 * len(waiting), np.uint64)
-                longer[: late * size] = waiting[: late * size]
+                for i in range(late * size):
+                    longer[i] = waiting[i]
                 waiting = longer
             _copy(unit, waiting.ctypes.data + late * step, step)
             late += 1

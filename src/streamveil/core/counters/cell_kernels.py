@@ -260,12 +260,10 @@ def keep_totals(totals: Array, start: int, end: int, change: Array, k: int) -> N
     before = trailing_zeros(k - 1) if k > 1 else -1
     if base >= 0:
         add_line(change, totals[base, start:end], 1)
-    if before < 0:
-        totals[level, start:end] = change[: end - start]
-        return
-    old = totals[before, start:end].copy()  # its level may be the one written
-    totals[level, start:end] = change[: end - start]
-    add_line(change, old, -1)
+    for c in range(end - start):
+        totals[level, start + c] = change[c]
+    if before >= 0:  # another level than the one written: of k and k - 1, one is odd
+        add_line(change, totals[before, start:end], -1)
 
 
 @njit(cache=True)
