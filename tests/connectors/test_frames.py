@@ -161,5 +161,5 @@ def test_a_frame_whose_values_have_no_common_type_is_refused_without_quoting_one
 def test_what_is_no_table_is_refused_with_a_way_out():
     with pytest.raises(SourceError, match=r"LazyFrame.*\n.*\.collect\(\)"):
         sv.memory(pl.DataFrame(DATA).lazy())
-    with pytest.raises(SourceError, match=r"cannot read a list.*\n.*give a frame"):
+    with pytest.raises(SourceError, match=r"a list of dicts, not list.*\n.*memory\("):
         sv.memory([1, 2])

@@ -50,7 +50,7 @@ def test_silent_draws_have_no_schedule_and_strangers_are_refused():
     class Stranger:
         silent = False
 
-    with pytest.raises(TypeError, match="KeyedNoise"):
+    with pytest.raises(ValueError, match="KeyedNoise"):
         keystream.key_schedule(Stranger())
 
 

@@ -52,7 +52,7 @@ def test_two_steps_from_one_state_are_refused(name):
 def test_draws_in_the_place_of_a_place_are_refused(name):
     """The same draws at every step made one secret row readable with 98 % certainty."""
     counter, draws = examples(9)[name], SeededNoise(1).at("hoisted", 1)
-    with pytest.raises(TypeError, match=r"must be a Place[^$]*counter\.stream"):
+    with pytest.raises(ValueError, match=r"must be a Place[^$]*counter\.stream"):
         counter.step(counter.init(2), np.ones(2, np.int64), draws)
     if not counter.keyed:
         with pytest.raises((TypeError, PlanError), match=r"must be (a )?Place"):

@@ -156,7 +156,7 @@ def test_bad_settings_are_refused(fields, words):
 
 def test_bad_questions_and_keys_are_refused():
     live = finder(20).open(SilentNoise())
-    with pytest.raises(TypeError, match="texts"):
+    with pytest.raises(ValueError, match="texts"):
         live.tick([3, 4])
     with pytest.raises(ValueError, match="beam"):
         live.published().top(10, beam=5)

@@ -77,7 +77,7 @@ def tune(plan: Plan, table: pa.Table, *, fraction: float = 1.0, metric: str = "l
     """Forecasts every choice of bounds; `fraction` is the share of units that the sample holds."""
     require_one_of("metric", metric, METRICS)
     if not 0 < fraction <= 1:
-        raise PlanError("fraction must be above 0 and at most 1")
+        raise PlanError(f"fraction must be above 0 and at most 1, not {fraction}")
     require_whole(plan, fraction)
     sample = read_sample(plan, table, 1 / fraction)
     tried = default_choices(sample)
@@ -319,7 +319,10 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
     if asked.function == "sum":
         raise PlanError("a target error without a sample is for counts; give a public sample")
     if units < 1 or not target > 0:
-        raise PlanError("a target error needs units of at least 1 and a share above 0")
+        raise PlanError(
+            "a target error needs at least 1 unit and a share above 0,"
+            f" not units = {units} and target = {target}"
+        )
 
     def at(epsilon: float) -> float:
         budget = Budget(epsilon=f"{epsilon:.6g}", delta=plan.budget.delta)

@@ -265,7 +265,7 @@ def expected(
         number = option.of(given)
         low, high = (0, MOST_REPEATS) if option is EXPECTED_REPEATS else (1, 10**12)
         if number is not None and not low <= float(number) <= high:
-            raise PlanError(f"{option} must be a number between {low} and {high:,}")
+            raise PlanError(f"{option} must be a number between {low} and {high:,}, not {number}")
     most, again = EXPECTED_MOST_ROWS.of(given), EXPECTED_REPEATS.of(given)
     if most is not None and most < rows:
         raise PlanError(f"{EXPECTED_MOST_ROWS} must be at least {EXPECTED_ROWS}, a mean")

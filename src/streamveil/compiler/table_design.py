@@ -37,7 +37,7 @@ from streamveil.core.accounting.convert import CurvePoints, LossLaw
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.selection.coins import FINE, SelectionTable
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.kept import kept
 from streamveil.plan.options import MU_SHARE
 from streamveil.types import Array, Float64, Int64
@@ -100,7 +100,7 @@ def design_selection(
         After a look the shift falls until the `sequel` admits the table.
     """
     if budget.epsilon is None or budget.delta is None:
-        raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
+        raise PlanError("discovering keys by a table needs a budget in epsilon and delta")
     require_positive(horizon=horizon, keys_per_unit=keys_per_unit)
     share = exact_between(MU_SHARE.name, mu_share, 0, 1)
     return _design(horizon, budget, keys_per_unit, _part_of_mu(budget, share), sequel)

@@ -25,7 +25,7 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.dynamic.protocol import Changes
-from streamveil.errors import StoreError, require_one_of, require_positive
+from streamveil.errors import PlanError, StoreError, require_one_of, require_positive
 from streamveil.types import Array, Int64
 
 BORN, GONE, NOTHING = 1, 2, 0
@@ -40,7 +40,7 @@ def protected(protects: Neighbours, matching: str) -> Neighbours:
     One that protects updates is refused: without an insertion of an id the next one counts instead.
     """
     if matching == "ids" and protects.relation == "update":
-        raise ValueError(
+        raise PlanError(
             "ids protect all rows of a record, not one of them; this mechanism protects 'update'.\n"
             "  to fix  use a mechanism that protects 'record', or match by labels"
         )
@@ -130,7 +130,7 @@ class Records:
     Memory: 60 to 120 bytes for each id ever seen; 16 for each living copy of a label.
 
     Raises:
-        ValueError: a setting is out of its range, or a label is not in the domain.
+        PlanError: a setting is out of its range, or a label is not in the domain.
         StoreError: saved records are of another domain or kind of matching.
 
     >>> book = Records(matching="ids", domain=4, counts_no_ops=False)
@@ -177,12 +177,12 @@ class Records:
             step: number of the step, from 1.
 
         Raises:
-            ValueError: a label is beyond the domain.
+            PlanError: a label is beyond the domain.
         """
         inserted = signs > 0
         named = inserted if self.matching == "ids" else np.ones(len(signs), bool)
         if np.any((labels[named] < 0) | (labels[named] >= self.domain)):
-            raise ValueError(f"labels must be in 0..{self.domain - 1}: check rows before matching")
+            raise PlanError(f"labels must be in 0..{self.domain - 1}: check rows before matching")
         out = np.zeros((3, len(signs)), np.int64)
         self._match(state, (signs, ids, labels), step, out)
         born, gone = out[0] == BORN, out[0] == GONE

@@ -15,7 +15,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core.accounting import take_numbers
-from streamveil.errors import require_one_of
+from streamveil.errors import PlanError, require_one_of
 from streamveil.sketches.keys import Words
 from streamveil.types import Array, UInt32, UInt64
 
@@ -37,7 +37,7 @@ class Layout:
         table.
 
     Raises:
-        ValueError: a setting is out of its range, or does not go with the others.
+        PlanError: a setting is out of its range, or does not go with the others.
 
     >>> layout = Layout(kind="count-min", depth=3, width=1000, seed=7)
     >>> layout.columns(np.array([5, 5, 6], np.uint32)).shape
@@ -56,11 +56,11 @@ class Layout:
         require_one_of("family", self.family, FAMILIES)
         for name, value, top in (("depth", self.depth, 64), ("width", self.width, LARGEST_WIDTH)):
             if not isinstance(value, int) or not 1 <= value <= top:
-                raise ValueError(f"{name} must be an integer from 1 to {top}, not {value}")
+                raise PlanError(f"{name} must be an integer from 1 to {top}, not {value}")
         if self.family != "multiply" and self.kind == "count-sketch":
-            raise ValueError(f"hash family '{self.family}' has no signs; use kind 'count-min'")
+            raise PlanError(f"hash family '{self.family}' has no signs; use kind 'count-min'")
         if self.family == "identity" and self.depth != 1:
-            raise ValueError("an exact table has depth 1")
+            raise PlanError("an exact table has depth 1")
 
     @property
     def signed(self) -> bool:
@@ -94,11 +94,11 @@ class Layout:
             words: keys as words of 32 or 64 bits.
 
         Raises:
-            ValueError: a key of an exact table is beyond its width.
+            PlanError: a key of an exact table is beyond its width.
         """
         out = np.empty((self.depth, len(words)), np.uint32)
         if self.family == "identity" and len(words) and int(words.max()) >= self.width:
-            raise ValueError(f"every key of an exact table must be below its width {self.width}")
+            raise PlanError(f"every key of an exact table must be below its width {self.width}")
         find_places(words, self.code, self.width, self.factors, out)
         return out
 

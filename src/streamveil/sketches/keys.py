@@ -18,6 +18,7 @@ from streamveil.compiled import njit
 from streamveil.core.noise.bulk.lanes import load_word
 from streamveil.dataflow.hashing import text_buffers
 from streamveil.dataflow.keys import from_cells
+from streamveil.errors import PlanError
 from streamveil.types import Array, Int32, Int64, UInt8, UInt32, UInt64
 
 Keys: TypeAlias = "Array | pa.Array | pa.ChunkedArray | Iterable[int] | Iterable[str | bytes]"
@@ -58,9 +59,9 @@ def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Arra
     if words.size == 0:
         return np.zeros(0, np.uint32)
     if words.ndim != 1 or words.dtype.kind not in "iu":
-        raise TypeError(f"a searchable sketch counts integers of {bits} bits; see text_words")
+        raise PlanError(f"a searchable sketch counts integers of {bits} bits; see text_words")
     if (words.dtype.kind == "i" and words.min() < 0) or int(words.max()) >> bits:
-        raise ValueError(f"every key must be from 0 to 2^{bits} - 1")
+        raise PlanError(f"every key must be from 0 to 2^{bits} - 1")
     kind = np.uint32 if words.dtype.itemsize <= 4 else np.uint64
     return np.ascontiguousarray(words, kind)
 
@@ -75,7 +76,7 @@ def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
         length: bytes that count, 1 to 8.
 
     Raises:
-        TypeError: the keys are no texts.
+        PlanError: the keys are no texts.
 
     >>> [hex(word) for word in text_words(["ab", "ac"], 2).tolist()]
     ['0x6162', '0x6163']
@@ -142,17 +143,17 @@ def weight_words(weights: Any, count: int, largest: int) -> Int32[Array, " keys"
         return np.zeros(0, np.int32)
     array = np.asarray(weights)
     if array.shape != (count,):
-        raise ValueError("weights must be one number per key")
+        raise PlanError("weights must be one number per key")
     if array.dtype.kind not in "iub":
-        raise TypeError("weights must be integers")
+        raise PlanError("weights must be integers")
     if count and (int(array.min()) < 0 or int(array.max()) > largest):
-        raise ValueError(f"every weight must be from 0 to max_weight = {largest}")
+        raise PlanError(f"every weight must be from 0 to max_weight = {largest}")
     return array.astype(np.int32)
 
 
 def _from_numpy(keys: Array) -> Words:
     if keys.ndim != 1:
-        raise ValueError(f"keys must be one-dimensional, not {keys.ndim}-dimensional")
+        raise PlanError(f"keys must be one-dimensional, not {keys.ndim}-dimensional")
     kind = keys.dtype
     if kind.kind == "u" and kind.itemsize <= 4:
         return np.ascontiguousarray(keys, np.uint32)
@@ -165,12 +166,12 @@ def _from_numpy(keys: Array) -> Words:
         return _from_python(keys.tolist())
     if keys.size == 0:
         return np.zeros(0, np.uint32)
-    raise TypeError(f"{WRONG}, not {kind}")
+    raise PlanError(f"{WRONG}, not {kind}")
 
 
 def _from_arrow(keys: pa.Array) -> Words:
     if keys.null_count:
-        raise ValueError("keys hold nulls; drop them first")
+        raise PlanError("keys hold nulls; drop them first")
     kind = keys.type
     if pa.types.is_dictionary(kind):
         words = key_words(keys.dictionary).astype(np.uint64)
@@ -182,7 +183,7 @@ def _from_arrow(keys: pa.Array) -> Words:
     try:
         data, offsets = _buffers(keys)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError):
-        raise TypeError(f"{WRONG}, not {kind}") from None
+        raise PlanError(f"{WRONG}, not {kind}") from None
     return hash_text(data, offsets)
 
 
@@ -196,7 +197,7 @@ def _buffers(keys: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " key
         or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
         or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
     ):  # fmt: skip
-        raise TypeError(f"{WRONG}, not {kind}")
+        raise PlanError(f"{WRONG}, not {kind}")
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):
         keys = keys.cast(pa.large_string())
     keys = keys.cast(pa.large_binary())
@@ -208,12 +209,12 @@ def _buffers(keys: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " key
 
 def _from_python(keys: Any) -> Words:
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
-        raise TypeError(f"give an iterable of keys; {WRONG}")
+        raise PlanError(f"give an iterable of keys; {WRONG}")
     items = list(keys)
     kinds = set(map(type, items))
     if kinds <= {int} or all(issubclass(kind, int | np.integer) for kind in kinds):
         if bool in kinds:
-            raise TypeError(f"{WRONG}, not bool")
+            raise PlanError(f"{WRONG}, not bool")
         try:
             return mix_large(np.array(items, np.int64).view(np.uint64))
         except OverflowError:
@@ -221,11 +222,11 @@ def _from_python(keys: Any) -> Words:
         try:
             return mix_large(np.array(items, np.uint64))
         except OverflowError:
-            raise ValueError("integer keys must fit 64 bits") from None
+            raise PlanError("integer keys must fit 64 bits") from None
     if kinds <= {str, bytes}:
         return _from_arrow(_encoded(items, kinds))
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise TypeError(f"{WRONG}, all of one kind; not {names}")
+    raise PlanError(f"{WRONG}, all of one kind; not {names}")
 
 
 def _encoded(items: list[Any], kinds: set[type]) -> pa.Array:
@@ -235,7 +236,7 @@ def _encoded(items: list[Any], kinds: set[type]) -> pa.Array:
             return pa.array(items, pa.large_string() if str in kinds else pa.large_binary())
         items = [item.encode() if isinstance(item, str) else item for item in items]
     except (UnicodeError, pa.ArrowException):
-        raise ValueError("text keys must be valid Unicode") from None
+        raise PlanError("text keys must be valid Unicode") from None
     return pa.array(items, pa.large_binary())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.errors import PlanError
 from streamveil.sketches.hashing import Layout, find_places
 from streamveil.sketches.keys import Words
 from streamveil.types import Array, Float64, Int32
@@ -19,7 +20,7 @@ CHUNK = 1024  # keys hashed together before their cells are touched
 def require_same(first: Layout, second: Layout) -> None:
     """Sketches add up only cell by cell."""
     if first != second:
-        raise ValueError(
+        raise PlanError(
             "only sketches of equal kind, depth, width, hash family and public seed can be merged"
         )
 

@@ -25,7 +25,7 @@ from streamveil.core.counters.cell_kernels import (
 from streamveil.core.counters.cells import LONGEST, CellCounter
 from streamveil.core.noise.bulk.gaussian import new_scratch
 from streamveil.core.noisy import Noisy, post_process, public
-from streamveil.errors import HorizonError, StoreError
+from streamveil.errors import HorizonError, PlanError, StoreError
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words
@@ -119,7 +119,7 @@ class SketchTable:
         take_numbers(self)
         pushes = (self.counter.pushes or LONGEST) + 1
         if pushes * self.layout.cells >= 2**57:
-            raise ValueError("this many cells and pushes exceed the keystream of one sketch")
+            raise PlanError("this many cells and pushes exceed the keystream of one sketch")
 
     def init(self) -> Tables:
         """Nothing counted, nothing pushed."""
@@ -188,11 +188,11 @@ class SketchTable:
     def tick(self, tables: Tables, ticks: int, keys: UInt64[Array, "r 8"]) -> None:
         """Time passes on the tick clock."""
         if self.schedule.clock != "ticks":
-            raise ValueError("with the arrival clock time passes by itself")
+            raise PlanError("with the arrival clock time passes by itself")
         if not isinstance(ticks, int | np.integer):
-            raise ValueError(f"ticks must be a whole number, not {type(ticks).__name__}")
+            raise PlanError(f"ticks must be a whole number, not {type(ticks).__name__}")
         if ticks < 0:
-            raise ValueError(f"time does not run backwards: {ticks} ticks")
+            raise PlanError(f"time does not run backwards: {ticks} ticks")
         time = int(tables.clock[0]) + ticks
         self._check_time(tables, time)
         advance(tables, self.law, keys, time)
@@ -217,7 +217,7 @@ class SketchTable:
     def _check_words(self, words: Words) -> None:
         limit = self.layout.width
         if self.layout.family == "identity" and len(words) and int(words.max()) >= limit:
-            raise ValueError(f"every key of this table must be below {limit}")
+            raise PlanError(f"every key of this table must be below {limit}")
 
     def published(self, tables: Tables) -> Noisy[PublishedSketch]:
         """A copy of what is public now."""

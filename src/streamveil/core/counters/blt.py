@@ -45,7 +45,7 @@ from streamveil.core.counters import (
 )
 from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
 from streamveil.core.noise import Draws
-from streamveil.errors import require_one_of, require_positive
+from streamveil.errors import PlanError, require_one_of, require_positive
 from streamveil.kept import kept
 from streamveil.minimum import least
 from streamveil.types import Array, Exact, Float64, Int64
@@ -63,7 +63,7 @@ class Blt:
     """Rates of a BLT factorization of running sums (hashable); see the module.
 
     Raises:
-        ValueError: rates are not interlaced: 0 < p_1 < q_1 < ... < q_d < 1.
+        PlanError: rates are not interlaced: 0 < p_1 < q_1 < ... < q_d < 1.
 
     >>> one = Blt(p=(0.1,), q=(0.4,))
     >>> one.d, np.convolve(one.encoder(3), one.decoder(3))[:3].round(9).tolist()
@@ -76,7 +76,7 @@ class Blt:
     def __post_init__(self) -> None:
         rates = [rate for pair in zip(self.p, self.q, strict=True) for rate in pair]
         if not rates or sorted(set(rates)) != rates or not 0 < rates[0] <= rates[-1] < 1:
-            raise ValueError("rates must be interlaced: 0 < p_1 < q_1 < p_2 < ... < q_d < 1")
+            raise PlanError("rates must be interlaced: 0 < p_1 < q_1 < p_2 < ... < q_d < 1")
 
     @property
     def d(self) -> int:
@@ -191,7 +191,7 @@ def geometric_start(slowest: float, d: int) -> Array:
 def check_buffers(d: int) -> None:
     """Raises unless the number of buffers is supported."""
     if not 1 <= d <= LARGEST_D:
-        raise ValueError(f"d must be between 1 and {LARGEST_D}, not {d}")
+        raise PlanError(f"d must be between 1 and {LARGEST_D}, not {d}")
 
 
 def rounded_blt(x: Array) -> Blt:
@@ -211,7 +211,7 @@ def best_blt(horizon: int, d: int) -> Blt:
     Error: sqrt(S_T Var(T)); Var grows with t, so its maximum is at the horizon T.
 
     Raises:
-        ValueError: a horizon below 1, or d not between 1 and the most buffers there are.
+        PlanError: a horizon below 1, or d not between 1 and the most buffers there are.
 
     >>> best = best_blt(1000, 4)
     >>> round(float(np.sqrt(best.squared_norm(1000) * best.variance(1000))), 4)
@@ -219,7 +219,7 @@ def best_blt(horizon: int, d: int) -> Blt:
     """
     check_buffers(d)
     if horizon < 1:
-        raise ValueError(f"horizon must be at least 1, not {horizon}")
+        raise PlanError(f"horizon must be at least 1, not {horizon}")
     reach = max(horizon, 4)  # shorter horizons have too few coefficients to tell rates apart
 
     def objective(x: Array) -> Array:
@@ -285,7 +285,7 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> BltSchedule:
     """The schedule of a BLT over a horizon."""
     keep, drain = 1 - np.array(blt.q), blt.drain()
     if not (np.all(drain > 0) and np.all(keep > 0)):
-        raise ValueError("the inverse of the encoder must have positive scales and decays")
+        raise PlanError("the inverse of the encoder must have positive scales and decays")
     exact = _exact_encoder(keep, drain)
     p, omega = tuple(float(x) for x in exact[0]), tuple(float(x) for x in exact[1])
     norm = float(_exact_norm(*exact, horizon)) * UP
@@ -437,7 +437,7 @@ class BltCounter(Stepping):
         is derived in `feedback` and part of `loss`. Noise is rounded to integers about the offset.
 
     Raises:
-        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        PlanError: a setting is out of its range, or increments are not one whole number per key.
         PlanError: the noise has more than 2**50 quanta, which 64 bits may not hold.
         HorizonError: a step after the last of `horizon`.
         StoreError: `resume` is given arrays that are no state of such a counter.
@@ -461,7 +461,7 @@ class BltCounter(Stepping):
         counters.check_noise(self.sigma)
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         if self.factors is not None and self.d not in (None, self.factors.d):
-            raise ValueError(f"d is {self.d} but the factors have {self.factors.d} buffers")
+            raise PlanError(f"d is {self.d} but the factors have {self.factors.d} buffers")
 
     @property
     def buffers(self) -> int:

@@ -30,6 +30,7 @@ from streamveil.compiled import leading_zeros, njit
 from streamveil.core.noise.bulk.keystream import GROUP, LOW_DOMAIN, fill, one_block
 from streamveil.core.noise.bulk.lanes import shift_left
 from streamveil.core.noise.bulk.precise import precise_rounded
+from streamveil.errors import PlanError
 from streamveil.types import Array, Float32, UInt32, UInt64
 
 PIECE = 1024  # cells noised together: little work space beside a first-level cache
@@ -102,7 +103,7 @@ def new_scratch() -> Scratch:
 def distance(sigma: float) -> Fraction:
     """An upper bound on the total-variation distance of one draw from the rounded Gaussian."""
     if sigma < SMALLEST_SIGMA:
-        raise ValueError(f"sigma must be at least {SMALLEST_SIGMA}, not {sigma}")
+        raise PlanError(f"sigma must be at least {SMALLEST_SIGMA}, not {sigma}")
     return Fraction(sigma) / 2**58 + Fraction(1, 2**63)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from streamveil.compiled import binding, intrinsic, ir, njit, types
 from streamveil.core.noise import Draws
+from streamveil.errors import PlanError
 from streamveil.types import Array, UInt32, UInt64
 
 ROUNDS = 14
@@ -69,7 +70,7 @@ def key_schedule(draws: Draws) -> Schedule:
         return np.zeros((0, 8), np.uint64)
     subkey = getattr(draws, "subkey", None)
     if not isinstance(subkey, bytes) or len(subkey) != 32:
-        raise TypeError("sketches draw from KeyedNoise, SeededNoise or SilentNoise only")
+        raise PlanError("sketches draw from KeyedNoise, SeededNoise or SilentNoise only")
     words = [list(subkey[4 * i : 4 * i + 4]) for i in range(8)]
     constant = 1
     for i in range(8, 4 * (ROUNDS + 1)):

@@ -54,6 +54,7 @@ from streamveil.core.noise.samplers.quantiles import (
     laplace_table,
     quantile_word,
 )
+from streamveil.errors import PlanError
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 GUARD = 32  # bits of a multiprecision value that are not believed
@@ -308,7 +309,7 @@ def _rounded(
     words = draws.words(centre.size) if ids is None else draws.words_for(ids, width)
     words = words.reshape(-1)  # a view: one word of each pair when there is one draw per id
     if len(words) != centre.size:
-        raise ValueError(f"centre has {centre.size} entries, not a multiple of the ids")
+        raise PlanError(f"centre has {centre.size} entries, not a multiple of the ids")
     out, sure = np.empty(centre.size, np.int64), np.empty(centre.size, np.bool_)
     fill(words, reals, scales, LAWS[law].table(), out, sure)
     if not sure.all():
@@ -364,7 +365,7 @@ def split(centre: Array) -> tuple[Int64[Array, " n"], Float64[Array, " n"]]:
         return centre.astype(np.int64).reshape(-1), np.broadcast_to(0.0, centre.size)
     reals = np.ascontiguousarray(centre, np.float64).reshape(-1)
     if not bool(np.all(np.abs(reals) < LARGEST_CENTRE)):  # false for nan, too
-        raise ValueError("centre must be finite and between -2**62 and 2**62")
+        raise PlanError("centre must be finite and between -2**62 and 2**62")
     return np.zeros(1, np.int64), reals
 
 
@@ -375,7 +376,7 @@ def as_scales(scale: Exact | float | Array, shape: tuple[int, ...]) -> Float64[A
     else:
         scales = np.array([upward(scale)])
     if not bool(np.all((scales >= SMALLEST_SCALE) & (scales <= LARGEST_SCALE))):
-        raise ValueError("scale must be between 2**-30 and 2**50 quanta")
+        raise PlanError("scale must be between 2**-30 and 2**50 quanta")
     return scales
 
 

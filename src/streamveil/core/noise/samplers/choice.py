@@ -17,7 +17,7 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.types import Array, Exact, Float64, UInt64
 
 TRUST = 2.0**-30  # relative error a logarithm may have
@@ -64,7 +64,7 @@ def exponential_choice(
     require_positive(epsilon=epsilon, sensitivity=sensitivity)
     scores = np.ascontiguousarray(scores, np.float64)
     if scores.ndim != 1 or not len(scores) or not bool(np.isfinite(scores).all()):
-        raise ValueError("scores must be a nonempty vector of finite numbers")
+        raise PlanError("scores must be a nonempty vector of finite numbers")
     if draws.silent:
         return int(np.argmax(scores))
     rate = downward(Fraction(epsilon) / (2 * Fraction(sensitivity)))

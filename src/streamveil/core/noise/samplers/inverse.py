@@ -19,7 +19,7 @@ from streamveil.compiled import njit
 from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers import LARGEST_SCALE
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
-from streamveil.errors import require_positive
+from streamveil.errors import PlanError, require_positive
 from streamveil.types import Array, Exact, Int64
 
 SIGN_SHIFT = np.uint64(63)
@@ -82,5 +82,5 @@ def checked(scale: Exact | float) -> Exact | float:
     """The scale, if a draw of it fits into 64 bits."""
     require_positive(scale=scale)
     if scale > LARGEST_SCALE:
-        raise ValueError("scale must be at most 2**50")
+        raise PlanError("scale must be at most 2**50")
     return scale
