@@ -8,6 +8,8 @@ import json
 import math
 import multiprocessing
 import os
+import sys
+import threading
 from collections import defaultdict
 from contextlib import nullcontext
 from datetime import timedelta
@@ -487,6 +489,84 @@ def test_processes_share_a_limit(where: Path | str) -> None:
         assert ledger.spent() == Zcdp(1)
         assert len(ledger.entries()) == 80
         ledger.verify()
+
+
+def test_threads_and_forked_processes_share_an_open_ledger(where: Path | str) -> None:
+    """The lock of an open file holds for a forked child, and for each thread, as if it were one."""
+    ledger, refused = Ledger.open(where, RHO, USER), multiprocessing.get_context("fork").Queue()
+
+    def charge(name: str) -> None:
+        count = 0
+        for number in range(20):
+            try:
+                ledger.charge(f"{name}{number}", Zcdp("0.0125"))
+            except BudgetError:
+                count += 1
+        refused.put(count)
+
+    def in_threads(names: str) -> None:
+        threads = [threading.Thread(target=charge, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    ledger.charge("first", Zcdp("0.0125"))
+    every = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        context = multiprocessing.get_context("fork")
+        jobs = [context.Process(target=in_threads, args=(names,)) for names in ("ab", "cd")]
+        for job in jobs:
+            job.start()
+        in_threads("ef")
+        for job in jobs:
+            job.join()
+    finally:
+        sys.setswitchinterval(every)
+    assert sum(refused.get() for _ in "abcdef") == 41
+    assert len(ledger.entries()) == 80
+    ledger.close()
+    with Ledger.load(where) as again:
+        assert again.spent() == Zcdp(1)
+        again.verify()
+
+
+@pytest.mark.parametrize("when", ["in memory", "while charged"])
+def test_a_ledger_that_may_be_half_in_memory_is_refused_to_a_forked_process(
+    tmp_path: Path, when: str
+) -> None:
+    ledger = Ledger.open(None if when == "in memory" else tmp_path / "l.jsonl", RHO, USER)
+    ledger.charge("a", Zcdp("0.5"))
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ledger._journal.locked():
+            entered.set()
+            go_on.wait(100)
+
+    def told(found: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+        try:
+            ledger.charge("b", Zcdp("0.5"))
+            found.put("charged")
+        except StoreError as error:
+            found.put(str(error))
+
+    thread = threading.Thread(target=hold)
+    if when == "while charged":
+        thread.start()
+        entered.wait(100)
+    context = multiprocessing.get_context("fork")
+    found = context.Queue()
+    child = context.Process(target=told, args=(found,))
+    child.start()
+    assert "opened before this process was forked" in found.get(timeout=100)
+    child.join()
+    go_on.set()
+    if when == "while charged":
+        thread.join()
+    ledger.charge("b", Zcdp("0.5"))
+    assert ledger.spent() == Zcdp(1)
 
 
 def test_a_group_of_charges_is_all_or_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ from fractions import Fraction
 from functools import cache
 from math import ceil, exp, floor, log
 from pathlib import Path
+from threading import RLock
 from typing import Any
+from weakref import WeakSet
 
 from streamveil.compiled import ndtri
 from streamveil.core.accounting import Budget
@@ -53,16 +55,60 @@ def chain(previous: str, text: str) -> str:
     return hashlib.blake2b(f"{previous}{text}".encode(), digest_size=16).hexdigest()
 
 
-class Journal:
+class Shared:
+    """What threads of one process share, one after another, and no process that it forks.
+
+    An open file or connection stays one when a process forks, and its lock would hold for both.
+    """
+
+    def __init__(self) -> None:
+        self._turn = RLock()
+        self._locked = False  # by the thread that has its turn
+        self._parted = False  # from the process that opened it, within a turn or for ever
+        OPEN.add(self)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A block for whose end other threads wait."""
+        if self._parted:
+            raise StoreError(
+                "this ledger was opened before this process was forked, and is its parent's.\n"
+                "  to fix  open it again in this process, by the path of a file that both share"
+            )
+        with self._turn:
+            yield
+
+    def part(self) -> None:
+        """Gives up, in a process that was just forked, what is its parent's.
+
+        What another thread was reading or charging may be half in memory, and is not used.
+        """
+        self._parted |= not self._turn.acquire(blocking=False)
+        self._turn = RLock()
+
+
+OPEN: WeakSet[Shared] = WeakSet()
+
+
+def part_all() -> None:
+    """In a process that was just forked."""
+    for one in OPEN:
+        one.part()
+
+
+os.register_at_fork(after_in_child=part_all)
+
+
+class Journal(Shared):
     """The records of one file, or of this process's memory when there is no path."""
 
     def __init__(self, path: Path | None) -> None:
+        super().__init__()
         self.path = path
         self.head = START  # the hash of the last record read or appended
         self._at = 0  # bytes read so far, always at a line's start
         self._file: int | None = None
         self._place = path and path.absolute()  # wherever this process works later
-        self._locked = False
         self._refused: OSError | None = None  # why nothing can be written to the open file
 
     @contextmanager
@@ -72,18 +118,19 @@ class Journal:
         Raises:
             StoreError: the file that was opened is no longer the one of that name.
         """
-        if self._locked or self.path is None:
-            yield
-            return
-        file = self._open()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        self._locked = True
-        try:
-            self._require_same_file(file)
-            yield
-        finally:
-            self._locked = False
-            fcntl.flock(file, fcntl.LOCK_UN)
+        with self.turn():
+            if self._locked or self.path is None:
+                yield
+                return
+            file = self._open()
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._locked = True
+            try:
+                self._require_same_file(file)
+                yield
+            finally:
+                self._locked = False
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def unread(self) -> list[Record]:
         """The records appended since the last call, by anyone; StoreError when one was altered."""
@@ -115,22 +162,22 @@ class Journal:
         return hashes
 
     def _unread(self) -> list[tuple[Record, str]]:
-        if self.path is None:
-            return []
         with self.locked():
+            if self.path is None:
+                return []
             size = os.fstat(self._open()).st_size
             if size < self._at:
                 raise StoreError(f"{self.path} has lost records.\n  to fix  restore it from a copy")
             data = _read(self._open(), self._at, size)
-        if not self._at:
-            self._require_ours(data)
-        whole = data[: data.rfind(b"\n") + 1]  # a torn tail was never acknowledged
-        self._require_torn(data[len(whole) :])
-        found = []
-        for line in whole.splitlines():
-            record, self.head = self._checked(line)
-            found.append((record, self.head))
-        self._at += len(whole)
+            if not self._at:
+                self._require_ours(data)
+            whole = data[: data.rfind(b"\n") + 1]  # a torn tail was never acknowledged
+            self._require_torn(data[len(whole) :])
+            found = []
+            for line in whole.splitlines():
+                record, self.head = self._checked(line)
+                found.append((record, self.head))
+            self._at += len(whole)
         return found
 
     def _require_same_file(self, file: int) -> None:
@@ -180,6 +227,12 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
             self._file = self._refused = None
+
+    def part(self) -> None:
+        """See `Shared`: the file is opened again, for a lock of its own."""
+        super().part()
+        self._parted |= self.path is None
+        self.close()
 
     def __del__(self) -> None:
         self.close()

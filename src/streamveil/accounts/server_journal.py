@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from streamveil.accounts import ENCODER, START, Record, altered, chain, checked
+from streamveil.accounts import ENCODER, START, Record, Shared, altered, chain, checked
 from streamveil.connectors.postgres_server import PostgresServer
 from streamveil.errors import PlanError, SourceError, StoreError, require_file_name
 
@@ -53,7 +53,7 @@ MAKE = (
 )  # fmt: skip
 
 
-class ServerJournal:
+class ServerJournal(Shared):
     """The records of one ledger of a database, URL#NAME."""
 
     def __init__(self, where: str) -> None:
@@ -63,27 +63,29 @@ class ServerJournal:
                 "the address of a ledger on a server ends in its name.\n"
                 "  to fix  postgresql://user@host:5432/database#clicks"
             )
+        super().__init__()
         self.name = require_file_name("ledger", name)
         self.head = START  # the hash of the last record read or appended
         self._server = PostgresServer(url, f"ledger '{name}'")
         self._read = 0  # records so far
         self._connection: Any = None
-        self._locked = False
+        self._parents: Any = None  # connection, if this process was forked: never used nor closed
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the ledger's lock for one transaction; waits for others."""
-        if self._locked:
-            yield
-            return
-        with self._asking():
-            self._ask("SELECT pg_advisory_xact_lock($1)", lock_of(self.name))
-            self._locked = True
-            try:
+        with self.turn():
+            if self._locked:
                 yield
-            finally:
-                self._locked = False
-            self._connection.rollback()
+                return
+            with self._asking():
+                self._ask("SELECT pg_advisory_xact_lock($1)", lock_of(self.name))
+                self._locked = True
+                try:
+                    yield
+                finally:
+                    self._locked = False
+                self._connection.rollback()
 
     def unread(self) -> list[Record]:
         """See `Journal.unread`."""
@@ -99,24 +101,24 @@ class ServerJournal:
                     " WHERE ledger = $1 AND number >= $2 ORDER BY number",
                     self.name, self._read - 1,
                 )  # fmt: skip
-        if self._read:
-            if not rows or rows[0][:2] != (self._read - 1, self.head):
-                raise StoreError(
-                    f"the ledger '{self.name}' has lost records that were in it.\n"
-                    "  to fix  restore the database from a copy that has them; nothing more may be"
-                    " charged before"
-                )
-            del rows[0]
-        found = []
-        for number, claimed, text in rows:
-            if number != self._read:
-                raise altered(f"the ledger '{self.name}'")
-            record: Record = {}
-            with suppress(ValueError):
-                record = json.loads(text)
-            self.head = checked(f"the ledger '{self.name}'", self.head, record, claimed)
-            found.append((record, self.head))
-            self._read += 1
+            if self._read:
+                if not rows or rows[0][:2] != (self._read - 1, self.head):
+                    raise StoreError(
+                        f"the ledger '{self.name}' has lost records that were in it.\n"
+                        "  to fix  restore the database from a copy that has them; nothing more"
+                        " may be charged before"
+                    )
+                del rows[0]
+            found = []
+            for number, claimed, text in rows:
+                if number != self._read:
+                    raise altered(f"the ledger '{self.name}'")
+                record: Record = {}
+                with suppress(ValueError):
+                    record = json.loads(text)
+                self.head = checked(f"the ledger '{self.name}'", self.head, record, claimed)
+                found.append((record, self.head))
+                self._read += 1
         return found
 
     def append(self, records: Sequence[Record]) -> None:
@@ -159,6 +161,12 @@ class ServerJournal:
             with suppress(self._server.error):
                 self._connection.close()
             self._connection = None
+
+    def part(self) -> None:
+        """See `Shared`: it asks through a connection of its own."""
+        super().part()
+        self._parents = self._connection or self._parents
+        self._connection = None
 
     def __del__(self) -> None:
         if getattr(self, "_connection", None) is not None:
