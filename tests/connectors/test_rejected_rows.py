@@ -116,6 +116,8 @@ OTHER_TYPES = {  # a type of the first file; values of the second, of which some
         pa.array([f"{LARGE}", f"{LARGE + 1}", f"{LARGE + 1}.0", "0.1", "x", "inf", "1e400"]),
         [1, 2, 4, 6],
     ),
+    "padded": (pa.int64(), pa.array(["7", "007", "+7", "0x7", "-0", "0", "-7"]), [1, 2, 3, 4]),
+    "padded reals": (pa.float64(), pa.array(["7", "007.5", "+7", " 7", "0.5", "-0.5"]), [1, 2, 3]),
     "bytes": (pa.float64(), pa.array([b"9007199254740993", b"\xff", b"2"]), [0, 1]),
     "codes": (pa.float64(), pa.array([f"{LARGE + 1}", "2"]).dictionary_encode(), [0]),
     "reals": (pa.float32(), pa.array([0.1, 2.0**24, 2.0**24 + 1, 1e300, np.nan, np.inf]), [2, 3]),

@@ -221,6 +221,12 @@ def is_text_or_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column takes numbers."""
+    kinds = pa.types
+    return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind))
+
+
 def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     """`column` as `target`, with null where a value cannot be read."""
     try:
@@ -240,6 +246,7 @@ def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks], target)
 
 
+PADDED = r"^\s|\s$|^\+|^-?0[0-9xX]|^-0$"  # another text of the same number
 NUMBER = r"^\s*[-+]?(?:[0-9.][0-9a-zA-Z.+-]*|(?i:inf|infinity|nan))\s*$"
 DAY = r"^\s*[-+]?[0-9]{4}"  # how one begins, and a time
 
@@ -252,7 +259,7 @@ def hopeless(values: pa.Array, target: pa.DataType) -> pa.Array:
     """
     kinds = pa.types
     if is_text_or_bytes(values.type):
-        if kinds.is_integer(target) or kinds.is_floating(target) or kinds.is_decimal(target):
+        if is_number(target):
             return pc.invert(pc.fill_null(pc.match_substring_regex(values, NUMBER), True))  # noqa: FBT003
         if kinds.is_timestamp(target) or kinds.is_date(target):
             return pc.invert(pc.fill_null(pc.match_substring_regex(values, DAY), True))  # noqa: FBT003
@@ -283,12 +290,15 @@ def whole_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArr
 
     Arrow refuses that of integers, and rounds decimals, texts and wider reals. Whole numbers name
     privacy units: two of a file whose column is of another type than the first file's would count
-    as one, and share an allowance.
+    as one, and share an allowance. So would two texts of one number, as 7 and 007.
 
-    >>> ids = pa.chunked_array([["9007199254740993", "9007199254740992", "0.1"]])
+    >>> ids = pa.chunked_array([["9007199254740993", "9007199254740992", "0.1", "007"]])
     >>> whole_or_null(ids, pa.float64()).to_pylist()
-    [None, 9007199254740992.0, 0.1]
+    [None, 9007199254740992.0, 0.1, None]
     """
+    if is_text_or_bytes(column.type) and is_number(target):
+        odd = pc.fill_null(pc.match_substring_regex(column, PADDED), fill_value=False)
+        column = pc.if_else(odd, pa.scalar(None, column.type), column)
     made = cast_or_null(column, target)
     if pa.types.is_boolean(target) and pa.types.is_integer(column.type):
         other = pc.not_equal(made.cast(column.type), column)
