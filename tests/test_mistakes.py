@@ -396,6 +396,7 @@ MISTAKES = [
     ("units must be", lambda: sv.what_if(q(), units=0)),
     ("fraction must be", lambda: sv.what_if(q(), fraction=2)),
     ("units must be a whole number of people, from 1", lambda: sv.what_if(q(), units=10**30)),
+    ("epsilons must be a finite number above 0, not 0", lambda: sv.what_if(q(), epsilons=[0])),
     ("max_rows takes a list of numbers", lambda: sv.what_if(q(), max_rows=[None])),
     ("max_rows takes a list", lambda: sv.what_if(q(), max_rows=10**30)),
     (

@@ -23,7 +23,7 @@ from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.display import AnswerTable, shown_in_cells
-from streamveil.errors import BudgetError, PlanError, requires_extra
+from streamveil.errors import BudgetError, PlanError, require_positive, requires_extra
 from streamveil.plan import Plan, combined_plan
 from streamveil.plan.look import in_units, with_look
 from streamveil.plan.own_rows import OwnRows, own_rows
@@ -103,6 +103,8 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
         require_numbers(name, given)
         for name, given in (("epsilons", epsilons), ("max_rows", max_rows), ("releases", releases))
     )
+    for epsilon in epsilons or ():  # before the query is compiled, which takes a while
+        require_positive(epsilons=epsilon)
     name = first_counted(plan).name
     if sample is not None:
         require_whole(plan, fraction)
