@@ -40,13 +40,13 @@ class CutOdds(NamedTuple):
 
 
 def with_cut(
-    answer: Estimate, output: Output, odds: CutOdds, confidence: float, seen: Bool[Array, " keys"]
+    answer: Estimate, plain: Estimate, output: Output, odds: CutOdds, confidence: float
 ) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut, three times its share.
 
     Which groups lost the rows is not known: a group that lost more lies beyond its interval, which
-    is said beside the number (`ALLOWED`). Sums of values of one sign only. `seen`: groups that this
-    number shows for the first time; their ends are corrected already.
+    is said beside the number (`ALLOWED`). Sums of values of one sign only. `plain`: its interval
+    before that of groups which it shows for the first time was corrected.
 
     Guarantee: groups that lost more have less than a third of the kept rows of the shown groups,
         whatever the data. Every other number is in its interval with the confidence, less `UNSEEN`
@@ -56,19 +56,19 @@ def with_cut(
         known up to the noise of all groups. For the others see `ends_with_cut`.
     """
     rises = output.function != "sum" or output.low >= 0
-    ends = (answer.low, answer.high) if rises else (-answer.high, -answer.low)
-    low, high = ends_with_cut(ends, answer.sd, odds, confidence, seen)
+    lower, upper = (answer.low, plain.high) if rises else (-answer.high, -plain.low)
+    low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence)
     if rises:
         return replace(answer, low=np.maximum(low, output.least), high=high)
     return replace(answer, low=-high, high=-low)
 
 
 def ends_with_cut(
-    ends: Ends,
+    lower: Float64[Array, " keys"],
+    upper: Float64[Array, " keys"],
     sd: Float64[Array, " keys"],
     odds: CutOdds,
     confidence: float,
-    seen: Bool[Array, " keys"],
 ) -> Ends:
     """The ends of an interval of k + x: k was kept, and x of 0 to c k was cut, c three times odds.
 
@@ -84,21 +84,17 @@ def ends_with_cut(
         x = 0 anyway; c by so many deviations that it fails `UNSEEN` as often as an interval. In r,
         k is taken from above, at 1.96 deviations, and c as it is estimated; e f is left out. Tests
         integrate over the noise that the chance is kept for x from 0 to c k.
-        Of groups that are just seen the upper end is what the corrected end and that of c allow,
-        each with half of the chance: without a room that is known, this is the chance again.
+        Of a group that is seen above a threshold e tends to be larger, so the upper end misses at
+        most as often. The lower end of 1.96 deviations is corrected already (`since_published`),
+        and that of fewer is at least by their difference above it, as tests measure.
     """
     z, far = quantile_of(confidence), quantile_of(1 - 2 * UNSEEN * (1 - confidence))
-    low, high = ends
-    kept, most = high - z * sd, np.maximum(high, 0.0)
-    above = UNEVEN * (odds.value + z * odds.sd)
+    kept, most = upper - z * sd, np.maximum(upper, 0.0)
     room = UNEVEN * np.maximum(odds.value - far * odds.sd, 0.0) * np.maximum(kept - z * sd, 0.0)
     spread = np.hypot((1 + UNEVEN * odds.value) * sd, UNEVEN * most * odds.sd)
     reach = reach_beside(room / np.maximum(spread, TINY), confidence)
-    highest = kept + UNEVEN * odds.value * np.maximum(kept, 0.0) + reach * spread
-    return (
-        np.where(seen, low, kept - reach * sd),
-        np.where(seen, high + above * most, highest),
-    )
+    low = np.minimum(lower + (z - reach) * sd, kept - reach * sd)
+    return low, kept + UNEVEN * odds.value * np.maximum(kept, 0.0) + reach * spread
 
 
 def reach_beside(room: Float64[Array, " keys"], confidence: float) -> Float64[Array, " keys"]:
@@ -305,12 +301,11 @@ def to_columns(
         if output.unbounded:
             add_unknown(fields, found, output, len(order))
             continue
-        answer = output.in_order(totals, order, shape.confidence)
+        answer = plain = output.in_order(totals, order, shape.confidence)
         if shared.intersection(output.lanes):
             answer = since_shown(answer, output, totals, order, above, shape.confidence)
         if odds is not None:
-            seen = np.isfinite(above) & bool(shared.intersection(output.lanes))
-            answer = with_cut(answer, output, odds, shape.confidence, seen)
+            answer = with_cut(answer, plain, output, odds, shape.confidence)
         if output.monotone:
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
