@@ -92,6 +92,19 @@ def test_noise_alone_leaves_usual_units_of_any_kind():
     assert min(means) < 6 < max(means) < 60
 
 
+@pytest.mark.parametrize("place", [1, 2, 5])
+def test_few_units_of_one_size_leave_no_law_without_units(place):
+    """The first bin fell below 0 by noise: a law of no units fitted, and a look divided by 0."""
+    for seed in range(20):
+        bins = np.random.default_rng(seed).normal(0, 10, len(ROW_EDGES))
+        bins[0], bins[place] = -abs(bins[0]), 45
+        seen = SeenUnits(np.round(bins).astype(np.int64), 10.0, 1, 0.0, 1.0)
+        assert all(way.rows >= 1 for way in likely_ways(seen, 24))
+    nothing = SeenUnits(np.full(len(ROW_EDGES), -1), 10.0, 1, 0.0, 1.0)
+    assert likely_ways(nothing, 24) == []
+    assert STREAMS not in of_all_releases(KNOWN, 24, nothing)
+
+
 def test_the_share_that_repeats_in_a_part_is_that_of_rows_drawn():
     stream = ExpectedStream(units=1e4, rows=8.0, groups=50, steep=0.9, repeats=0.4)
     drawn = draw_stream(stream)

@@ -158,7 +158,7 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
         then they hold units beside it, which have as many rows in each release that they are
         there in. Such a bin costs a law the likelihood of missing by `OUTSTANDING` deviations.
         All laws, ordered by `there` and by their means, have a cumulative chance; the laws at
-        `WAYS` even places of it are chosen.
+        `WAYS` even places of it are chosen. None, where every law fits best with no units.
 
     >>> bins = np.zeros(len(ROW_EDGES), np.int64)
     >>> bins[:3] = 6_000, 750, 63  # 30,000 units with one row and five more by chance, in 24
@@ -185,8 +185,11 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
         more = np.where(beside, seen.units - bins, 0.0)
         fits += [(law, there, apart, units[law] / met[law], more[law]) for law in range(len(laws))]
         often = AT_ANY_TIME if there == always else 1.0
-        chances.append(often * usual * chance / chance.sum() * np.exp(-worse / 2))
+        some = (units > 0) | more.any(axis=1)  # a law of no units is none
+        chances.append(some * often * usual * chance / chance.sum() * np.exp(-worse / 2))
     chance = np.cumsum(np.concatenate(chances))
+    if not chance[-1]:
+        return []
     middles = (np.arange(WAYS) + 0.5) / WAYS * chance[-1]
     chosen = (fits[place] for place in np.searchsorted(chance, middles))
     return [
