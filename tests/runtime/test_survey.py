@@ -192,7 +192,7 @@ def rows_of_units(kind, units, rng):
 
 
 def binned(rows, rng, sigma, times=1):
-    """The noisy histograms of one in so many units with so many rows, of which a third repeat."""
+    """The noisy histograms of one in so many units: a third of all rows but the first repeat."""
     rows = rows[rng.random(len(rows)) * times < 1]
     exact = [np.bincount(np.searchsorted(ROW_EDGES, rows, side="right") - 1,
                          minlength=len(ROW_EDGES))]  # fmt: skip
@@ -211,9 +211,10 @@ def test_the_truth_lies_in_the_intervals(kind, units, sigma):
     for _ in range(60):
         rows = rows_of_units(kind, units, rng)
         found = learn(binned(rows, rng, sigma), sigma)
-        truths = {"units": units, "repeats": 0.35}
+        truths = {"units": units}
         if found.cap is not None:
-            truths |= {"rows": np.minimum(rows, found.cap).mean(),
+            capped = np.minimum(rows, found.cap).mean()
+            truths |= {"rows": capped, "repeats": 0.35 * (1 - 1 / capped),
                        "most": np.quantile(rows, 0.99, method="inverted_cdf")}  # fmt: skip
         known = [(getattr(found, name), truth) for name, truth in truths.items()]
         known = [(one, truth) for one, truth in known if one is not None]
@@ -238,10 +239,10 @@ def test_the_truth_lies_in_the_intervals_of_a_sample(kind, units, times, sigma):
         rows = rows_of_units(kind, units, rng)
         bins = [times * some for some in binned(rows, rng, sigma, times)]
         found = learn(bins, times * sigma, times)
-        capped = np.minimum(rows, found.cap).mean() if found.cap is not None else None
+        capped = np.minimum(rows, found.cap or 1).mean()
         most = np.quantile(rows, 0.99, method="inverted_cdf")
-        said = [(found.units, units), (found.repeats, 0.35), (found.rows, capped),
-                (found.most, most)]  # fmt: skip
+        said = [(found.units, units), (found.repeats, 0.35 * (1 - 1 / capped)),
+                (found.rows, capped), (found.most, most)]  # fmt: skip
         missed += any(one and not one.low <= truth <= one.high for one, truth in said)
         known += found.rows is not None
     assert missed < 20
@@ -390,6 +391,26 @@ def test_repeats_are_a_share_of_rows_and_not_a_mean_over_units():
     found, _ = survey(made, table, sv.Budget(mu=5, delta=1e-9), SeededNoise(2))
     assert found.likely["expected_repeats"] == pytest.approx(2 / 3, abs=0.03)
     assert found.repeats.low <= 2 / 3 <= found.repeats.high
+
+
+@pytest.mark.parametrize("repeating", [False, True])
+def test_pairs_of_rows_tell_whether_they_repeat(repeating):
+    """Of 2,000 units 100 have two rows: the share that repeats was hidden by the noise of others.
+
+    Told is one for each unit, not half of one, and units with one row add no noise to it.
+    """
+    users = np.r_[np.arange(2_000), np.arange(100)]
+    pages = np.r_[np.arange(2_000) % 50, (np.arange(100) + (0 if repeating else 1)) % 50]
+    table = pa.table({"user": users, "page": pages})
+    query = sv.memory(table, name="t").protect("user").group_by("page").agg(n=sv.count())
+    made = query.release(every=sv.rows(1), steps=1, budget=PRICE).plan
+    truth = 100 / 2_100 if repeating else 0.0
+    for seed in range(5):
+        found, _ = survey(made, table, sv.Budget(mu=0.15, delta=1e-9), SeededNoise(seed))
+        sigma, off = found.seen.sigma, found.seen.off
+        assert off == pytest.approx(sigma / 2_100, rel=0.1)
+        assert abs(found.seen.again - truth) < 4 * off
+        assert off < truth / 4 or not repeating
 
 
 def test_the_histogram_is_told_where_a_twentieth_of_units_would_stand_out():

@@ -178,15 +178,16 @@ def by_rows(
 ) -> tuple[Int64[Array, " sizes"], Int64[Array, " sizes"]]:
     """By rows of a unit, of which more than `most` count as `most`: units, and how rows repeat.
 
-    Of n rows in k groups the share (n - k) / n that repeats, in quanta, rounded down. Of units with
-    more than `MANY_ROWS` the mean of 1 and of their concentration 1 - log(k) / log(n), which tells
-    few groups from hundreds whatever n is; k is then the number of equal groups with as large a sum
-    of squares, n^2 / sum of squares, as squares are what bounds must allow. Beside the units
-    themselves a half at least shows that such units are there.
+    Of n rows in k groups the share (n - k) / (n - 1) of all but the first that repeats, in quanta,
+    rounded down: it may be 1, however few rows there are. Of units with more than `MANY_ROWS` the
+    mean of 1 and of their concentration 1 - log(k) / log(n), which tells few groups from hundreds
+    whatever n is; k is then the number of equal groups with as large a sum of squares, n^2 / sum of
+    squares, as squares are what bounds must allow. Beside the units themselves a half at least
+    shows that such units are there.
 
     >>> shape = UnitFacts(*np.array([[1, 3, 9], [1, 2, 3], [0, 0, 0]], np.uint32))
     >>> [some.tolist() for some in by_rows(shape, 4, 256)]
-    [[0, 1, 0, 1, 1], [0, 0, 0, 85, 170]]
+    [[0, 1, 0, 1, 1], [0, 0, 0, 128, 192]]
     >>> shape = UnitFacts(*np.array([[4096, 4096, 4096], [1, 64, 4096], [0, 0, 0]], np.uint32))
     >>> [int(by_rows(UnitFacts(*(some[i : i + 1] for some in shape)), 4096, 256)[1][-1])
     ...  for i in range(3)]
@@ -346,8 +347,8 @@ def count_by_rows(
         n, k = np.int64(rows[one]), np.int64(entered[one])
         size: Any = min(n, len(units) - 1)
         units[size] += 1
-        if n <= MANY_ROWS:
-            shares[size] += quanta * (n - k) // n
-        else:
+        if n > MANY_ROWS:
             whole = logarithm(n)
             shares[size] += quanta * (2 * whole - logarithm(k)) // (2 * whole)
+        elif n > 1:
+            shares[size] += quanta * (n - k) // (n - 1)

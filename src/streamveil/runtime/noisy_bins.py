@@ -33,11 +33,13 @@ from streamveil.types import Array, Bool, Float64, Int64
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group, or of its logarithm: see `by_rows`
 MANY = ROW_EDGES > MANY_ROWS  # bins of units of which concentration is told
+ROWS = (ROW_EDGES + ROW_ENDS) / 2  # that stand for those of a bin
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
+PAIR = 2  # rows, the fewest of which one can repeat a group
 LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
@@ -340,17 +342,17 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     expected_units 1060.0
     expected_rows 1.88
     expected_most_rows 5.0
-    expected_repeats 0.0706
+    expected_repeats 0.0471
     """
     standing, rows = holding_units(noisy, sigma), units_by_rows(noisy, sigma)
     if not standing.any():
         return {}
-    units, middle = float(rows.sum()), (ROW_EDGES + ROW_ENDS) / 2
+    units = float(rows.sum())
     again = np.where(standing, repeating(noisy[0], noisy[SHARES] / SHARE_QUANTA), 0.0)
     most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
-    mean = max(1.0, float((rows * middle).sum()) / units)
-    seen = float((rows * middle)[standing].sum())
-    repeated = float((again * middle).sum()) / seen
+    mean = max(1.0, float((rows * ROWS).sum()) / units)
+    seen = float((rows * ROWS)[standing].sum())
+    repeated = float((again * ROWS).sum()) / seen
     found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
     said = {
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
@@ -367,9 +369,8 @@ def repeating(
 
     Of units with many rows rather more than there are: as if their groups were equal.
     """
-    rows = (ROW_EDGES + ROW_ENDS) / 2
-    groups = even_groups(rows, told / np.maximum(units, 1))
-    return np.where(MANY, units * (1 - groups / rows), told)
+    groups = even_groups(ROWS, told / np.maximum(units, 1))
+    return np.asarray(np.where(MANY, units * (1 - groups / ROWS), told * (1 - 1 / ROWS)))
 
 
 def concentration_of(
@@ -381,14 +382,14 @@ def concentration_of(
     the deviation of its noise, by which it may be below 0 or above 1.
     """
     units, told = noisy[0], noisy[SHARES] / SHARE_QUANTA
-    rows, standing = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
+    standing = holding_units(noisy, sigma)
     if not (standing & MANY).any():
         return None
     few, many = (
-        float((told * rows)[which].sum()) / max(float((units * rows)[which].sum()), 1.0)
-        for which in (standing & ~MANY, standing & MANY)
+        float((told * rows)[which].sum()) / max(float((units * ROWS)[which].sum()), 1.0)
+        for which, rows in ((standing & ~MANY, ROWS - 1), (standing & MANY, ROWS))
     )
-    held = rows[standing & MANY], units[standing & MANY]
+    held = ROWS[standing & MANY], units[standing & MANY]
     apart = 2 * sigma * float((held[0] ** 2).sum()) ** 0.5 / max(float(held[0] @ held[1]), 1.0)
     return round(min(max(few, 0.0), 1.0), 3), round(2 * many - 1, 3), round(apart, 3)
 
@@ -456,13 +457,13 @@ def _share(
 ) -> Measured | None:
     """The share of rows that repeat, of units whose rows lie between the ends of their bin.
 
-    The r for which sum(size * shares) - r * sum(size * units) may be noise (Fieller 1954), at both
-    ends of the sizes. Of units with many rows concentration is told instead, of which hardly
+    The r for which sum((size - 1) * shares) - r * sum(size * units) may be noise (Fieller 1954), at
+    both ends of the sizes. Of units with many rows concentration is told instead, of which hardly
     anything follows: between none and all of their rows repeat.
     """
     found, (low, top) = [], ends
     least, most = np.where(MANY, 0.0, shares), np.where(MANY, units, shares)
-    for own, over, under in ((least, low, top), (most, top, low)):
+    for own, over, under in ((least, low - ~MANY, top), (most, top - ~MANY, low)):
         off = DEVIATIONS**2 * spread
         above = float((own * over).sum()), float((off * over**2).sum())
         below = float((units * under).sum()), float((off * under**2).sum())
@@ -536,10 +537,12 @@ def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: f
     if not stream.histogram and stream.most is not None:
         heavy, even = tail_of(stream.rows, stream.most)
         stream = replace(stream, heavy=heavy, even=even)
-    middle, held = (ROW_EDGES + ROW_ENDS) / 2, holding_units(noisy, sigma)
+    held = holding_units(noisy, sigma) | (
+        ROW_EDGES == PAIR
+    )  # where noise hides pairs, it is theirs
     told = noisy[SHARES] / SHARE_QUANTA / np.maximum(noisy[0], 1)
-    moved = 2 * even_groups(middle, told) / middle * np.log(middle)  # by one more of what is told
-    off = (middle * np.where(MANY, np.minimum(moved, 1.0), 1.0))[held]
+    moved = 2 * even_groups(ROWS, told) / ROWS * np.log(ROWS)  # by one more of what is told
+    off = np.where(MANY, ROWS * np.minimum(moved, 1.0), ROWS - 1)[held]
     off = sigma * float((off**2).sum()) ** 0.5 / (stream.units * stream.rows)
     together = (None, 0.0) if stream.concentration is None else stream.concentration[1:]
     lengths = drawn_lengths(stream, LENGTHS)

@@ -49,8 +49,8 @@ class Survey:
     """Histograms over privacy units, with noise.
 
     Algorithm: every unit (in every scope) adds 1 to the bin of its number of rows; to the same bin
-        of a second histogram the share of its rows that repeat a group it had, or what `by_rows`
-        tells instead where they are many, which is at most 1 as well; 1 to the bin of the
+        of a second histogram the share of its rows but the first that repeat a group it had, or
+        what `by_rows` tells instead where they are many, at most 1 as well; 1 to the bin of the
         size of its first value (where values are summed), and of one value of each expression
         without bounds, by sign and power of the root of 2 (Wilson et al. 2020,
         doi:10.2478/popets-2020-0025, approximate bounds): that of its middle row, or on a second
