@@ -1,5 +1,6 @@
 """No value, bound or quantum moves a lane further than its noise is charged for: refused or cut."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -276,3 +277,34 @@ def test_a_plan_that_nobody_checked_is_checked_when_it_is_compiled(changes):
 @pytest.mark.parametrize("changes", [{}, {"clock": Clock(kind="rows", every=9)}])
 def test_a_plan_without_an_end_is_compiled_once_it_was_asked_for(changes):
     assert compiled(**changes).schedule.whole
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("rows", "right"),
+    [([3_000, 3_000, 3_000], 2), ([70_000], 0), ([3_000, 140_000], 1), ([-7_000, 140_000], 1)],
+)
+def test_a_sum_that_64_bits_do_not_hold_stops_the_job_and_is_never_released(
+    rows, right, sign, monkeypatch
+):
+    monkeypatch.setattr("streamveil.compiler.group_by.refuse_large_sums", lambda reach: None)
+    monkeypatch.setattr("streamveil.plan.check.refuse_large_sums", lambda reach: None)
+    large = 2.0**47
+    value = Aggregate(name="a", function="sum", expression="v", low=-large, high=large, quantum=1.0)
+    once = Bounding(max_rows=1)
+    plan = replace(row_plan(value), clock=Clock(kind="rows", every=1, steps=4), bounding=once)
+    operator, noise = compile_plan(plan), SilentNoise()
+    state, units, answers = operator.init(), 0, []
+
+    def run(step, n):
+        moved, more = sign * np.sign(n) * large, abs(n)
+        columns = {"u": np.arange(units, units + more), "k": ["a"] * more, "v": [moved] * more}
+        operator.fold(state, Batch(pa.table(columns), step, True, ""), noise)
+        return [one.to_arrow()["a"][0].as_py() for one in operator.release(state, step, noise)]
+
+    for step, n in enumerate(rows[:right], 1):
+        answers += run(step, n)
+        units += abs(n)
+        assert answers[-1] == sign * sum(rows[:step]) * large
+    with pytest.raises(PlanError, match="64 bits"):
+        run(right + 1, rows[right])

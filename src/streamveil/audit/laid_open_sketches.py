@@ -4,7 +4,7 @@ A cell shows its running count plus noise that does not depend on the rows, so w
 is the difference of what two runs with the same noise show. A run without rows shows the noise
 alone: its covariance over the triggers of a window is measured over the cells of each level, and
 the Mahalanobis distance of the difference follows with a known chance of being too large
-(`laid_open_counters`). Between cells, levels and windows noise has to be independent, or what they
+(`TOO_LARGE`). Between cells, levels and windows noise has to be independent, or what they
 lose would not add up: equal draws are a fault.
 
 What the chance of a fingerprint's collision and the distance of the sampler cost is not seen.

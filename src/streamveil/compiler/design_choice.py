@@ -13,9 +13,9 @@ from streamveil.compiler.error_forecast import ForecastNoise, Kind, Settings, fo
 from streamveil.compiler.expected_stream import ExpectedStream
 from streamveil.core.selection.total_test import MOST_ROWS as MOST_TESTED
 from streamveil.kept import kept
-from streamveil.plan.look import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(63))  # squared rows: 1 to 2^31
+LARGEST_WEIGHT = 127  # a row of the smallest weight costs one of so many squared quanta
 WEIGHABLE = 31  # of these, up to 32,768: an entry weight has `LARGEST_WEIGHT` quanta at most
 ROWS = tuple(sorted({round(2 ** (place / 6)) for place in range(121)}))  # 1, 2, 3, ... 2^20
 REFERENCES = tuple(2.0 ** (place / 2) for place in range(-2, 13))  # times the opening

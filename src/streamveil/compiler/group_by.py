@@ -46,7 +46,7 @@ from streamveil.plan.look import (
     divided,
     is_guessed,
     look_share,
-    prove_no_overflow,
+    refuse_large_sums,
     ways_to_know,
     why_unbounded,
 )
@@ -133,7 +133,7 @@ class Compiler:
                 why = "of one unit, so that the count of units has less noise: by forecast"
                 self._note(options.MAX_GROUPS.name, design.limits.groups, why)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
-        prove_no_overflow(max(largest, FINE))
+        refuse_large_sums(max(largest, FINE))
         confidence = float(self._option(options.CONFIDENCE))
         return GroupBy(
             job=plan.name,

@@ -2,7 +2,7 @@
 
 A file is copied before it is read, into a private folder that is removed afterwards. So one version
 of it is read, and all that holds for a file on disk holds for it. Of a Parquet file in a store only
-the columns that are read are copied (`parquet_parts`). The next file is copied while one is read,
+the columns that are read are copied (`spans`). The next file is copied while one is read,
 so the disk needs room for two. The one after that is written over the first copy, which costs less
 than new pages. Keys come from where the store's own programs take them, never from the address:
 that is written into queries, descriptions and logs.

@@ -32,6 +32,7 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import Coefficients, blt_step
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, drawn
+from streamveil.core.sensitivity import held
 from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
 MOST_QUANTA = 255  # weights are kept in bytes
@@ -90,8 +91,8 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
         keys, the sum of squares is what the quadratic filter bounds.
         Slack for float64 offsets: up to step t no weight of the key was below w_t, so its noise,
         its rounding and the moves of its z and buffers are at most 1 / w_t times those that
-        `feedback` bounds for weight 1 (where the bias of rounding, which falls with the noise, is
-        largest). So z_t is off by at most eta / w_t, against noise of scale sigma / w_t: a key
+        `core.counters` bounds for weight 1 (where the bias of rounding, which falls with the noise,
+        is largest). So z_t is off by at most eta / w_t, against noise of scale sigma / w_t: a key
         adds the plain slack, whatever its weight. Each group moves by one or more, at a weight of
         1 / scale or more: a unit touches at most `keys` of them, and at most (moved * scale)^2.
         Both parts of mu fall as sigma grows: (moves + rounding) / sigma, and a constant. That is
@@ -112,7 +113,7 @@ def count(
 ) -> tuple[Noisy[Estimates], CounterState]:
     """One step of a counter: see `Counter.step`. The totals may leave, the state may not."""
     totals, after = counter.step(state, increments, place, ids)
-    return drawn(totals), after
+    return drawn(held(totals)), after
 
 
 def lanes_start(counter: BltCounter, lanes: int, keys: int, t: int = 0) -> CounterState:
@@ -142,4 +143,4 @@ def count_weighted(
     place, ids = at
     draws = draws_at(counter, place, t)
     totals, real = blt_step(state.whole, state.real, increments, step, draws, ids)
-    return drawn(totals), CounterState(t, totals, real)
+    return drawn(held(totals)), CounterState(t, totals, real)

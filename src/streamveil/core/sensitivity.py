@@ -22,7 +22,8 @@ LARGEST_ROWS = 2**32 - 1
 LaneKind = Literal["rows", "units", "valid", "sum", "square", "node", "distinct"]
 FIRSTS = 2  # one first appearance more at a step, one less later; see `dataflow.distinct`
 ADDED = ("sum", "square")  # lanes whose increments are values; those of all others are 0 or 1
-MOST_QUANTA = 2**62  # no increment and no sum of them reaches it
+MOST_QUANTA = 2**62  # no increment reaches it, nothing gathered for a release passes it
+MOST_TOTAL = 2**60  # quanta; no released total reaches it: see `held`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +243,27 @@ def whole(numbers: Float64[Array, "*shape"], low: int, high: int) -> Int64[Array
     """
     inside = np.fmin(np.fmax(numbers, float(low)), float(high)).astype(np.int64)
     return np.clip(inside, low, high, out=inside)
+
+
+def held(totals: Array) -> Array:
+    """Noisy totals that are right; PlanError where one has `MOST_TOTAL` quanta or more.
+
+    Proof that no wrong total is released: an increment is below `MOST_QUANTA`, and what a key
+        gathers between two releases is cut to it after each row, so adding never wraps around. A
+        total was below `MOST_TOTAL` at the last release, and so is all noise in one
+        (`counters.check_noise`). Noise aside it was below twice that. So where a sum was cut, the
+        total is at least MOST_QUANTA - 3 MOST_TOTAL = MOST_TOTAL now, whatever its noise is: it is
+        refused. None is beyond MOST_QUANTA + 3 MOST_TOTAL < 2**63.
+    Proof that neither leaks: cutting moves no two sums apart, so one unit moves what is gathered by
+        at most what it did. Whether the job stops follows from totals that may leave.
+    """
+    if totals.size and max(totals.max(), -totals.min()) >= MOST_TOTAL:
+        raise PlanError(
+            "a sum has reached 2**60 quanta, and 64 bits hold no more safely: nothing more is"
+            " released.\n"
+            "  to fix  a new job, with tighter bounds, a coarser quantum or shorter windows"
+        )
+    return totals
 
 
 def within_reach(

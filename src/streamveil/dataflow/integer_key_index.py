@@ -304,7 +304,7 @@ class Lookup:
     """Key rows by the integers that name their keys, and the weights of shown keys by key row.
 
     Algorithm: a key that is one integer is known by its value alone, in a slot that holds the row
-        and the group of the key (`value_kernels`). Only values without a slot are named (AES), each
+        and the group of the key (`find_values`). Only values without a slot are named (AES), each
         once in a micro-batch, since a new value takes a slot at once. Then they are looked up by
         name, which is what decides; a slot repeats it. Where every key row has a slot nothing is
         left to look up. Slots are placed by a hash under a secret.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.compiled import AHEAD, njit, prefetch
+from streamveil.core.sensitivity import MOST_QUANTA
 from streamveil.dataflow.unit_kernels import (
     DONE,
     GROW_POOL,
@@ -275,10 +276,11 @@ def add_lanes(
     lanes: Int64[Array, "rows some"],
     places: Int64[Array, " some"],
 ) -> None:
-    """Adds every row's increments to some lanes of its key."""
+    """Adds every row's increments to some lanes of its key; see `sensitivity.MOST_QUANTA`."""
     for i in range(len(found)):
         for at in range(len(places)):
-            pending[found[i], places[at]] += lanes[i, at]
+            total = pending[found[i], places[at]] + lanes[i, at]
+            pending[found[i], places[at]] = min(max(total, -MOST_QUANTA), MOST_QUANTA)
 
 
 @njit(cache=True)

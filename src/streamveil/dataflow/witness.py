@@ -34,7 +34,7 @@ import numpy as np
 
 from streamveil.calendars import Cells
 from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit, total
-from streamveil.core.sensitivity import Bounds
+from streamveil.core.sensitivity import MOST_QUANTA, Bounds
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import Passed, Shape, UnitRows, UnitTable, most_remembered
 from streamveil.dataflow.unit_kernels import (
@@ -290,9 +290,11 @@ def look_at_group(table: KeyTable, found: Int32[Array, " rows"], batch: int) -> 
         return None
     row = int(found[batch * STRIDE % len(found)])
     places = np.flatnonzero(found == row)
-    if len(places) > LARGEST_GROUP:
+    before = table.pending[row].tolist()
+    may_be_cut = max(map(abs, before), default=0) > MOST_QUANTA // 2  # a sum, at the end of 64 bits
+    if may_be_cut or len(places) > LARGEST_GROUP:
         return None
-    return GroupLook(row, places, table.pending[row].tolist())
+    return GroupLook(row, places, before)
 
 
 def check_group(look: GroupLook, table: KeyTable, lanes: Array, hits: Array) -> None:

@@ -37,8 +37,9 @@ class InsertionOnly(OfStatic):
     """Answers about everything inserted so far, for known or unknown horizons, dense or sparse.
 
     Algorithm: Qiu & Yi (2022, arXiv:2209.01387), theorem 8, with any accumulator and partition.
-        Without a partition every step is a segment. Published: `Squaring` for half of the budget
-        and `Hybrid` with r = 1/2; here `TimeVarying` for 3/10.
+        Without a partition every step is a segment. Published: a partition whose
+        threshold is fixed, for half of the budget, and `Hybrid` with r = 1/2; here `TimeVarying`
+        for 3/10.
     Protects: one row present or absent ('event'), or one row replaced at its public step
         ('event-change', no partition and a static mechanism for replacement).
     Guarantee: the partition's plus the accumulator's.

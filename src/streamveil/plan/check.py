@@ -1,8 +1,7 @@
 """The validator: what a streaming query must not do when every output may be about a person.
 
 Each rule refuses with the reason and the way out. `HABITS` are things other streaming systems do
-by default and that leak; the rest are plans that could not run or whose sums could overflow
-(`overflow`).
+by default and that leak; the rest are plans that could not run or whose sums could overflow.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_p
 from streamveil.plan.look import (
     cannot_choose_bounds,
     is_open,
-    prove_no_overflow,
     reach_of,
+    refuse_large_sums,
 )
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
@@ -299,7 +298,7 @@ def _overflow(agg: Aggregate) -> Complaints:
     if agg.function in MOMENTS:  # summed from the middle
         low, high = (low - high) / 2, (high - low) / 2
     try:
-        prove_no_overflow(reach_of(low, high, agg.quantum))
+        refuse_large_sums(reach_of(low, high, agg.quantum))
     except PlanError as error:
         yield PlanError(f"'{agg.name}' with bounds ({agg.low:g}, {agg.high:g}): {error}")
 

@@ -22,6 +22,7 @@ from streamveil.core.accounting.convert import exact_below
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
+from streamveil.core.sensitivity import MOST_TOTAL
 from streamveil.errors import PlanError
 from streamveil.expressions import range_of
 from streamveil.kinds import MOMENTS, RATIOS, SKETCHES, SQUARED, VALUED
@@ -36,33 +37,23 @@ from streamveil.plan.options import (
     SELECTION,
 )
 
-# ---- no sum of quanta reaches 2**62
+# ---- sums of quanta stay below 2**60
 
-MAX_ROWS = 2**36  # rows that one job may bring into one group: 68 billion
-MAX_QUANTA = 2**62
-LARGEST_WEIGHT = 127  # a row of the smallest weight costs one of so many squared quanta
+MAX_ROWS = 2**34  # rows that one group must have room for: 17 billion
 
 
-def prove_no_overflow(reach: int) -> int:
-    """The largest sum of quanta that a group can hold; PlanError when it could reach 2**62.
+def refuse_large_sums(reach: int) -> None:
+    """PlanError where MAX_ROWS rows of one group, each of `reach` quanta, could end the job.
 
-    Proof: a row moves a sum by at most `reach` quanta, and no job brings more than MAX_ROWS rows
-        into one group, which at ten million rows a second takes two hours of one group's rows
-        alone. Whatever is summed in between is a part of these. How many units are expected says
-        nothing here: a sum that wraps around moves by 2^64 for one unit, whatever was declared.
-
-    >>> prove_no_overflow(60_000) < 2**62
-    True
+    Where more come, no sum wraps around: the job stops (`core.sensitivity.held`).
     """
-    largest = reach * MAX_ROWS
-    if largest >= MAX_QUANTA:
+    if reach * MAX_ROWS >= MOST_TOTAL:
         raise PlanError(
-            "the bounds allow sums of 2**62 quanta or more, which 64 bits cannot hold safely.\n"
+            "the bounds allow sums of 2**60 quanta or more, which 64 bits cannot hold safely.\n"
             "  why     noise has to hide the whole bound, however small the values are\n"
             "  to fix  tighter bounds (plausible values, not the largest of a type), or a coarser"
             " quantum (the noise hides far more than it; left out, it is 2^-24 of the bounds)"
         )
-    return largest
 
 
 def reach_of(low: float, high: float, quantum: float) -> int:

@@ -277,7 +277,7 @@ def after_steps(
         table, units = passing(step, table, units)
         then = (*source.steps[place:], *later)
         if isinstance(step, WITH_OTHERS):
-            assert isinstance(step.other, OwnRows)  # noqa: S101  (`with_other`)
+            assert isinstance(step.other, OwnRows)  # noqa: S101  (a type narrowing, never data)
             theirs = after_steps(step.other, load(step.other), load, then)
             table, units = BESIDE[type(step)](step, table, units, theirs)
         else:

@@ -359,7 +359,7 @@ Tables: TypeAlias = "tuple[tuple[CoinTable | Sequel, int], ...]"  # and how ofte
 class CoinTable:
     """What the losses of one `SelectionTable` (`core.selection.coins`) follow from.
 
-    Guarantee: each of `keys_per_unit` keys has the curves of `above_threshold`, whatever was
+    Guarantee: each of `keys_per_unit` keys has the curves of `SelectionTable`, whatever was
         released before the unit entered it.
     Proof: see `SelectionTable`, for exact draws. Draws of 128 bits are off by little, which is
         charged in one of two ways; both hold.

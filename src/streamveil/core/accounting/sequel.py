@@ -48,7 +48,7 @@ class Sequel:
         is one more node, at 0: what is said of smaller epsilons is true and coarse. There is none
         where it would say less than `delta` and shut out what has that delta.
     Numerics: d is compared at a slightly lower epsilon than the node's, heights are raised by SLACK
-        and are floats; the rest is that of `pld`.
+        and are floats; the rest is that of `convert`.
 
     >>> sequel = Sequel(*(Fraction(text) for text in ("1", "5e-7", "0.03", "0.15")))
     >>> from streamveil.core.accounting.guarantee import Gdp

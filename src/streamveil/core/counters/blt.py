@@ -429,12 +429,13 @@ class BltCounter(Stepping):
     Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
     Guarantee: mu-GDP, mu = (moved * sensitivity + slack) / sigma; also for increments that depend
         on earlier releases.
-    Proof: see `feedback`; the columns have equal norms by `BltSchedule.scale`. A key that starts
-        late uses the lower right part of the encoder, whose columns are no longer.
+    Proof: see `core.counters`; the columns have equal norms by `BltSchedule.scale`. A key that
+        starts late uses the lower right part of the encoder, whose columns are no longer.
     Error: unbiased; within 5 % (maximum over time) of what any factorization must have.
     Memory: 8 (d + 1) bytes per key.
     Numerics: integers plus a float64 offset of the size of the noise; the slack for its rounding
-        is derived in `feedback` and part of `loss`. Noise is rounded to integers about the offset.
+        is derived in `core.counters` and part of `loss`. Noise is rounded to integers about the
+        offset.
 
     Raises:
         PlanError: a setting is out of its range, or increments are not one whole number per key.
@@ -489,7 +490,7 @@ class BltCounter(Stepping):
         return self.schedule.norm
 
     def slack(self, moved: Exact | float) -> float:
-        """How much float64 offsets can add to the L2 move of one key, in quanta; see `feedback`.
+        """How much float64 offsets add to the L2 move of one key, in quanta; see `core.counters`.
 
         Args:
             moved: how far one unit moves the stream of a key, in quanta.

@@ -78,7 +78,7 @@ class SelectionTable:
         them. Hence the job is a concurrent composition of keys_per_unit such mechanisms and the
         Gaussian one (Vadhan & Zhang 2023, arXiv:2207.08335; Lyu 2022, arXiv:2207.10635; adaptively
         opened: Haney et al. 2023, arXiv:2309.05901), and loses at most what the product of the
-        dominating pairs does, in each direction (`pld`).
+        dominating pairs does, in each direction (`convert`).
     Error: see `compiler.table_design.opening_chance`.
     Memory: one Z and one opening time per unopened key.
     Numerics: coins are integers over 2^64; what 128-bit draws leave undecided is charged, see
