@@ -12,7 +12,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core import counters
-from streamveil.core.accounting import take_numbers
+from streamveil.core.accounting import float_above, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     CounterState,
@@ -140,7 +140,7 @@ class HaarCounter(Stepping):
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
     ) -> Int64[Array, " keys"]:
         """The release of step t from the exact totals alone: no state, no earlier step needed."""
-        return haar_read((self.weights, counters.up(self.sigma)), totals, t, draws, ids)
+        return haar_read((self.weights, float_above(self.sigma)), totals, t, draws, ids)
 
 
 def node_words(

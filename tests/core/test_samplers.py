@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from streamveil.compiler.table_design import TableShape
-from streamveil.core.accounting import coin_table
+from streamveil.core.accounting import coin_table, float_above
 from streamveil.core.counters.blt import BltCounter, prepare
 from streamveil.core.noise import KeyedNoise, SeededNoise, SilentNoise, samplers
 from streamveil.core.noise.samplers import choice, inverse
@@ -168,8 +168,8 @@ def test_impossible_settings_are_refused(call):
 
 def test_scales_are_never_rounded_down():
     for scale in (Fraction(1, 3), Fraction(10**20 + 1, 10**19), 2**49 + 1, 0.1):
-        assert Fraction(samplers.upward(scale)) >= Fraction(scale)
-        assert Fraction(float(np.nextafter(samplers.upward(scale), 0))) < Fraction(scale)
+        assert Fraction(float_above(scale)) >= Fraction(scale)
+        assert Fraction(float(np.nextafter(float_above(scale), 0))) < Fraction(scale)
 
 
 # ---- nobody else's precision

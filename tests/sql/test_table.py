@@ -10,10 +10,10 @@ from streamveil.compiler.tables import Design
 from streamveil.errors import PlanError
 from streamveil.linear import Marginals, Sums
 from streamveil.plan import TableSource
+from streamveil.plan.options import MECHANISMS
 from streamveil.release_metadata import NOTE
 from streamveil.sql.sql import parse_script
 from streamveil.sql.table import domain_table, points_where
-from streamveil.sql.table_check import MECHANISMS
 
 ROWS = pa.table({
     "op": ["+", "-"], "id": [1, 1], "city": ["Oslo", None], "age": pa.array([3, None], pa.int64()),
@@ -113,7 +113,7 @@ def test_python_says_the_same():
         ({"options": OPTIONS + ", max_rows_contributed = 3"}, "belong to streams of events"),
         ({"options": OPTIONS + ", ask_share = 1"}, "below 1"),
         ({"options": OPTIONS + ", monotone = TRUE"}, "does not apply"),
-        ({"options": OPTIONS + ", mechanism = 'count'"}, "did you mean 'counter'?"),
+        ({"options": OPTIONS + ", mechanism = 'count'"}, "must be 'auto', 'counter', "),
         ({"options": OPTIONS + ", preset = 'dp-sqlp'"}, "unknown preset"),
         ({"options": "mu = 0.1, steps = 5, expected_size = 9, ask_share = 0.5"}, "not Gaussian"),
         ({"options": OPTIONS + ", ask_share = 0.5",

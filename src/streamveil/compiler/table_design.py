@@ -20,7 +20,7 @@ import numpy as np
 
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiled import njit
-from streamveil.core.accounting import Budget, Number, convert, exact_between
+from streamveil.core.accounting import Budget, Number, convert, exact_between, float_below
 from streamveil.core.accounting.coin_table import (
     COIN,
     DRAWS,
@@ -215,12 +215,12 @@ class Setting:
     @cached_property
     def limit(self) -> float:
         """Of delta."""
-        return convert.exact_below(self.budget.delta or Fraction(0))
+        return float_below(self.budget.delta or Fraction(0))
 
     @property
     def furthest(self) -> int:
         """Losses further than this count as infinite."""
-        return int(convert.exact_below(self.epsilon)) + REACH
+        return int(float_below(self.epsilon)) + REACH
 
     @property
     def usual(self) -> Shape:
@@ -344,7 +344,7 @@ class Losses:
 
     def __init__(self, setting: Setting, step: Fraction, worst: Float64[Array, " nodes"]) -> None:
         self.setting, self.step, self.worst = setting, float(step), worst
-        self._at = convert.exact_below(setting.epsilon)
+        self._at = float_below(setting.epsilon)
         self._rest: Float64[Array, " n"] = np.zeros(0)
 
     def delta(self, places: int) -> float:

@@ -18,6 +18,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core import counters
+from streamveil.core.accounting import float_above
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     Counter,
@@ -32,7 +33,7 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import Coefficients, blt_step
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, drawn
-from streamveil.core.sensitivity import held
+from streamveil.core.sensitivity import within_64_bits
 from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
 MOST_QUANTA = 255  # weights are kept in bytes
@@ -103,7 +104,7 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
     blt = blt_of(counter)
     if blt is None:
         raise ValueError("weights need a BLT: other counters do not draw noise by weight")
-    slack = counters.up(Fraction(blt.slack(moved)) * rule.scale)
+    slack = float_above(Fraction(blt.slack(moved)) * rule.scale)
     whole = -(-keys // rule.scale**2)  # as many keys of weight 1 have the slack of all of them
     return counters.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, whole)
 
@@ -113,7 +114,7 @@ def count(
 ) -> tuple[Noisy[Estimates], CounterState]:
     """One step of a counter: see `Counter.step`. The totals may leave, the state may not."""
     totals, after = counter.step(state, increments, place, ids)
-    return drawn(held(totals)), after
+    return drawn(within_64_bits(totals)), after
 
 
 def lanes_start(counter: BltCounter, lanes: int, keys: int, t: int = 0) -> CounterState:
@@ -143,4 +144,4 @@ def count_weighted(
     place, ids = at
     draws = draws_at(counter, place, t)
     totals, real = blt_step(state.whole, state.real, increments, step, draws, ids)
-    return drawn(held(totals)), CounterState(t, totals, real)
+    return drawn(within_64_bits(totals)), CounterState(t, totals, real)

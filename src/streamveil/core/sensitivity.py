@@ -23,7 +23,7 @@ LaneKind = Literal["rows", "units", "valid", "sum", "square", "node", "distinct"
 FIRSTS = 2  # one first appearance more at a step, one less later; see `dataflow.distinct`
 ADDED = ("sum", "square")  # lanes whose increments are values; those of all others are 0 or 1
 MOST_QUANTA = 2**62  # no increment reaches it, nothing gathered for a release passes it
-MOST_TOTAL = 2**60  # quanta; no released total reaches it: see `held`
+MOST_TOTAL = 2**60  # quanta; no released total reaches it: see `within_64_bits`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +245,7 @@ def whole(numbers: Float64[Array, "*shape"], low: int, high: int) -> Int64[Array
     return np.clip(inside, low, high, out=inside)
 
 
-def held(totals: Array) -> Array:
+def within_64_bits(totals: Array) -> Array:
     """Noisy totals that are right; PlanError where one has `MOST_TOTAL` quanta or more.
 
     Proof that no wrong total is released: an increment is below `MOST_QUANTA`, and what a key

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from html import escape
 from importlib.resources import files
-from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 from streamveil.api import Query
 from streamveil.api.answers import answers
 from streamveil.api.script import JointQuery
+from streamveil.core.accounting import float_above
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard.view import NO_ANSWER, PageTable, Records, ledger_records, page_of
 from streamveil.display import html_of
@@ -159,9 +159,7 @@ def added_up(numbers: Sequence[float]) -> float:
     >>> added_up([0.1, 0.2]), added_up([2.5])
     (0.30000000000000004, 2.5)
     """
-    exact = sum(map(Fraction, numbers))
-    near = float(exact)
-    return near if near >= exact else nextafter(near, inf)
+    return float_above(sum(map(Fraction, numbers), Fraction(0)))
 
 
 def tiles(found: Answers, records: Records) -> str:

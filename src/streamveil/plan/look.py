@@ -17,8 +17,7 @@ from typing import Any
 
 from streamveil.calendars import DAY, never_meet
 from streamveil.calibrate import gaussian_mu, root_down
-from streamveil.core.accounting import Budget, exact
-from streamveil.core.accounting.convert import exact_below
+from streamveil.core.accounting import Budget, exact, float_below
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import COLLISION_BITS
@@ -45,7 +44,7 @@ MAX_ROWS = 2**34  # rows that one group must have room for: 17 billion
 def refuse_large_sums(reach: int) -> None:
     """PlanError where MAX_ROWS rows of one group, each of `reach` quanta, could end the job.
 
-    Where more come, no sum wraps around: the job stops (`core.sensitivity.held`).
+    Where more come, no sum wraps around: the job stops (`core.sensitivity.within_64_bits`).
     """
     if reach * MAX_ROWS >= MOST_TOTAL:
         raise PlanError(
@@ -441,7 +440,7 @@ def _divided(
 def _followed(budget: Budget, chance: Fraction, mu: Fraction, steepest: Fraction) -> Division:
     """A rest that is worth that mu, and the largest look that it leaves room for."""
     epsilon, delta = budget.epsilon or Fraction(0), (budget.delta or Fraction(0)) - chance
-    part = short_below(Loss(gaussian=mu**2).delta_at(exact_below(epsilon)))
+    part = short_below(Loss(gaussian=mu**2).delta_at(float_below(epsilon)))
     steepest = short_below(float(steepest))
 
     def fits(look: Fraction) -> bool:

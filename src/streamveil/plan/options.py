@@ -69,8 +69,12 @@ class Words(tuple[str, ...]):
 
 
 SHARE = Limits(0, 1)
+COUNTED = Limits(1, whole=True, with_low=True)
 PART = Limits(1e-6, 1 - 1e-6)  # of a budget: it leaves both sides some
 POSITIVE = Limits(0)
+MECHANISMS = Words((
+    "auto", "counter", "tree_of_mwem", "rerun", "continual_mwem", "interval_tree", "two_streams",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -322,7 +326,7 @@ HIDDEN_GROUPS = Option(
     "groups not yet shown in which the 'table' selection counts one unit; its rows in others"
     " still count",
     reason="groups not yet shown that one unit is counted in: by forecast",
-    within=Limits(1, whole=True, with_low=True),
+    within=COUNTED,
     part_of=(GROUP_BY,),
 )
 TOTAL_TESTS = Option(
@@ -381,7 +385,7 @@ MAX_UNITS = Option(
     "units expected at most: sets the chance of equal fingerprints",
     value=10**8,
     reason="chance of equal fingerprints, in delta",
-    within=Limits(1, whole=True, with_low=True),
+    within=COUNTED,
     part_of=(GROUP_BY,),
 )
 EXPECTED_ROWS = Option(
@@ -426,6 +430,7 @@ EXPECTED_SIZE = Option(
     NONE + " for changing tables",
     "records of a changing table, or different values where those are counted, about: chooses the "
     "mechanism, forecasts the error",
+    within=COUNTED,
     part_of=(TABLE,),
 )
 MAX_CHANGES = Option(
@@ -442,6 +447,7 @@ EXPECTED_UPDATES = Option(
     "whole",
     "2 x expected_size; 1 x when nothing is deleted",
     "insertions and deletions of a changing table over all steps, about",
+    within=COUNTED,
     part_of=(TABLE,),
 )
 ASK_SHARE = Option(
@@ -450,14 +456,16 @@ ASK_SHARE = Option(
     "0",
     "part of a changing table's budget for questions (ASK)",
     value=0,
+    within=Limits(0, 1, with_low=True),
     part_of=(TABLE,),
 )
 MECHANISM = Option(
     "mechanism",
     "word",
     "'auto': least expected error",
-    "of a changing table: counter, tree_of_mwem, rerun, continual_mwem, interval_tree, two_streams",
+    f"of a changing table: {', '.join(MECHANISMS[1:])}",
     value="auto",
+    within=MECHANISMS,
     part_of=(TABLE,),
 )
 ACCEPT_ERROR = Option(

@@ -7,6 +7,7 @@ from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cache
+from math import inf, nextafter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -48,6 +49,22 @@ def exact(name: str, value: Number) -> Fraction:
 def held(name: str, value: Exact | float) -> Fraction:
     """The number that a machine holds: a float by its binary digits, not by what it prints."""
     return Fraction(float(value)) if isinstance(value, REALS) else exact(name, value)
+
+
+def float_above(value: Exact | float) -> float:
+    """The least float that is not below a number.
+
+    >>> float_above(Fraction(1, 3)) > Fraction(1, 3) > float_below(Fraction(1, 3)), float_above(2)
+    (True, 2.0)
+    """
+    number = float(value)
+    return number if Fraction(number) >= Fraction(value) else nextafter(number, inf)
+
+
+def float_below(value: Exact | float) -> float:
+    """The largest float that is not above a number."""
+    number = float(value)
+    return number if Fraction(number) <= Fraction(value) else nextafter(number, -inf)
 
 
 @cache

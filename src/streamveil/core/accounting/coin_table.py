@@ -21,7 +21,7 @@ import mpmath
 import numpy as np
 
 from streamveil.compiled import njit
-from streamveil.core.accounting import convert
+from streamveil.core.accounting import convert, float_above
 from streamveil.core.accounting.convert import CurvePoints, LossLaw, law_under
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.errors import require_positive
@@ -477,10 +477,10 @@ def tables_delta(tables: Tables, epsilon: float, rest: convert.Curve) -> float:
     laws = _composed(tables)
     found = max(law.delta_at(epsilon, rest) for law in laws)
     apart = sum((table.distance * times for table, times in tables), Fraction(0))
-    by_distance = found + convert.exact_above(apart) * (1 + exp(min(epsilon, 700.0))) * (1 + 1e-12)
+    by_distance = found + float_above(apart) * (1 + exp(min(epsilon, 700.0))) * (1 + 1e-12)
     if by_distance <= found * (1 + 1e-9):
         return min(1.0, by_distance * (1 + 1e-15))
-    tilt = convert.exact_above(sum((one.tilt * times for one, times in tables), Fraction(0)))
-    rare = convert.exact_above(sum((one.rare * times for one, times in tables), Fraction(0)))
+    tilt = float_above(sum((one.tilt * times for one, times in tables), Fraction(0)))
+    rare = float_above(sum((one.rare * times for one, times in tables), Fraction(0)))
     tilted = max(law.delta_at(epsilon - tilt, rest) for law in laws) + rare
     return min(1.0, by_distance * (1 + 1e-15), tilted * (1 + 1e-15))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import exp, inf, log, log1p, nextafter, sqrt
+from math import exp, inf, log, log1p, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -42,18 +42,6 @@ LATTICE = 4096  # points a sum of unlike pure losses is rounded up to
 LARGEST_LATTICE = 200_000
 PureLosses: TypeAlias = tuple[tuple[Fraction, int], ...]  # (epsilon, how often)
 Curve: TypeAlias = Callable[[Float64[Array, " n"]], Float64[Array, " n"]]
-
-
-def exact_above(value: Fraction) -> float:
-    """A float not below the fraction."""
-    number = float(value)
-    return number if Fraction(number) >= value else nextafter(number, inf)
-
-
-def exact_below(value: Fraction) -> float:
-    """A float not above the fraction."""
-    number = float(value)
-    return number if Fraction(number) <= value else nextafter(number, -inf)
 
 
 def gaussian_delta(epsilon: Float64[Array, " n"], mu: float) -> Float64[Array, " n"]:

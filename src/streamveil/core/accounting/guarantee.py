@@ -9,7 +9,15 @@ from functools import partial
 from math import exp, floor, inf, log, log10, sqrt
 from typing import TYPE_CHECKING, Any
 
-from streamveil.core.accounting import Budget, Neighbours, Number, convert, exact
+from streamveil.core.accounting import (
+    Budget,
+    Neighbours,
+    Number,
+    convert,
+    exact,
+    float_above,
+    float_below,
+)
 from streamveil.errors import PlanError, require_one_of, whole
 
 if TYPE_CHECKING:
@@ -143,7 +151,7 @@ class Loss:
             return self
         joint = Loss(gaussian=self.gaussian, tables=self.tables)
         epsilon = sum((table.epsilon * times for table, times in self.tables), ZERO)
-        delta = Fraction(joint.delta_at(convert.exact_below(epsilon)))
+        delta = Fraction(joint.delta_at(float_below(epsilon)))
         rest = replace(self, gaussian=ZERO, tables=())
         return replace(rest, pure=(*self.pure, (epsilon, 1)), delta=self.delta + delta)
 
@@ -177,15 +185,15 @@ class Loss:
             raise PlanError(f"epsilon must not be negative, not {epsilon}")
         if self.chance or self.distance:
             rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
-            apart = max(convert.exact_above(self.distance), convert.TINY) if self.distance else 0.0
+            apart = max(float_above(self.distance), convert.TINY) if self.distance else 0.0
             far = apart * (1 + exp(min(epsilon, 700.0)) * UP)  # at least 1 beyond
-            return min(1.0, (rest + far + convert.exact_above(self.chance)) * UP)
+            return min(1.0, (rest + far + float_above(self.chance)) * UP)
         size = self.group_size
         if size > 1:
             base = replace(self, group_size=1).delta_at(epsilon / size)
             growth = convert.log_geometric_sum(epsilon / size, size)
             return min(1.0, base * exp(growth)) if growth < 700 else float(base > 0)
-        slack, core = convert.exact_above(self.delta), self._core_delta(epsilon)
+        slack, core = float_above(self.delta), self._core_delta(epsilon)
         return min(1.0, (slack + core) * UP if core else slack)
 
     def _core_delta(self, epsilon: float) -> float:
@@ -226,13 +234,13 @@ class Loss:
         if not 0 <= share < 1:
             raise PlanError(f"delta must be at least 0 and below 1, not {delta}")
         if self.group_size > 1 or self.distance:
-            return self._epsilon_by_search(convert.exact_below(share))
+            return self._epsilon_by_search(float_below(share))
         plain = inf
         if not (self.gaussian or self.zcdp or self.tables) and self.delta + self.chance <= share:
-            plain = convert.exact_above(self.pure_total)
+            plain = float_above(self.pure_total)
         if not share:
             return plain
-        return min(plain, convert.smallest_epsilon(convert.exact_below(share), self.delta_at))
+        return min(plain, convert.smallest_epsilon(float_below(share), self.delta_at))
 
     def _epsilon_by_search(self, delta: float) -> float:
         """As `delta_at` may grow again with epsilon, looks for the first epsilon that fits.
@@ -276,10 +284,10 @@ class Loss:
     def _fits_epsilon(self, epsilon: Fraction, delta: Fraction) -> bool:
         tight = self.gaussian or self.zcdp or self.distance or self.tables
         if tight or self.group_size > 1:
-            return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
+            return bool(delta) and Fraction(self.delta_at(float_below(epsilon))) <= delta
         if self.pure_total <= epsilon and self.delta + self.chance <= delta:
             return True  # plain composition, in exact arithmetic
-        return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
+        return bool(delta) and Fraction(self.delta_at(float_below(epsilon))) <= delta
 
     def to_dict(self) -> dict[str, Any]:
         """Exact numbers as text, for durable records."""
@@ -376,7 +384,7 @@ class Guarantee:
 
     def delta_at(self, epsilon: Number) -> float:
         """See `Loss.delta_at`."""
-        return self.loss.delta_at(convert.exact_below(exact("epsilon", epsilon)))
+        return self.loss.delta_at(float_below(exact("epsilon", epsilon)))
 
     def over(self, periods: int | timedelta) -> Guarantee:
         """The guarantee of a unit present in that many of its periods, or in all of a time span.

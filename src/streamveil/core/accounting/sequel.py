@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.core.accounting import convert
+from streamveil.core.accounting import convert, float_above, float_below
 from streamveil.core.accounting.convert import CurvePoints, LossLaw, law_under
 from streamveil.types import Array, Float64
 
@@ -73,7 +73,7 @@ class Sequel:
         places = ceil(STEPS * self.epsilon / self.look)
         step = float(self.epsilon) / places
         nodes = np.unique([0, *np.maximum(places - NODES, 0)])
-        delta, at = convert.exact_above(self.delta), convert.exact_below(self.epsilon)
+        delta, at = float_above(self.delta), float_below(self.epsilon)
         gaussian = partial(convert.gaussian_delta, mu=float(self.steepest))
         reached = convert.smallest_epsilon(delta, lambda x: float(gaussian(np.array([x]))[0]))
         heights = np.maximum(gaussian(nodes * step - (at - reached)), delta) * (1 + SLACK)
@@ -88,8 +88,8 @@ class Sequel:
     @cached_property
     def joint(self) -> float:
         """A delta of the look and anything that may follow, at epsilon, rounded up."""
-        look = partial(convert.gaussian_delta, mu=convert.exact_above(self.look))
-        return self.laws()[0].delta_at(convert.exact_below(self.epsilon), look)
+        look = partial(convert.gaussian_delta, mu=float_above(self.look))
+        return self.laws()[0].delta_at(float_below(self.epsilon), look)
 
     def laws(self) -> tuple[LossLaw, LossLaw]:
         """Of what follows, without the look, in both directions."""

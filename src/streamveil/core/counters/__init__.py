@@ -40,12 +40,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, exp, nextafter, pi, sqrt
+from math import ceil, exp, pi, sqrt
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from streamveil.core.accounting import held
+from streamveil.core.accounting import float_above, float_below, held
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.noise import (
     Draws,
@@ -58,6 +58,7 @@ from streamveil.core.noise import (
     saved_once,
 )
 from streamveil.core.noise.samplers import LARGEST_SCALE, rounded_gaussian
+from streamveil.core.sensitivity import within_64_bits
 from streamveil.errors import HorizonError, PlanError, StoreError, require_positive
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
@@ -395,10 +396,11 @@ class CounterStream:
 
         Raises:
             HorizonError: all steps are over.
+            PlanError: a total has 2**60 quanta or more, which 64 bits may not hold.
         """
         place = self._place.again()  # the step number never repeats here: nothing to remember
         estimates, self._state = self.counter.step(self._state, np.asarray(increments), place)
-        return estimates
+        return within_64_bits(estimates)
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
@@ -480,11 +482,11 @@ class Recursion:
 
     def deviation(self, sigma: Exact | float, moved: Exact | float) -> float:
         """The eta of the module's proof; raises when float64 is not accurate enough."""
-        spread, half = up(sigma), 0.5 / self.smallest_column
-        shift = up(moved) * self.norm
+        spread, half = float_above(sigma), 0.5 / self.smallest_column
+        shift = float_above(moved) * self.norm
         z = REACH * spread + half + shift
         wander = (REACH * (spread + half) + shift) / np.sqrt(self.rest * (2 - self.rest))
-        wander += rounding_bias(down(sigma) * self.smallest_column) * 2 * half / self.rest
+        wander += rounding_bias(float_below(sigma) * self.smallest_column) * 2 * half / self.rest
         buffers = np.minimum(wander, z / self.rest)
         spent = float((self.drain / self.rest * buffers).sum())
         eta = self.amplification * U * EASE * ((self.terms + 5) * z + 2.01 * spent)
@@ -516,8 +518,8 @@ def gaussian_loss(
     touched = max(1, ceil(size * size))
     if keys is not None:
         touched = min(touched, keys)
-    scale = down(sigma)
-    mu = (up(moved) * sensitivity + sqrt(touched) * slack) / scale * UP
+    scale = float_below(sigma)
+    mu = (float_above(moved) * sensitivity + sqrt(touched) * slack) / scale * UP
     return Gdp.squared(Fraction(mu) ** 2)
 
 
@@ -539,18 +541,6 @@ def check_moved(moved: Exact | float) -> Fraction:
     return held("moved", moved)
 
 
-def up(value: Exact | float) -> float:
-    """A float not below the number."""
-    number = float(value)
-    return number if Fraction(number) >= Fraction(value) else nextafter(number, float("inf"))
-
-
-def down(value: Exact | float) -> float:
-    """A float not above the number."""
-    number = float(value)
-    return number if Fraction(number) <= Fraction(value) else nextafter(number, 0.0)
-
-
 # ---- Gaussian noise for all keys at once
 #
 # Compiled steps (`kernels`) and the Laplace tree (`kary`) draw their own.
@@ -568,4 +558,4 @@ def gaussian_rows(
 ) -> Int64[Array, "rows keys"]:
     """round(sigma G), `rows` independent draws per key."""
     centre = np.zeros((keys, rows))
-    return np.ascontiguousarray(gaussian_about(draws, ids, centre, up(sigma)).T)
+    return np.ascontiguousarray(gaussian_about(draws, ids, centre, float_above(sigma)).T)

@@ -27,7 +27,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core import counters
-from streamveil.core.accounting import portable, take_numbers
+from streamveil.core.accounting import float_above, portable, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     ROUNDING,
@@ -482,7 +482,7 @@ class BltCounter(Stepping):
     @cached_property
     def noise_scale(self) -> float:
         """Sigma, rounded up."""
-        return counters.up(self.sigma)
+        return float_above(self.sigma)
 
     @property
     def sensitivity(self) -> float:

@@ -13,7 +13,7 @@ from streamveil.core.counters import UP, Counter, gaussian_loss
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
 from streamveil.core.noisy import Noisy, drawn
-from streamveil.core.sensitivity import held
+from streamveil.core.sensitivity import within_64_bits
 from streamveil.types import Array, Bool, Exact, Float64, Int64, UInt64
 
 SMALLEST = 64  # rows of new arrays
@@ -131,7 +131,7 @@ class RestartingTrees:
             if len(todo):
                 asked = Asked(draws, names, steps)
                 settled[todo] = self._settle(asked, words, index, (todo, stuck[todo], centre[todo]))
-        return drawn(held(totals))
+        return drawn(within_64_bits(totals))
 
     def _settle(
         self,

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from streamveil.compiled import AHEAD, njit, prefetch
-from streamveil.core.accounting import Number, convert, exact, take_numbers
+from streamveil.core.accounting import Number, exact, float_below, take_numbers
 from streamveil.core.accounting.coin_table import (
     COIN,
     NEVER,
@@ -129,7 +129,7 @@ class SelectionTable:
 
     def delta_at(self, epsilon: Number, mu: Number = 0, places: int = FINE) -> float:
         """A certified delta for selection and mu-GDP releases together."""
-        at = convert.exact_below(exact("epsilon", epsilon))
+        at = float_below(exact("epsilon", epsilon))
         return self.loss(epsilon, mu, places).delta_at(at)
 
     def shift(self, draws: Draws, ids: Names) -> PerKey:

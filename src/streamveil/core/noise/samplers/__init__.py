@@ -47,6 +47,7 @@ import mpmath
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core.accounting import float_above
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers.quantiles import (
     gaussian_quantile,
@@ -374,15 +375,7 @@ def as_scales(scale: Exact | float | Array, shape: tuple[int, ...]) -> Float64[A
     if isinstance(scale, np.ndarray) and scale.ndim:
         scales = np.array(np.broadcast_to(scale, shape), np.float64, order="C").reshape(-1)
     else:
-        scales = np.array([upward(scale)])
+        scales = np.array([float_above(scale) if isinstance(scale, Fraction) else float(scale)])
     if not bool(np.all((scales >= SMALLEST_SCALE) & (scales <= LARGEST_SCALE))):
         raise PlanError("scale must be between 2**-30 and 2**50 quanta")
     return scales
-
-
-def upward(scale: Exact | float | Array) -> float:
-    """The smallest float64 that is at least `scale`."""
-    near = float(scale)
-    if isinstance(scale, int | Fraction) and Fraction(near) < scale:
-        return float(np.nextafter(near, np.inf))
-    return near

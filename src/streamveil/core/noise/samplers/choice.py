@@ -15,6 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core.accounting import float_below
 from streamveil.core.noise import Draws, samplers
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
 from streamveil.errors import PlanError, require_positive
@@ -67,7 +68,7 @@ def exponential_choice(
         raise PlanError("scores must be a nonempty vector of finite numbers")
     if draws.silent:
         return int(np.argmax(scores))
-    rate = downward(Fraction(epsilon) / (2 * Fraction(sensitivity)))
+    rate = float_below(Fraction(epsilon) / (2 * Fraction(sensitivity)))
     words = draws.words(len(scores))
     times, spread = np.empty(len(words)), np.empty(len(words))
     race(words, laplace_table(), times, spread)
@@ -112,9 +113,3 @@ def interval(uniform: samplers.Uniform, lead: Fraction) -> tuple[samplers.Number
     low = mp.ninf if most == mp.inf else samplers.exact(lead) - mp.log(most) - slack
     high = samplers.exact(lead) - mp.log(least) + slack if least else mp.inf
     return low, high
-
-
-def downward(rate: Fraction) -> float:
-    """The largest float64 that is at most `rate`."""
-    near = float(rate)
-    return near if Fraction(near) <= rate else float(np.nextafter(near, 0.0))
