@@ -113,6 +113,7 @@ def all_errors() -> list[Told]:
 KINDS = {  # class: exit code of the command line
     "PlanError": 2, "BudgetError": 3, "StoreError": 4, "SourceError": 5, "MissingExtraError": 1,
     "HorizonError": 1, "WitnessError": 1, "ReusedNoiseError": 1,
+    "UncopiedNoiseError": 1,
 }  # fmt: skip
 
 

@@ -111,6 +111,17 @@ class ReusedNoiseError(StreamveilError, ValueError):
         )
 
 
+class UncopiedNoiseError(StreamveilError, TypeError):
+    """What owns its noise was copied, pickled or forked; nothing was drawn."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "what owns its noise cannot be copied or pickled, nor used in a process that was forked"
+            " since: both would draw the same noise, which reveals the difference of their data.\n"
+            "  to fix  open it in the process that uses it; to go on later, save() and resume()"
+        )
+
+
 class StoreError(StreamveilError):
     """Durable state that cannot be read, written or trusted."""
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import pickle
+import sys
+import threading
+from contextlib import suppress
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -10,7 +18,14 @@ from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import KeyedNoise, Place, SeededNoise, SilentNoise
 from streamveil.counters import choose, skip
 from streamveil.dynamic import DisjointDoubling, GrowingClassifier, LiveTable, Rerun
-from streamveil.errors import PlanError, ReusedNoiseError, StoreError
+from streamveil.errors import (
+    BudgetError,
+    PlanError,
+    ReusedNoiseError,
+    StoreError,
+    UncopiedNoiseError,
+)
+from streamveil.linear.budget_shares import Meter, Share
 from streamveil.sketches import HeavyHitters, LazySketch
 from tests.core.every import CELLS, HALF, HISTOGRAM, cases, drawing
 from tests.counters.examples import NAMES, examples
@@ -91,31 +106,104 @@ def test_what_choose_gives_is_used_the_same_way_keyed_or_not(horizon, budget):
     assert stream.t == 2
 
 
-def opened(kind, noise):
-    """The first release of something that the library opens, under one name."""
+def open_one(kind, noise):
+    """Something that the library opens, under one name."""
     budget, protects = Budget(epsilon=1, delta=1e-6), Neighbours(relation="event")
     sketch = {"horizon": 64, "protects": protects, "budget": budget, "flushes": 1}
     if kind == "counter":
-        return examples(9)["blt"].stream(keys=3, noise=noise).step([0, 0, 0])
+        return examples(9)["blt"].stream(keys=3, noise=noise)
     if kind == "table":
-        table = LiveTable.open(Rerun(static=linear.noisy_queries(CELLS), share=HALF, steps=2),
-                               noise, "t")  # fmt: skip
-        table.tick()
-        return table.answers().values
+        rerun = Rerun(static=linear.noisy_queries(CELLS), share=HALF, steps=2)
+        return LiveTable.open(rerun, noise, "t")
     if kind == "classifier":
         plan = DisjointDoubling(start=20, budget=budget)
-        model = GrowingClassifier(features=2, classes=(0, 1), schedule=plan, noise=noise)
-        return model.partial_fit(np.zeros((40, 2)), np.zeros(40)).coef_
+        return GrowingClassifier(features=2, classes=(0, 1), schedule=plan, noise=noise)
     if kind == "sketch":
-        live = LazySketch(kind="count-min", width=33, **sketch).open(noise)
-        live.flush()
-        return live.published().table
-    live = HeavyHitters(bits=8, width=64, **sketch).open(noise)
+        return LazySketch(kind="count-min", width=33, **sketch).open(noise)
+    return HeavyHitters(bits=8, width=64, **sketch).open(noise)
+
+
+def released(kind, live):
+    """Its first release."""
+    if kind == "counter":
+        return live.step([0, 0, 0])
+    if kind == "table":
+        live.tick()
+        return live.answers().values
+    if kind == "classifier":
+        return live.partial_fit(np.zeros((40, 2)), np.zeros(40)).coef_
     live.flush()
+    if kind == "sketch":
+        return live.published().table
     return np.concatenate([level.table.ravel() for level in live.published().levels])
 
 
-@pytest.mark.parametrize("kind", ["counter", "table", "classifier", "sketch", "heavy-hitters"])
+def opened(kind, noise):
+    """The first release of something that the library opens, under one name."""
+    return released(kind, open_one(kind, noise))
+
+
+KINDS = ["counter", "table", "classifier", "sketch", "heavy-hitters"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_what_owns_its_noise_is_not_copied(kind, copied):
+    live = open_one(kind, KeyedNoise.fresh())
+    others = (pickle.PicklingError,) if kind == "classifier" else ()  # trainers are not pickled
+    with pytest.raises((UncopiedNoiseError, *others), match=r"draw the same noise|Can't pickle"):
+        copied(live)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forked_process_draws_nothing_from_what_its_parent_opened(kind):
+    live, context = open_one(kind, KeyedNoise.fresh()), multiprocessing.get_context("fork")
+    told = context.Queue()
+
+    def draw():
+        try:
+            told.put(np.asarray(released(kind, live)).tolist())
+        except UncopiedNoiseError as error:
+            told.put(str(error))
+
+    child = context.Process(target=draw)
+    child.start()
+    assert "forked since" in told.get(timeout=100)
+    child.join()
+    assert len(released(kind, live))
+
+
+def test_a_shallow_copy_of_a_stream_is_the_same_stream():
+    stream = examples(9)["blt"].stream(noise=SilentNoise())
+    other = copy.copy(stream)
+    assert [stream.step([1])[0], other.step([2])[0], stream.step([4])[0]] == [1, 3, 7]
+    assert stream.t == other.t == 3
+
+
+def test_threads_take_the_steps_of_a_stream_and_the_charges_of_a_meter_in_turn():
+    stream, meter = examples(400)["blt"].stream(noise=SilentNoise()), Meter(Share("pure", 1))
+    totals, charged = [], []
+
+    def work():
+        for _ in range(100):
+            totals.append(int(stream.step([1])[0]))
+            with suppress(BudgetError):
+                charged.append(meter.charge(Share("pure", Fraction(1, 200))))
+
+    threads, every = [threading.Thread(target=work) for _ in range(4)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(every)
+    assert sorted(totals) == list(range(1, 401))
+    assert (len(charged), meter.spent) == (200, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_opened_twice_under_one_secret_and_name_has_other_noise(kind):
     noise = KeyedNoise.fresh()
     assert not np.array_equal(opened(kind, noise), opened(kind, noise))

@@ -382,8 +382,9 @@ class GrowingClassifier:
             )
         sign = (y == self.classes_[1]).astype(float) - (y == self.classes_[0])
         rows = unit_rows(x, intercept=self.intercept) * (sign != 0)[:, None]
-        self._parts.append((rows, sign))
-        self._reruns.arrive(len(x))
+        with self._reruns.place.drawn.turn():
+            self._parts.append((rows, sign))
+            self._reruns.arrive(len(x))
         return self
 
     def fit(self, x: Array, y: Array) -> GrowingClassifier:

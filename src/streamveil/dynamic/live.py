@@ -106,15 +106,17 @@ class LiveTable:
         Raises:
             PlanError: there is no such point.
         """
-        changes, outcome = self.records.step(self.table, signs, ids, labels, self.t + 1)
-        self.pending.append(changes)
+        with self.place.drawn.turn():
+            changes, outcome = self.records.step(self.table, signs, ids, labels, self.t + 1)
+            self.pending.append(changes)
         return outcome
 
     def tick(self) -> None:
         """Ends the public step."""
-        self.t += 1
-        self.mechanism.step(self.state, together(self.pending), self.place)
-        self.pending = []
+        with self.place.drawn.turn():
+            self.t += 1
+            pending, self.pending = self.pending, []  # if a step is broken off, they count no more
+            self.mechanism.step(self.state, together(pending), self.place)
 
     def answers(self) -> QueryAnswers:
         """The latest answers."""

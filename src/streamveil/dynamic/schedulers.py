@@ -359,21 +359,22 @@ class Reruns(Generic[Data]):
             PlanError: they are too many.
         """
         require_between(0, MOST_RECORDS, records=records)
-        self.size += records
-        due = None
-        while (run := self.schedule.run(self.next_index)).size <= self.size:
-            due = run
-            self.next_index += 1
-        if due is None:
-            return False
-        if not self.disjoint:
-            self.meter.charge(due.share)
-        stop = due.size if self.disjoint else self.size
-        self.answer = self.black_box(
-            self.slice_of(due.start, stop), due.share, self.place.inside(due.index)
-        )
-        self.answered_at = stop
-        return True
+        with self.place.drawn.turn():
+            self.size += records
+            due = None
+            while (run := self.schedule.run(self.next_index)).size <= self.size:
+                due = run
+                self.next_index += 1
+            if due is None:
+                return False
+            if not self.disjoint:
+                self.meter.charge(due.share)
+            stop = due.size if self.disjoint else self.size
+            self.answer = self.black_box(
+                self.slice_of(due.start, stop), due.share, self.place.inside(due.index)
+            )
+            self.answered_at = stop
+            return True
 
 
 # ---- fixed queries over batches of public sizes

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from streamveil.errors import BudgetError, PlanError, require_budget, require_on
 from streamveil.types import Array, Exact, Float64, Int64
 
 Kind = Literal["pure", "zcdp", "gdp"]
+CHARGING = Lock()  # of all meters: a charge is compared with what is left, and taken, at once
 GRID = 1 << 80  # shares are multiples of 1/GRID, so that sums of many stay short and exact
 LATTICE = 2.0**20  # public guesses are multiples of 1/LATTICE, see `on_lattice`
 
@@ -261,11 +263,12 @@ class Meter:
         Raises:
             BudgetError: not so much is left.
         """
-        if not self.fits(share):
-            raise BudgetError(
-                f"a release asks for {float(share.amount):.6g} ({share.kind}), "
-                f"{float(self.limit.amount - self.spent):.6g} of "
-                f"{float(self.limit.amount):.6g} ({self.limit.kind}) is left"
-            )
-        self.spent += Fraction(share.amount)
+        with CHARGING:
+            if not self.fits(share):
+                raise BudgetError(
+                    f"a release asks for {float(share.amount):.6g} ({share.kind}), "
+                    f"{float(self.limit.amount - self.spent):.6g} of "
+                    f"{float(self.limit.amount):.6g} ({self.limit.kind}) is left"
+                )
+            self.spent += Fraction(share.amount)
         return share

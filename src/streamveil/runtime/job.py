@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -151,7 +152,7 @@ class Job:
         except BaseException:
             self._store.close()
             raise
-        self._running = self._run()
+        self._running, self._asking = self._run(), Lock()  # one question after another
 
     def _open_ledger(self) -> None:
         """Charges a new job once; an existing one must still have its charge."""
@@ -281,12 +282,13 @@ class Job:
                 "the job has been running in this process: questions come before it goes on.\n"
                 "  to fix  open the state again to ask"
             )
-        answer, delta = ask(self._state, question, self._noise)
-        if delta is not None:
-            self._send(self._latest)
-            place = replace(self.place, batch=self.place.batch + 1, closed=False)
-            self._last, self._latest, self._marks = Record(place, {}), (), ()
-            self._store.commit(replace(self._last, delta=delta))
+        with self._asking:
+            answer, delta = ask(self._state, question, self._noise)
+            if delta is not None:
+                self._send(self._latest)
+                place = replace(self.place, batch=self.place.batch + 1, closed=False)
+                self._last, self._latest, self._marks = Record(place, {}), (), ()
+                self._store.commit(replace(self._last, delta=delta))
         return answer
 
     def __iter__(self) -> Iterator[Release]:

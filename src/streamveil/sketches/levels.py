@@ -245,9 +245,10 @@ class LiveSketch:
         config = self.config
         items = config.items(keys)
         amounts = weight_words(weights, len(items), config.max_weight)
-        for number, words, each in config.counted(items, amounts):
-            wide = words.astype(np.uint64, copy=False)  # hash alike: loops are compiled for one
-            config.tables[number].count(self._state[number], wide, each, self._keys[number])
+        with self._place.drawn.turn():
+            for number, words, each in config.counted(items, amounts):
+                wide = words.astype(np.uint64, copy=False)  # hash alike: loops are compiled for one
+                config.tables[number].count(self._state[number], wide, each, self._keys[number])
 
     def tick(self, keys: Any = None, ticks: int = 1) -> None:
         """Counts keys, if any, and ends the tick: what falls due is pushed.
@@ -259,28 +260,33 @@ class LiveSketch:
         Raises:
             PlanError: a key is none that this sketch counts.
         """
-        if keys is not None:
-            self.update(keys)
-        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
-            table.tick(state, ticks, key)
+        with self._place.drawn.turn():
+            if keys is not None:
+                self.update(keys)
+            for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
+                table.tick(state, ticks, key)
 
     def flush(self) -> None:
         """Pushes every column now; at most `flushes` times, at public times."""
-        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
-            table.flush(state, key)
+        with self._place.drawn.turn():
+            for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
+                table.flush(state, key)
 
     def published(self) -> Any:
         """What is public now: see `shown` of its configuration."""
         tables = zip(self.config.tables, self._state, strict=True)
-        return self.config.shown(tuple(values(table.published(state)) for table, state in tables))
+        with self._place.drawn.turn():
+            found = tuple(values(table.published(state)) for table, state in tables)
+        return self.config.shown(found)
 
     def save(self) -> Arrays:
         """The state, to be kept as secret as the data."""
-        arrays = {
-            prefix(self.config, number) + name: array.copy()
-            for number, state in enumerate(self._state)
-            for name, array in save(state).items()
-        }
+        with self._place.drawn.turn():
+            arrays = {
+                prefix(self.config, number) + name: array.copy()
+                for number, state in enumerate(self._state)
+                for name, array in save(state).items()
+            }
         return {**arrays, **saved_once(self._place)}
 
 

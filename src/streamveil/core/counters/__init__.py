@@ -378,7 +378,7 @@ class CounterStream:
 
     def __init__(self, counter: Counter, state: CounterState, place: Place) -> None:
         self.counter = counter
-        self._state, self._place = state, place
+        self._last, self._place = [state], require_place(place)  # a shallow copy shares both
 
     def __repr__(self) -> str:
         return f"CounterStream({self.counter!r}, t={self.t})"
@@ -386,7 +386,7 @@ class CounterStream:
     @property
     def t(self) -> int:
         """Steps taken."""
-        return self._state.t
+        return self._last[0].t
 
     def step(self, increments: Any) -> Estimates:
         """Adds one whole number per key; the noisy totals.
@@ -398,13 +398,14 @@ class CounterStream:
             HorizonError: all steps are over.
             PlanError: a total has 2**60 quanta or more, which 64 bits may not hold.
         """
-        place = self._place.again()  # the step number never repeats here: nothing to remember
-        estimates, self._state = self.counter.step(self._state, np.asarray(increments), place)
+        with self._place.drawn.turn():  # no step number comes again: `again` remembers nothing
+            found = self.counter.step(self._last[0], np.asarray(increments), self._place.again())
+            estimates, self._last[0] = found
         return within_64_bits(estimates)
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
-        return {**self._state.to_arrays(), **saved_once(self._place)}
+        return {**self._last[0].to_arrays(), **saved_once(self._place)}
 
 
 def draws_at(counter: Steppable, place: Place, t: int) -> Draws:

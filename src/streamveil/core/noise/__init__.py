@@ -24,12 +24,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import index
-from typing import Protocol, runtime_checkable
+from threading import RLock
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from streamveil.errors import PlanError, ReusedNoiseError, StoreError
+from streamveil.errors import PlanError, ReusedNoiseError, StoreError, UncopiedNoiseError
 from streamveil.types import Array, UInt64
 
 SECRET_BYTES = 32
@@ -206,15 +207,43 @@ class KeyedNoise:
         ).digest()
 
 
+class DrawnOnce:
+    """The addresses that were given out, each once, to the threads of one process.
+
+    A copy would give them out again, for other data: it is refused, and so is what a process that
+    was forked later has of it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int | bytes, ...], object] = {}
+        self._turn, self._process = RLock(), os.getpid()
+
+    def is_new(self, address: tuple[int | bytes, ...]) -> bool:
+        """Whether nobody was given this address; of two threads that ask at once, one is told."""
+        with self.turn():
+            return self._known.setdefault(address, mine := object()) is mine
+
+    def turn(self) -> RLock:
+        """For a block whose end other threads wait for; refused to a process that was forked."""
+        if os.getpid() != self._process:
+            raise UncopiedNoiseError
+        return self._turn
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UncopiedNoiseError
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a mechanism draws its noise: each address at and below it, once.
 
     A place and all places inside it share a memory of what was handed out. An address asked for
-    again is refused: two releases with the same noise reveal the difference of their data.
+    again is refused: two releases with the same noise reveal the difference of their data. So a
+    place belongs to one process, and cannot be copied or pickled, nor can what draws there.
 
     Raises:
         ReusedNoiseError: an address was drawn from before.
+        UncopiedNoiseError: it is copied, or used by a process that was forked.
         StoreError: a state to restore was saved under another kind of noise.
 
     >>> place = Place(SeededNoise(1), "doc")
@@ -228,7 +257,7 @@ class Place:
     noise: Noise
     purpose: str  # keeps what is drawn here apart from all else under the key
     path: tuple[int | bytes, ...] = ()  # below the purpose: run, column, step
-    drawn: set[tuple[int | bytes, ...]] = field(default_factory=set, compare=False, repr=False)
+    drawn: DrawnOnce = field(default_factory=DrawnOnce, compare=False, repr=False)
 
     @classmethod
     def opened(cls, noise: Noise, purpose: str, *path: int | bytes) -> Place:
@@ -299,10 +328,8 @@ class Place:
 
     def _given(self, draws: Draws, *more: int | bytes) -> Draws:
         address = (*self.path, *more)
-        if address in self.drawn:
+        if not (draws.silent or self.drawn.is_new(address)):
             raise ReusedNoiseError(self.purpose, address)
-        if not draws.silent:
-            self.drawn.add(address)
         return draws
 
 
