@@ -480,7 +480,9 @@ def answers():
     return made.release(budget=sv.Budget(**BUDGET)).answer()
 
 
-@pytest.mark.parametrize("wrong", [object(), [], -1, 10**30, 1.5, float("nan"), "x y"], ids=repr)
+@pytest.mark.parametrize("wrong", [
+    pytest.param(object(), id="object"), [], -1, 10**30, 1.5, float("nan"), "x y",
+])  # fmt: skip
 @pytest.mark.parametrize("question", ANSWERS)
 def test_no_question_answers_wrong_arguments_with_an_error_of_python(answers, question, wrong):
     """A mean of 10^30 windows was computed for ever, and one of [] raised an error of Python."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.plain_sketches import LinearSketch, PunctualSketch
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import KeyedNoise, SeededNoise, SilentNoise
-from streamveil.errors import HorizonError, StoreError
+from streamveil.errors import HorizonError, PlanError, StoreError
 from streamveil.sketches import LazySketch
 from tests.sketches.twin import Twin, columns_of, push_times
 
@@ -261,19 +261,17 @@ def test_a_large_delta_is_warned_about():
 
 
 BAD_INPUT = [
-    ([1.5], None, TypeError), ([[1]], None, TypeError), ([None], None, TypeError),
-    (["a", 1], None, TypeError), (7, None, TypeError), (np.array([0.5]), None, TypeError),
-    (np.array([np.nan]), None, TypeError), (np.zeros((2, 2), int), None, ValueError),
-    ([2**70], None, ValueError), ([True], None, TypeError), ("text", None, TypeError),
-    ([1], [-1], ValueError), ([1], [2], ValueError), ([1], [np.nan], TypeError),
-    ([1], [1, 1], ValueError), ([1], [0.5], TypeError),
+    ([1.5], None), ([[1]], None), ([None], None), (["a", 1], None), (7, None),
+    (np.array([0.5]), None), (np.array([np.nan]), None), (np.zeros((2, 2), int), None),
+    ([2**70], None), ([True], None), ("text", None), ([1], [-1]), ([1], [2]), ([1], [np.nan]),
+    ([1], [1, 1]), ([1], [0.5]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("keys", "weights", "error"), BAD_INPUT, ids=str)
-def test_bad_keys_and_weights_are_refused_and_change_nothing(keys, weights, error):
+@pytest.mark.parametrize(("keys", "weights"), BAD_INPUT, ids=str)
+def test_bad_keys_and_weights_are_refused_and_change_nothing(keys, weights):
     live = lazy(round=1).open(SilentNoise())
-    with pytest.raises(error):
+    with pytest.raises(PlanError, match=r"key|weight"):
         live.update(keys, weights)
     assert live.published().time == 0
     assert live.published().table.sum() == 0
