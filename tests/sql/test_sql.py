@@ -272,7 +272,7 @@ COUNTED = "COUNT(*) AS n FROM t"
         ("SUM(x, contribution_bounds_per_row => (1, 0)) AS s FROM t", CLAUSE, "", "lower one"),
         ("COUNT(x, contribution_bounds_per_row => (1, 2)) AS s FROM t", CLAUSE, "", "no argument"),
         ("SUM(x, contribution_bounds_per_row => (0, 1e9), quantum => 1e-9) AS s FROM t", CLAUSE, "",
-         "2**62 quanta"),
+         "2**60 quanta"),
         ("MAX(x) AS m FROM t", CLAUSE, "", "PERCENTILE_CONT"),
         ("ANY_VALUE(x) AS m FROM t", CLAUSE, "", "somebody's value"),
         ("ANON_COUNTS(*) AS m FROM t", CLAUSE, "", "unknown aggregate 'ANON_COUNTS'"),

@@ -44,7 +44,7 @@ MAX_ROWS = 2**34  # rows that one group must have room for: 17 billion
 def refuse_large_sums(reach: int) -> None:
     """PlanError where MAX_ROWS rows of one group, each of `reach` quanta, could end the job.
 
-    Where more come, no sum wraps around: the job stops (`core.sensitivity.within_64_bits`).
+    Where more come, no sum wraps around: the job stops (`within_64_bits` of `core.sensitivity`).
     """
     if reach * MAX_ROWS >= MOST_TOTAL:
         raise PlanError(

@@ -145,6 +145,9 @@ class HeavyTexts(Levels):
 
         Args:
             keys: texts or bytes.
+
+        Raises:
+            PlanError: they are something else.
         """
         return cut_texts(column_of(keys), self.length)
 
@@ -213,6 +216,9 @@ class PublishedTexts:
 
         Args:
             keys: texts or bytes.
+
+        Raises:
+            PlanError: they are something else.
         """
         data, ends = cells_of([cut_texts(column_of(keys), LONGEST_TEXT)])
         return self._whole(

@@ -169,6 +169,9 @@ class Levels(Protocol):
         Args:
             noise: where its draws come from.
             name: of the stream; two under one noise need two names.
+
+        Raises:
+            PlanError: the noise is no `Noise`.
         """
         state = [table.init() for table in self.tables]
         place = Place.opened(noise or KeyedNoise.fresh(), *self._name(name))
@@ -183,6 +186,7 @@ class Levels(Protocol):
             name: the one it was opened with.
 
         Raises:
+            PlanError: the noise is no `Noise`.
             StoreError: the arrays are of another sketch, or of another kind of noise.
         """
         kept = {name: array for name, array in arrays.items() if name != ADDRESS}

@@ -341,6 +341,9 @@ class Stepping:
             keys: how many are counted side by side, at least 1.
             noise: where its draws come from.
             name: of the stream; two under one noise need two names.
+
+        Raises:
+            PlanError: the noise is no `Noise`.
         """
         noise = noise or KeyedNoise.fresh()
         return CounterStream(self, self.init(keys), Place.opened(noise, "counter", name.encode()))  # type: ignore[arg-type,attr-defined]
@@ -348,7 +351,11 @@ class Stepping:
     def resume(
         self, saved: Mapping[str, Array], noise: Noise, name: str = "counter"
     ) -> CounterStream:
-        """The stream that `CounterStream.save` saved, under the same noise and name."""
+        """The stream that `CounterStream.save` saved, under the same noise and name.
+
+        Raises:
+            PlanError: the noise is no `Noise`, or what was saved is no state of a counter.
+        """
         place = Place.reopened(once_of(saved), noise, "counter", name.encode())
         return CounterStream(self, CounterState.from_arrays(saved), place)  # type: ignore[arg-type]
 
