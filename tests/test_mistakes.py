@@ -94,6 +94,8 @@ MISTAKES = [
         ),
     ),
     ("must be a number", lambda: stream.agg(n=sv.sum("ms", bounds=("a", "b")))),
+    ("1.8e308", lambda: stream.agg(n=sv.sum("ms", bounds=(0, 10**400)))),
+    ("1.8e308", lambda: stream.agg(n=sv.sum("ms", bounds=(0, 1), quantum=10**400))),
     (
         "finite",
         lambda: (

@@ -197,7 +197,8 @@ class Compiler:
         """What a look at the rows costs; the plan goes on with what is left of its budget."""
         share = look_share(self.plan)
         if not 0 <= share <= MOST_LOOKED:
-            raise PlanError(f"look_share must be between 0 and {float(MOST_LOOKED):g}, not {share}")
+            given = options.LOOK_SHARE.of(self.plan.options)
+            raise PlanError(f"look_share must be between 0 and {float(MOST_LOOKED):g}, not {given}")
         if not share:
             return None
         division = divided(self.plan)

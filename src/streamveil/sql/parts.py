@@ -211,7 +211,10 @@ def _number(value: Any, what: str) -> float:
     number = own(value)
     if type(number) not in (int, float):
         raise PlanError(f"{what} must be a number, not {got(value)}")
-    return float(number)
+    try:
+        return float(number)
+    except OverflowError:
+        raise PlanError(f"{what} must be between -1.8e308 and 1.8e308, and is not") from None
 
 
 def moment_of(value: object, what: str) -> datetime:
