@@ -24,7 +24,7 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from errno import EACCES, EPERM, EROFS
 from fractions import Fraction
@@ -78,6 +78,24 @@ class Shared:
         with self._turn:
             yield
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock against other processes, once; waits for them."""
+        with self.turn():
+            if self._locked:
+                yield
+                return
+            with self._held():
+                self._locked = True
+                try:
+                    yield
+                finally:
+                    self._locked = False
+
+    def _held(self) -> AbstractContextManager[None]:
+        """A block with the lock against other processes."""
+        raise NotImplementedError
+
     def part(self) -> None:
         """Gives up, in a process that was just forked, what is its parent's.
 
@@ -112,25 +130,22 @@ class Journal(Shared):
         self._refused: OSError | None = None  # why nothing can be written to the open file
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the exclusive lock of the file; waits for other processes.
+    def _held(self) -> Iterator[None]:
+        """See `Shared`: the file's lock.
 
         Raises:
             StoreError: the file that was opened is no longer the one of that name.
         """
-        with self.turn():
-            if self._locked or self.path is None:
-                yield
-                return
-            file = self._open()
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._locked = True
-            try:
-                self._require_same_file(file)
-                yield
-            finally:
-                self._locked = False
-                fcntl.flock(file, fcntl.LOCK_UN)
+        if self.path is None:
+            yield
+            return
+        file = self._open()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            self._require_same_file(file)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def unread(self) -> list[Record]:
         """The records appended since the last call, by anyone; StoreError when one was altered."""

@@ -72,20 +72,12 @@ class ServerJournal(Shared):
         self._parents: Any = None  # connection, if this process was forked: never used nor closed
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the ledger's lock for one transaction; waits for others."""
-        with self.turn():
-            if self._locked:
-                yield
-                return
-            with self._asking():
-                self._ask("SELECT pg_advisory_xact_lock($1)", lock_of(self.name))
-                self._locked = True
-                try:
-                    yield
-                finally:
-                    self._locked = False
-                self._connection.rollback()
+    def _held(self) -> Iterator[None]:
+        """See `Shared`: the ledger's lock, for one transaction."""
+        with self._asking():
+            self._ask("SELECT pg_advisory_xact_lock($1)", lock_of(self.name))
+            yield
+            self._connection.rollback()
 
     def unread(self) -> list[Record]:
         """See `Journal.unread`."""
