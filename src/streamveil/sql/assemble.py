@@ -142,10 +142,7 @@ def _budget(values: Mapping[str, Any]) -> Budget:
         )
     if _is_zero(options.DELTA.of(given)):
         given.pop(options.DELTA.name)
-    try:
-        return Budget(**given)
-    except ValueError as error:
-        raise PlanError(str(error)) from None
+    return Budget(**given)
 
 
 def _is_zero(value: Any) -> bool:
