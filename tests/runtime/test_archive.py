@@ -44,7 +44,7 @@ def vouched(folder: Path) -> int:
     """How many releases the checkpoint knew."""
     header = read_header(folder)
     assert header is not None
-    extent, _ = published.led_to(folder, header)
+    extent = published.led_to(folder, header).extent
     assert extent is not None
     return extent.releases
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,10 @@ from streamveil.errors import StoreError
 from streamveil.plan import Clock
 from streamveil.release_metadata import packed, read_parquet, unpacked
 from streamveil.results.releases import of_folder
+from streamveil.runtime import job as runtime_job
 from streamveil.runtime import wal
 from streamveil.runtime.grouping import MOST_ROWS, Together, in_blocks, together
+from streamveil.runtime.published import of_state
 from streamveil.runtime.run import run
 from streamveil.runtime.wal import joined, parted
 from streamveil.sql.sql import parse_script
@@ -109,6 +112,29 @@ def test_what_was_published_one_by_one_is_not_published_again(tmp_path, monkeypa
     assert pq.read_table(tmp_path / "out" / "out").num_rows == sum(
         back.table(moment).num_rows for moment in back.moments
     )
+
+
+def test_nobody_learns_where_the_log_has_parts_of_a_group(tmp_path, monkeypatch):
+    """Parts are as large as their rows; a reader, and the next start, know whole groups alone."""
+    monkeypatch.setattr(runtime_job, "HELD_BYTES", 500)
+    plan = replace(plan_in(tmp_path), sinks=())
+
+    def stop_within_a_group(seen):
+        assert seen.closed_steps % 3 == 0
+        if seen.step > 3 and seen.unpublished:
+            raise KeyboardInterrupt
+
+    settings = {"state": tmp_path / "s", "noise": SeededNoise(3), "insecure": True}
+    with (
+        run(plan, **settings, progress=stop_within_a_group) as job,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        list(job)
+    with run(plan, **settings) as job:
+        assert job.place.step % 3 > 0
+        assert job.closed_steps == len(of_state(tmp_path / "s").moments) == job.place.step // 3 * 3
+        list(job)
+    assert len(of_state(tmp_path / "s").moments) == 4 * 48
 
 
 def release(trigger: int, n: int) -> Release:

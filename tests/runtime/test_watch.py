@@ -27,6 +27,7 @@ from streamveil.errors import (
     StoreError,
 )
 from streamveil.plan import Clock
+from streamveil.runtime import job as runtime_job
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.watch import Watch, behind, charged, exposition, logged, served
 from streamveil.sql.sql import parse_script
@@ -80,6 +81,22 @@ def test_log_lines_are_the_same_for_neighbours(script, tmp_path):
     assert told[0] == told[1]
     assert [line["step"] for line in told[0] if "step" in line] == [1, 2, 3, 4]
     assert [told[0][0]["event"], told[0][-1]["event"]] == ["starting", "nothing is left to do"]
+
+
+def test_log_lines_of_a_grouped_replay_are_the_same_for_neighbours(script, tmp_path, monkeypatch):
+    """The log takes parts of a group that are large, which depends on rows: no line says so."""
+    monkeypatch.setattr(runtime_job, "HELD_BYTES", 500)
+    told = []
+    for name, users in (("more", range(50)), ("less", [u for u in range(50) if u != 7])):
+        path = script(name, list(users))
+        path.write_text(
+            path.read_text().replace("EVERY INTERVAL 1 HOUR", "EVERY INTERVAL 1 MINUTE")
+        )
+        found = lines(run(path, tmp_path / name, "--log", "json", "--quiet"))
+        told.append([line for line in found if line.pop("time")])
+    steps = [line["step"] for line in told[0] if "step" in line]
+    assert steps == list(range(3, 241, 3)), "a line for each group"
+    assert told[0] == told[1]
 
 
 def test_an_error_stands_on_stderr_once(script, tmp_path):
@@ -157,7 +174,7 @@ def test_a_job_that_starts_again_knows_its_steps(script, tmp_path):
     assert (watch.figures().step, watch.figures().behind, watch.figures().behind_seconds) == (
         12, 0, 0.0
     )  # fmt: skip
-    watch.hear(Progress(900, 13, 5, 0, 0.0, 0, 0, closed=False))
+    watch.hear(Progress(900, 13, 5, 0, 0.0, 0, 0, unpublished=1))
     assert watch.figures().step == 12, "rows of an open step change nothing"
     watch.begin(9)
     assert (watch.figures().behind, watch.figures().behind_seconds) == (3, 2.5 * 3600)

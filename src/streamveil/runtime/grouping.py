@@ -7,12 +7,14 @@ file and its name) is paid once for some of them in a row.
 Guarantee: where a group of releases ends is a function of the clock's public number of steps, the
     number of the step, and how many rows the releases of the group have, which are public once it
     is. So file names, the releases in a file and the order in which files appear tell nothing that
-    the releases do not tell.
+    the releases do not tell. Nor do log lines, figures and what a reader finds in the state.
 Proof: `Together.ends` takes nothing else. It is asked at the end of each step, which every replay
     has with or without rows. A restart asks it again about the same releases, or finds the answer
     in the log; the rest of a group that a crash cut in two is computed and published as it would
-    have been. When a file appears depends on how long the steps took, as it does without groups:
-    see docs/weaknesses.md.
+    have been. The log takes parts of a group when they are large, so where these end depends on
+    rows: nobody is told of a group that is not whole (`Progress.unpublished`, `published.led_to`).
+    When a file appears depends on how long the steps took, as it does without groups: see
+    docs/weaknesses.md.
 
 `Prefetch` holds one item ahead, and no more: back-pressure by construction. What is published
 together is many small releases of a replay, in one commit and one file.

@@ -189,6 +189,8 @@ class Job:
         self._unsettled = 0  # bytes of totals that wait to become tables
         if extent is None:
             self._latest = self._archive.restore(self._latest, self._marks)
+        begun = min((release.step for release in self._latest), default=1)  # of a group so far
+        self._closed_steps = closed_after(self._last, begun - 1)
         started = time.thread_time()
         for record in records:
             operator.apply(self._state, record.delta)
@@ -197,6 +199,7 @@ class Job:
             require_same(record.releases, tuple(known for _, known in made))
             releases = tuple(release for release, _ in made)
             self._take(record, self._archive.restore(releases, record.releases))
+            self._closed_steps = closed_after(record, self._closed_steps)
         self._archive.settle()
         self._effort = time.thread_time() - started
 
@@ -255,8 +258,8 @@ class Job:
 
     @property
     def closed_steps(self) -> int:
-        """How many steps are closed, over all runs."""
-        return self.place.step if self.place.closed else self.place.step - 1
+        """How many steps are closed and published, over all runs: a public number."""
+        return self._closed_steps
 
     @property
     def held(self) -> Any:
@@ -465,6 +468,7 @@ class Job:
 
     def _report(self, record: Record) -> None:
         place = record.place
+        self._closed_steps = closed_after(record, self._closed_steps)
         self._tell(
             Progress(
                 batch=place.batch,
@@ -476,7 +480,7 @@ class Job:
                 checkpoint_bytes=self._store.checkpoint_bytes,
                 rejected=place.rejected,
                 counters=self._health,
-                closed=place.closed,
+                unpublished=place.step - self._closed_steps,
             )
         )
 
@@ -489,6 +493,12 @@ def size_of(computed: Computed) -> int:
 def rows_of(made: Any) -> int:
     """The rows of what a step made public."""
     return made.table.num_rows if isinstance(made, Release) else int(made.rows)
+
+
+def closed_after(record: Record, before: int) -> int:
+    """How many steps are closed and published after a record: none of a group that goes on."""
+    place = record.place
+    return before if record.more else max(before, place.step - (not place.closed))
 
 
 def require(work: Work, directory: Path) -> None:

@@ -29,12 +29,12 @@ class Progress:
     checkpoint_bytes: int
     rejected: dict[str, int] = field(default_factory=dict)  # rows by reason, over all runs
     counters: dict[str, int] = field(default_factory=dict)
-    closed: bool = True  # whether the step took all its rows
+    unpublished: int = 0  # steps of them that are open, or of a group that is not whole
 
     @property
     def closed_steps(self) -> int:
-        """How many steps are closed: public, where the number of micro-batches is not."""
-        return self.step if self.closed else self.step - 1
+        """How many steps are closed and published: public, where what is committed is not."""
+        return self.step - self.unpublished
 
     @property
     def rows_per_second(self) -> float:

@@ -2,7 +2,8 @@
 
 Releases come from the archive of a state directory (see `archive`), or from a sink that keeps them
 itself and gives them back (Parquet files), which is noted in `sink.json`. A read gives every
-release that was committed, or says why not.
+release that was published, or says why not. Committed is more: parts of a group that is not whole
+(`grouping`), and where they end depends on rows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,13 +69,16 @@ def of_state(path: str | Path) -> Releases:
 def _of_state(home: Path, header: Header) -> Releases:
     """The releases of a state as it is now."""
     archive, loads = home / ARCHIVE, dict[Moment, Load]()
-    needed, marks = led_to(home, header)
+    led = needed, marks, _ = led_to(home, header)
     elsewhere, dropped = kept_by_sink(home), 0
     if archive.exists() or needed is not None or (marks and elsewhere is None):
         held = contents(archive, header.epoch)
         require_all(archive, held, needed, marks)
         loads, dropped = (
-            {one.place: _load(archive, header.epoch, one) for one in held.entries},
+            {
+                one.place: _load(archive, header.epoch, one)
+                for one in held.entries[: max(led.published - held.dropped, 0)]
+            },
             held.dropped,
         )
     folder = elsewhere and elsewhere / require_file_name("job", header.identity.job)
@@ -90,20 +94,36 @@ def _of_state(home: Path, header: Header) -> Releases:
     return Releases(loads, dropped=dropped)
 
 
-def led_to(home: Path, header: Header) -> tuple[Extent | None, list[Mark]]:
-    """What the checkpoint knew of the archive, and the marks of all releases committed after it."""
+class LedTo(NamedTuple):
+    """The releases that a state leads to."""
+
+    extent: Extent | None  # what the checkpoint knew of the archive
+    marks: list[Mark]  # of all releases committed after it
+    waiting: int  # how many of the last ones wait for the rest of their group: see `grouping`
+
+    @property
+    def published(self) -> int:
+        """How many are published, from the first one that the archive ever held."""
+        known = self.extent.releases if self.extent else 0
+        return known + len(self.marks) - self.waiting
+
+
+def led_to(home: Path, header: Header) -> LedTo:
+    """The releases that the checkpoint and the log of a state lead to."""
     saved = checkpoint.kept(home)
-    after, extent, marks = 0, None, list[Mark]()
+    after, extent, marks, waiting = 0, None, list[Mark](), 0
     if saved:
         heads, needs = checkpoint.heads_of(saved[-1][1], header.epoch)
-        after, extent = saved[-1][0], needs.archive
-        if extent is None:
-            marks = wal.marks_of(heads[0])
+        after, extent, known = saved[-1][0], needs.archive, wal.marks_of(heads[0])
+        marks = known if extent is None else []
+        waiting = len(known) if heads[0].get(wal.MORE) else 0
     if header.ready:
         for part in wal.linked(wal.kept(home), header.epoch, wal.heads_only):
             if part.is_record and part.batch > after:
                 marks += wal.marks_of(part.head)
-    return extent, marks
+                for one in wal.each_in(part.head):
+                    waiting = waiting + len(one["releases"]) if one.get(wal.MORE) else 0
+    return LedTo(extent, marks, waiting)
 
 
 def require_all(path: Path, held: Contents, needed: Extent | None, marks: list[Mark]) -> None:

@@ -138,7 +138,7 @@ def log(home: Path, header: Header) -> Words:
 def archive(home: Path, header: Header) -> Words:
     """Every release, all that were committed and no more."""
     path = home / ARCHIVE
-    needed, marks = led_to(home, header)
+    needed, marks, _ = led_to(home, header)
     if not path.exists() and needed is None and (not marks or kept_by_sink(home) is not None):
         return "none: nothing was released yet, or the sink keeps releases"
     held = contents(path, header.epoch)

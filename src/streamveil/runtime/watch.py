@@ -6,9 +6,10 @@ the operator asks for them, and never published.
 
 Proof that lines and figures are the same for neighbours: they are functions of the query, of the
 ledger, of the public clock and of the sequence of closed steps, in which every step of the schedule
-is, with or without rows (`runtime.schedule`). A micro-batch that leaves its step open changes
-nothing here: how many of them a step has depends on its rows. When a line or a figure appears
-depends on how long the work took, which everybody who watches a job sees (docs/privacy.md).
+is, with or without rows (`runtime.schedule`). A commit that leaves open a step, or a group of
+releases that are published together, changes nothing here: where it falls depends on rows. When a
+line or a figure appears depends on how long the work took, which everybody who watches a job sees
+(docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Watch:
     def hear(self, seen: Progress) -> None:
         """Takes a report of the job, and logs the steps that it closed."""
         self.last = seen
-        if seen.closed:
+        if not seen.unpublished:
             self.closed, self._releases = seen.step, seen.releases
             told = {"job": self.plan.name, "step": seen.step, "releases": seen.releases}
             LOG.info("step %d, %d releases of this run", seen.step, seen.releases, extra=told)
