@@ -13,6 +13,7 @@ import pytest
 
 import streamveil as sv
 from streamveil import display
+from streamveil.commands.common import print_release
 from streamveil.errors import MissingExtraError, OperatorWarning, PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
@@ -144,6 +145,21 @@ def test_dir_lists_what_there_is_and_nothing_else():
 )
 def test_numbers_are_for_people(value, shown):
     assert display.figure(value) == shown
+
+
+def test_people_see_neither_facts_for_programs_nor_digits_of_the_noise(tmp_path, capsys):
+    """On paper, in a notebook and on the terminal alike; the title of a release has its trigger."""
+    release = next(iter(sv.sql(QUERY, {"clicks": CLICKS}).run(tmp_path / "clicks.veil")))
+    print_release(release)
+    terminal = capsys.readouterr().out
+    assert "trigger" not in terminal
+    assert "release 1 (95 % intervals)" in terminal
+    low, high = (release.table[name][0].as_py() for name in ("n_low", "n_high"))
+    assert f"{low:.1f}" != f"{low}", "there are digits to leave out"
+    for shown in (str(release), release._repr_html_(), terminal):
+        assert f"{low:,.1f} … {high:,.1f}" in shown
+        for hidden in ("opened", "noise_weight", "n_sd", "n_low"):
+            assert hidden not in shown
 
 
 def test_an_answer_without_groups_says_what_it_takes_to_be_shown(tmp_path):

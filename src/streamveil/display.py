@@ -5,11 +5,14 @@ Whatever an answer says beside its numbers is shown with them, in each form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from html import escape
 from io import BytesIO
+from itertools import zip_longest
+from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # rows as text, HTML or picture
 DECIMALS = 3
+MOST_DECIMALS = 12
+LONG = 1e15  # numbers from here on are not written out
+FOR_PROGRAMS = ("opened", "noise_weight", "window_end")  # columns that people do not see
 LABEL = 30  # characters of one column of a key
 RANKS = {"rank_best": "rank at best", "rank_worst": "rank at worst", "certain": "certain"}
 STYLE = (
@@ -37,12 +43,12 @@ class AnswerTable:
     """A table of answers (`table`) and what to know beside it (`notes`), for other packages.
 
     >>> class Example(AnswerTable):
-    ...     table = pa.table({"page": ["a"], "n": [7], "n_sd": [1.0], "n_low": [5.0],
-    ...                       "n_high": [9.0]})
+    ...     table = pa.table({"page": ["a"], "n": [70], "n_sd": [10.0],
+    ...                       "n_low": [50.4], "n_high": [89.6]})
     ...     notes = ("with noise",)
     >>> print(Example())
-    page  n  n_sd  n_low  n_high
-       a  7     1      5       9
+    page   n  interval
+       a  70   50 … 90
     note: with noise
     """
 
@@ -139,20 +145,57 @@ def keys_of(table: pa.Table) -> list[str]:
     return names[: names.index(numbers[0])] if numbers else names
 
 
+def columns_of(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The columns that people see, and which of them are numbers with an interval.
+
+    >>> columns_of(["page", "n", "n_sd", "n_low", "n_high", "opened"])
+    (['page', 'n'], ['n'])
+    """
+    numbers = [name for name in names if all(name + end in names for end in ENDS)]
+    hidden = {name + end for name in numbers for end in SUFFIXES}.union(FOR_PROGRAMS)
+    return [name for name in names if name not in hidden], numbers
+
+
+def heads_of(columns: Sequence[str], numbers: Sequence[str]) -> list[tuple[str, bool]]:
+    """The heads of the columns that are shown; of each, whether it holds figures."""
+    found: list[tuple[str, bool]] = []
+    for name in columns:
+        found.append((visible(RANKS.get(name, name)), name in numbers or name in RANKS))
+        found += [("interval", True)] * (name in numbers)
+    return found
+
+
+def cells_of(row: dict[str, Any], columns: Sequence[str], numbers: Sequence[str]) -> list[str]:
+    """The cells of one row: a number and its interval as precise as its noise.
+
+    >>> row = {"page": None, "n": 1234, "n_sd": 8.2, "n_low": 1217.93, "n_high": 1250.07}
+    >>> cells_of(row, ["page", "n"], ["n"])
+    ['none', '1,234', '1,217.9 … 1,250.1']
+    """
+    made = []
+    for name in columns:
+        value = row[name]
+        if name in numbers:
+            low, high = (row[name + end] for end in ENDS)
+            form = partial(figure, sd=row.get(f"{name}_sd"))
+            made += [form(value), "none" if low is high is None else f"{form(low)} … {form(high)}"]
+        elif name in RANKS and not isinstance(value, bool):
+            made.append("open" if value is None else f"{value:,}")
+        else:
+            made.append(name_of(value))
+    return made
+
+
 def text_of(table: pa.Table, notes: Sequence[str]) -> str:
     """The first rows in columns, then the notes."""
-    rows = [[visible(name) for name in table.column_names]]
-    rows += [[cell(value) for value in row.values()] for row in rows_of(table.slice(0, SHOWN))]
+    columns, numbers = columns_of(table.column_names)
+    rows = [[head for head, _ in heads_of(columns, numbers)]]
+    rows += [cells_of(row, columns, numbers) for row in rows_of(table.slice(0, SHOWN))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True)) for row in rows]
     more = table.num_rows - SHOWN
     lines += [f"… and {more:,} more rows"] if more > 0 else []
     return "\n".join([*lines, *(f"note: {note}" for note in notes)])
-
-
-def cell(value: Any) -> str:
-    """One value, for people."""
-    return f"{value:.6g}" if isinstance(value, float) else visible(str(value))
 
 
 def html_of(table: pa.Table, notes: Sequence[str], most: int | None = None) -> str:
@@ -162,63 +205,52 @@ def html_of(table: pa.Table, notes: Sequence[str], most: int | None = None) -> s
     '<table class="streamveil"><tr><th>page</th></tr><tr><td>&lt;a&gt;</td></tr></table>\
 <p class="note">noise.</p>'
     """
-    numbers = numbers_of(table.column_names)
-    hidden = {name + end for name in numbers for end in SUFFIXES}
-    names = [name for name in table.column_names if name not in hidden]
-    head = "".join(heading(name, name in numbers) for name in names)
+    columns, numbers = columns_of(table.column_names)
+    heads = heads_of(columns, numbers)
+    sides = [' class="n"' * is_figure for _, is_figure in heads]
     shown = table if most is None else table.slice(0, most)
-    rows = "".join(f"<tr>{cells(row, names, numbers)}</tr>" for row in rows_of(shown))
+    body = row_html([head for head, _ in heads], "th", sides) + "".join(
+        row_html(cells_of(row, columns, numbers), "td", sides) for row in rows_of(shown)
+    )
     more = table.num_rows - shown.num_rows
     said = [*([f"{more:,} more rows are not shown"] if more else []), *notes]
     below = "".join(f'<p class="note">{escape(visible(note))}.</p>' for note in said)
-    return f'<table class="streamveil"><tr>{head}</tr>{rows}</table>{below}'
+    return f'<table class="streamveil">{body}</table>{below}'
 
 
-def heading(name: str, is_number: bool) -> str:  # noqa: FBT001  (a cell and its interval, or one)
-    """The head of a column."""
-    side = ' class="n"' if is_number or name in RANKS else ""
-    interval = '<th class="n">interval</th>' if is_number else ""
-    return f"<th{side}>{escape(visible(RANKS.get(name, name)))}</th>{interval}"
+def figure(value: Any, sd: float | None = None) -> str:
+    """A number for people, with two digits of its deviation, if that is known.
 
-
-def cells(row: dict[str, Any], names: list[str], numbers: list[str]) -> str:
-    """The cells of one row."""
-    made = []
-    for name in names:
-        value = row[name]
-        if name in numbers:
-            low, high = (row[name + end] for end in ENDS)
-            ends = between(low, high, figure)
-            made += [f'<td class="n">{figure(value)}</td>', f'<td class="n">{ends}</td>']
-        elif isinstance(value, bool):
-            made.append(f'<td class="n yes">{"yes" if value else ""}</td>')
-        elif name in RANKS:
-            made.append(f'<td class="n">{"open" if value is None else f"{value:,}"}</td>')
-        else:
-            made.append(f"<td>{escape('none' if value is None else visible(str(value)))}</td>")
-    return "".join(made)
-
-
-def between(low: Any, high: Any, form: Callable[[Any], str]) -> str:
-    """An interval, if there is one.
-
-    >>> between(1.0, 2.5, figure), between(None, None, figure)
-    ('1 … 2.5', 'none')
+    >>> figure(1234.5), figure(0.12345), figure(None), figure(1234.567, sd=0.42)
+    ('1,234', '0.123', 'none', '1,234.57')
     """
-    return form(low) if low is high is None else f"{form(low)} … {form(high)}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return name_of(value)
+    if not abs(value) < LONG:
+        return f"{value:.{DECIMALS}g}"
+    if sd and isfinite(sd):
+        return f"{value:,.{min(max(1 - floor(log10(sd)), 0), MOST_DECIMALS)}f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.{DECIMALS}g}"
 
 
-def figure(value: float | None) -> str:
-    """A number for people.
+def name_of(value: Any) -> str:
+    """The text for a group; different groups have different texts.
 
-    >>> figure(1234.5), figure(0.12345), figure(None)
-    ('1,234', '0.123', 'none')
+    >>> name_of(2026), name_of(1e300), name_of(None)
+    ('2026', '1e+300', 'none')
+    >>> name_of(datetime(960, 1, 1, 0, 0, 1)), name_of(datetime(2026, 1, 1))
+    ('0960-01-01 00:00:01', '2026-01-01')
     """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if value is None:
         return "none"
-    if isinstance(value, int) or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:,.{DECIMALS}g}"
+    if isinstance(value, datetime):
+        day, clock = value.replace(tzinfo=None).isoformat(" ").split(" ")
+        return day if clock == "00:00:00" else f"{day} {clock.removesuffix(':00')}"
+    return visible(str(value))
 
 
 def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figure:
@@ -337,10 +369,13 @@ class Section:
         return f"<details open><summary><b>{title}</b></summary>{table}</details>"
 
 
-def row_html(row: Row, kind: str) -> str:
-    """The cells of one row."""
+def row_html(row: Sequence[str], kind: str, sides: Sequence[str] = ()) -> str:
+    """The cells of one row, each with its own attributes."""
     cells = (escape(visible_lines(text)).replace("\n", "<br>") for text in row)
-    return f"<tr>{''.join(f'<{kind}>{cell}</{kind}>' for cell in cells)}</tr>"
+    made = (
+        f"<{kind}{side}>{cell}</{kind}>" for cell, side in zip_longest(cells, sides, fillvalue="")
+    )
+    return f"<tr>{''.join(made)}</tr>"
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from streamveil.commands.common import (
     Sql,
     Tables,
     Wanted,
+    print_release,
+    print_rows,
     query_of,
     read_script,
-    show_or_write,
+    write_rows,
     writing,
 )
 from streamveil.errors import PlanError
@@ -81,13 +83,17 @@ def read(
     if listing:
         for place in releases.moments:
             known = releases.time(place)
-            say(f"{place.window if known is None else known.name}/{place.trigger}")
+            window = str(place.window) if known is None else known.name
+            say(f"{place.trigger}" if window == "0" else f"{window}/{place.trigger}")
         return
     wanted = dict(pair(item) for item in key or [])
     release = published.pick(releases, window, trigger, wanted)
     if isinstance(plan, Plan):
         release = post_processed(release, plan.post)
-    show_or_write(release.table, release.place, out, MOST)
+    if out is None:
+        print_release(release, MOST)
+    else:
+        write_rows(release.table, out)
     say_all(release.notes)
 
 
@@ -200,7 +206,10 @@ def place(text: str | None) -> Any:
 
 def show(found: Derived, title: str, out: Path | None) -> None:
     """The rows and what to know about them."""
-    show_or_write(found.table, f"{title} ({100 * found.confidence:.4g} % intervals)", out, MOST)
+    if out is None:
+        print_rows(found.table, f"{title} ({100 * found.confidence:.4g} % intervals)", MOST)
+    else:
+        write_rows(found.table, out)
     say_all(found.notes)
 
 

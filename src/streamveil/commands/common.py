@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,22 +18,22 @@ from rich.table import Table
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import WRITERS
-from streamveil.display import between, rows_of
+from streamveil.display import cells_of, columns_of, heads_of, rows_of
 from streamveil.errors import PlanError
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joint import JointPlan
+from streamveil.release_metadata import read_facts
 from streamveil.sql.sql import Planned, Script, parse_script
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit
+    from streamveil.batch import Release
     from streamveil.display import Explanation
 
 SHOWN_ROWS = 10
-LONG = 1e15  # numbers from here on are not written out
 WIDEST = 10_000  # characters of a table: a wide one is cut by nobody
 ENDINGS = ("csv", "json", "parquet", "arrow")
-FACTS = ("opened", "noise_weight", "window_end")  # in files, not on the terminal
 
 QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
 Releases = Annotated[
@@ -101,25 +100,23 @@ def _table(item: str) -> tuple[str, SourceSpec]:
 
 def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
     """The first rows of a table; an interval takes one column, facts for programs take none."""
-    names = table.column_names
-    answers = [name for name in names if {name + "_low", name + "_high"} <= set(names)]
-    ends = {name + end for name in answers for end in ("_sd", "_low", "_high")}
+    columns, numbers = columns_of(table.column_names)
     shown = Table(title=label(title))
-    columns = [name for name in names if name not in ends and name not in FACTS]
-    for name in columns:
-        shown.add_column(label(name), justify="right" if name in answers else "left")
-        if name in answers:
-            shown.add_column("interval", justify="right")
+    for head, is_figure in heads_of(columns, numbers):
+        shown.add_column(label(head), justify="right" if is_figure else "left")
     for row in rows_of(table.slice(0, most)):
-        cells = []
-        for name in columns:
-            cells.append(text_of(row[name]) if name in answers else name_of(row[name]))
-            if name in answers:
-                cells.append(between(row[name + "_low"], row[name + "_high"], text_of))
-        shown.add_row(*(label(text) for text in cells))  # a key may look like markup
+        shown.add_row(*map(label, cells_of(row, columns, numbers)))  # a key may look like markup
     print_whole(shown)
     if table.num_rows > most:
         Terminal().print(f"… and {table.num_rows - most:,} more rows")
+
+
+def print_release(release: Release, most: int = SHOWN_ROWS) -> None:
+    """The rows of a release, under its place."""
+    names = [name for name in release.table.column_names if name != "trigger"]  # the title has it
+    level = (read_facts(release.table.schema) or {}).get("confidence")
+    told = "" if level is None else f" ({100 * level:.4g} % intervals)"
+    print_rows(release.table.select(names), release.place + told, most)
 
 
 def print_whole(table: Table) -> None:
@@ -130,45 +127,18 @@ def print_whole(table: Table) -> None:
     console.print(table)
 
 
-def text_of(value: Any) -> str:
-    """A number for people, or another cell."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):
-        size = abs(value)
-        return f"{value:,.0f}" if 10_000 <= size < LONG else f"{value:,.4g}"
-    return name_of(value)
-
-
-def name_of(value: Any) -> str:
-    """The text for a group; different groups have different texts.
-
-    >>> name_of(2026), name_of(1e300), name_of(None)
-    ('2026', '1e+300', 'none')
-    >>> name_of(datetime(960, 1, 1, 0, 0, 1)), name_of(datetime(2026, 1, 1))
-    ('0960-01-01 00:00:01', '2026-01-01')
-    """
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "none"
-    if isinstance(value, datetime):
-        day, clock = value.replace(tzinfo=None).isoformat(" ").split(" ")
-        return day if clock == "00:00:00" else f"{day} {clock.removesuffix(':00')}"
-    return str(value)
-
-
 def write_rows(table: pa.Table, path: Path) -> None:
-    """All rows, in the format that the name ends in: those of sinks, or Arrow's own."""
+    """All rows, in the format that the name ends in: those of sinks, or Arrow's own; says so."""
     kind = path.suffix.lstrip(".")
     if kind not in ENDINGS:
         raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
     with writing(path):
-        if kind != "arrow":
+        if kind == "arrow":
+            with pa.ipc.new_stream(str(path), table.schema) as writer:
+                writer.write_table(table)
+        else:
             path.write_bytes(WRITERS[kind](table, None))
-            return
-        with pa.ipc.new_stream(str(path), table.schema) as writer:
-            writer.write_table(table)
+    say(f"{table.num_rows:,} row{'s' * (table.num_rows != 1)}: {path}")
 
 
 @contextmanager
@@ -179,16 +149,6 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "its folder is missing or closed to you"
         raise PlanError(f"'{path}' cannot be written: {why}") from None
-
-
-def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHOWN_ROWS) -> None:
-    """To the terminal, or to a file."""
-    if out is None:
-        print_rows(table, title, most)
-        return
-    write_rows(table, out)
-    word = "row" if table.num_rows == 1 else "rows"
-    say(f"{table.num_rows:,} {word}: {out}")
 
 
 def open_ledger(where: str) -> Any:

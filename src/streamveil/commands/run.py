@@ -20,7 +20,7 @@ from streamveil.commands.common import (
     Wanted,
     print_answer,
     print_explanation,
-    print_rows,
+    print_release,
     read_script,
     size_of,
 )
@@ -220,7 +220,7 @@ def run_several(plan: JointPlan, told: Told, *, state: Path, **options: Any) -> 
         for release in run_joint(plan, state=state, watches=watches, progress=hear, **options):
             last = release
     if last is not None and not plan.sinks:
-        print_rows(last.table, f"{last.place} (CREATE SINK keeps them all)")
+        print_release(last)
     if last is not None:
         for note in last.notes:
             say(f"{last.place}: {note}", err=True)
@@ -262,7 +262,7 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
     if last is None:
         return
     if not plan.sinks:
-        print_rows(last.table, f"{last.place} (CREATE SINK keeps them all)")
+        print_release(last)
     if not lines:
         return
     look = look_sentence(last.table.schema)

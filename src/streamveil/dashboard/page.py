@@ -62,7 +62,7 @@ table { border-collapse: collapse; font-size: .9rem }
 td { font-variant-numeric: tabular-nums }
 th { text-align: left; color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line) }
 td, th { padding: .25rem .9rem .25rem 0 } td.n, th.n { text-align: right }
-tr:nth-child(even) td { background: var(--stripe) } .yes { color: var(--ok) }
+tr:nth-child(even) td { background: var(--stripe) }
 code { font-size: .85rem; overflow-wrap: anywhere } #live { float: right }
 @media print { body { max-width: none } }
 """
