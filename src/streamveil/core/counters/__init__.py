@@ -357,7 +357,7 @@ class Stepping:
             PlanError: the noise is no `Noise`, or what was saved is no state of a counter.
         """
         place = Place.reopened(once_of(saved), noise, "counter", name.encode())
-        return CounterStream(self, CounterState.from_arrays(saved), place)  # type: ignore[arg-type]
+        return CounterStream(self, CounterState.from_arrays(copied(saved)), place)  # type: ignore[arg-type]
 
 
 class CounterStream:
@@ -408,11 +408,16 @@ class CounterStream:
         with self._place.drawn.turn():  # no step number comes again: `again` remembers nothing
             found = self.counter.step(self._last[0], np.asarray(increments), self._place.again())
             estimates, self._last[0] = found
-        return within_64_bits(estimates)
+        return np.array(within_64_bits(estimates))  # the caller's own: totals are state too
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
-        return {**self._last[0].to_arrays(), **saved_once(self._place)}
+        return copied({**self._last[0].to_arrays(), **saved_once(self._place)})
+
+
+def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The same arrays, which nobody else changes."""
+    return {name: np.array(array) for name, array in arrays.items()}
 
 
 def draws_at(counter: Steppable, place: Place, t: int) -> Draws:
