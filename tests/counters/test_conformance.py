@@ -127,20 +127,15 @@ def test_no_step_is_taken_beyond_the_horizon(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_of_the_caller_are_no_part_of_a_stream(name):
-    counter, told = examples(HORIZON)[name], []
+    told = []
     for careless in (False, True):
-        stream, mine = counter.stream(2, SeededNoise(3)), np.zeros(2, np.int64)
+        stream, mine = examples(HORIZON)[name].stream(2, SeededNoise(3)), np.zeros(2, np.int64)
         for step in range(6):
             mine[:] = 5, step
             totals = stream.step(mine)
             told.append(totals.copy())
-            saved = stream.save()
-            if step == 3:
-                stream = counter.resume(saved, SeededNoise(3))
             if careless:
                 totals[:], mine[:] = 0, 99
-                for array in saved.values():
-                    array.fill(0)
     assert np.array_equal(told[:6], told[6:])
 
 

@@ -357,7 +357,7 @@ class Stepping:
             PlanError: the noise is no `Noise`, or what was saved is no state of a counter.
         """
         place = Place.reopened(once_of(saved), noise, "counter", name.encode())
-        return CounterStream(self, CounterState.from_arrays(copied(saved)), place)  # type: ignore[arg-type]
+        return CounterStream(self, CounterState.from_arrays(saved), place)  # type: ignore[arg-type]
 
 
 class CounterStream:
@@ -412,12 +412,7 @@ class CounterStream:
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
-        return copied({**self._last[0].to_arrays(), **saved_once(self._place)})
-
-
-def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The same arrays, which nobody else changes."""
-    return {name: np.array(array) for name, array in arrays.items()}
+        return {**self._last[0].to_arrays(), **saved_once(self._place)}
 
 
 def draws_at(counter: Steppable, place: Place, t: int) -> Draws:
