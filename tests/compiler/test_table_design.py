@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import pytest
 
+from streamveil.compiler import table_design
 from streamveil.compiler.table_design import Lattice, NoTableError, Setting, design_selection
 from streamveil.core.accounting import Budget
 from streamveil.core.selection.coins import FINE
@@ -71,6 +72,16 @@ def test_floats_are_near_the_exact_bound(places: int) -> None:
 def test_tables_too_long_to_compute_are_none(budget):
     with pytest.raises(NoTableError, match=r"no table fits epsilon=1e-\d+.*\n.*to fix"):
         design_selection(100, budget, 4)
+
+
+def test_flat_tables_need_no_finer_lattice(monkeypatch) -> None:
+    """One test of a key makes the best tables flat: a fifth of the usual slope, or less."""
+    setting = Setting(1, Budget(epsilon=1, delta="5e-8"), 8, Fraction("191/1000"))
+    shape = Fraction("17/2500"), Fraction("23/1250")
+    coarse = table_design._rough_half(setting, shape)
+    assert setting.step(shape, 1) > shape[0]
+    monkeypatch.setattr(table_design, "FLAT", 0)
+    assert coarse == pytest.approx(table_design._rough_half(setting, shape), rel=0.002)
 
 
 def test_tables_of_small_epsilons_are_the_same_but_for_scale() -> None:

@@ -29,7 +29,6 @@ from streamveil.compiler.expected_stream import (
     known_rows,
 )
 from streamveil.compiler.unit_sizes import (
-    BESIDE,
     OUTSTANDING,
     ROW_EDGES,
     ROW_ENDS,
@@ -37,6 +36,7 @@ from streamveil.compiler.unit_sizes import (
     SeenUnits,
     about_laws,
     in_bins,
+    outstanding,
 )
 from streamveil.plan.look import CONCENTRATION, LAWS, MEAN_ROWS, STREAMS, VALUES, WAYS_OF_UNITS
 from streamveil.plan.options import EXPECTED_ROWS, EXPECTED_UNITS
@@ -154,9 +154,9 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
         1 / `there`. Or its rows are apart: no two are in the same release. For each of these four,
         laws of rows lie on a grid that is even in the logarithm of the mean, and the noisy bins
         have a likelihood by each (`about_laws`). Laws whose mean is not usual count for less.
-        Bins from `APART` rows on may stand out of a law by more than `OUTSTANDING` deviations:
-        then they hold units beside it, which have as many rows in each release that they are
-        there in. Such a bin costs a law the likelihood of missing by `OUTSTANDING` deviations.
+        Bins from `APART` rows on may stand out of a law (`outstanding`): then they hold units
+        beside it, which have as many rows in each release that they are there in. Such a bin costs
+        a law the likelihood of missing by `OUTSTANDING` deviations at most.
         All laws, ordered by `there` and by their means, have a cumulative chance; the laws at
         `WAYS` even places of it are chosen. None, where every law fits best with no units.
 
@@ -175,13 +175,12 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
         shares, met = seen_of_laws(there, apart=apart)
         units, bins, spread = about_laws(seen.units, shares, seen.sigma, times=seen.times)
         missed = (seen.units - bins) / np.sqrt(spread)
-        beside = (missed > OUTSTANDING) & (ROW_EDGES >= APART)
-        fit = (np.where(beside, OUTSTANDING, missed) ** 2 + np.log(spread)).sum(axis=1)
+        beside = outstanding(missed, 1.0) & (ROW_EDGES >= APART)
+        missed = np.where(beside, np.minimum(missed, OUTSTANDING), missed)
+        fit = (missed**2 + np.log(spread)).sum(axis=1)
         chance = before * np.exp((fit.min() - fit) / 2)
         worse = max(fit.min() - best, 0.0) if apart else 0.0
         best = min(best, fit.min())
-        near = np.pad(beside, ((0, 0), (1, 1)))
-        beside |= (near[:, 2:] | near[:, :-2]) & (missed > BESIDE) & (ROW_EDGES >= APART)
         more = np.where(beside, seen.units - bins, 0.0)
         fits += [(law, there, apart, units[law] / met[law], more[law]) for law in range(len(laws))]
         often = AT_ANY_TIME if there == always else 1.0

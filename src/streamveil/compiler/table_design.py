@@ -50,6 +50,7 @@ AROUND = tuple(  # where descents start, in parts of the usual slope and bend
 )
 STEPS = (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19), Fraction(40, 39))  # of a descent
 MANY_TESTS = 500  # a table is compared in time that grows with its tests: fewer steps beyond
+FLAT = Fraction(1, 2)  # of the usual slope: flatter tables need no finer lattice, only more time
 FEW_GAPS = Fraction(7, 10)  # slope beyond which a descent from one place may end far from the best
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
 MOST_EPSILON = 500  # beyond, its exponential has no float64; tables end long before
@@ -95,9 +96,10 @@ def design_selection(
         and certified on the fine lattice. The falls of the best table and its shift are about in
         proportion to epsilon: the descent starts there, and its lattice grows with neither the
         table's length nor 1 / epsilon. For four keys and 100 tests it takes 0.2 s of CPU at an
-        epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting; 16 keys take seconds. Horizons of
-        many thousands can test every few triggers only: the horizon here is the number of tests.
-        After a look the shift falls until the `sequel` admits the table.
+        epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting; 16 keys take seconds, with a single
+        test, where the best tables are flat, up to half a minute. Horizons of many thousands can
+        test every few triggers only: the horizon here is the number of tests. After a look the
+        shift falls until the `sequel` admits the table.
     """
     if budget.epsilon is None or budget.delta is None:
         raise PlanError("discovering keys by a table needs a budget in epsilon and delta")
@@ -128,7 +130,7 @@ def _best(
     if not found:
         return None
     shape = min(found, key=rough)
-    return *shape, Lattice(setting, shape, shape[0] / FINE).places
+    return *shape, Lattice(setting, shape, setting.step(shape, FINE)).places
 
 
 @lru_cache(maxsize=64)
@@ -139,7 +141,8 @@ def _design(
     best = _best(horizon, budget, keys_per_unit, mu)
     if best is not None:
         slope, bend, places = best
-        design = Lattice(setting, (slope, bend), slope / FINE).certified(places, sequel)
+        step = setting.step((slope, bend), FINE)
+        design = Lattice(setting, (slope, bend), step).certified(places, sequel)
     if design is None:
         raise NoTableError(
             f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit}"
@@ -240,6 +243,10 @@ class Setting:
         slope, bend = (Fraction(ceil(fall * self.grain), self.grain) for fall in shape)
         return slope, bend
 
+    def step(self, shape: Shape, parts: int) -> Fraction:
+        """Of the lattice of losses: that part of the slope, or of `FLAT` times the usual one."""
+        return max(shape[0], FLAT * self.usual[0]) / parts
+
     def family(self, shape: Shape) -> TableShape:
         """The table of a shape that ends where an opening costs a small part of delta."""
         floor = (self.budget.delta or 0) / Fraction(20 * self.keys_per_unit)
@@ -256,7 +263,7 @@ def _rough_half(setting: Setting, shape: Shape) -> float:
     chances = setting.family(shape).near(longest)
     if chances is None:
         return inf
-    step = shape[0] / ROUGH
+    step = setting.step(shape, ROUGH)
     reach = reach_of(chances, float(step), setting.furthest)
     losses = Losses(setting, step, worst_near(chances, setting.horizon, float(step), reach))
     delta = cache(losses.delta)

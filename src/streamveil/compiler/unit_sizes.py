@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamveil.compiler.expected_stream import MOST_ROWS
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Bool, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
 ROW_ENDS = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
@@ -17,8 +17,9 @@ FITTED_EVEN = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 6
 FITTED_SIZES = np.geomspace(0.1, 3_000, 80)  # b of power laws
 FITTED_MEANS = np.geomspace(1, 400, 160)  # of gamma laws, about
 MISFIT = 0.05  # share by which a bin may differ from every law that is fitted
-OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 350 looks
-BESIDE = 2.0  # the same, for bins next to such a one
+OUTSTANDING = 4.0  # deviations above which a bin with such a one beside it holds units
+BESIDE = 2.0  # the same, for bins next to one that holds units
+ALONE = 5.0  # the same, for bins alone: some bin of noise stands out once in 10,000 looks
 TOLD = 1e-5  # share of units below which a bin is left out
 
 
@@ -58,6 +59,31 @@ def unlikely(noisy: Int64[Array, " bins"], about: AboutLaws) -> Float64[Array, "
     """-2 times the logarithm of the likelihood of noisy bins by each law, but for a constant."""
     off = (noisy - about.bins) ** 2 / about.spread
     return np.asarray((off + np.log(about.spread)).sum(axis=1))
+
+
+def outstanding(
+    noisy: Float64[Array, "*laws bins"], sigma: float, least: float = OUTSTANDING
+) -> Bool[Array, "*laws bins"]:
+    """Bins above the noise, and those beside them, one after the other, that are likely so.
+
+    One bin of noise alone, far out, would make the mean of rows a hundred times too large.
+
+    >>> outstanding(np.array([50, 25, 21, 0, 44, 0]), 10.0).tolist()
+    [True, True, True, False, False, False]
+    """
+    may = noisy > BESIDE * sigma
+    alone, paired = noisy > max(least, ALONE) * sigma, noisy > least * sigma
+    standing = alone | (paired & _beside(may))
+    for _ in range(noisy.shape[-1]):
+        standing = standing | (may & _beside(standing))
+    return np.asarray(standing)
+
+
+def _beside(bins: Bool[Array, "*laws bins"]) -> Bool[Array, "*laws bins"]:
+    """The bins next to one of them."""
+    none = np.zeros_like(bins[..., :1])
+    before = np.concatenate([none, bins[..., :-1]], axis=-1)
+    return before | np.concatenate([bins[..., 1:], none], axis=-1)
 
 
 def in_bins(by_rows: Float64[Array, "laws sizes"]) -> Float64[Array, "laws bins"]:

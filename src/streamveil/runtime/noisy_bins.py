@@ -19,6 +19,7 @@ from streamveil.compiler.unit_sizes import (
     TOLD,
     SeenUnits,
     fitted_units,
+    outstanding,
 )
 from streamveil.compiler.value_sizes import POWERS, ValueSizes, tails
 from streamveil.plan.look import CONCENTRATION, HISTOGRAM, LAWS, MANY_ROWS, VALUES
@@ -426,27 +427,12 @@ def holding_units(noisy: list[Int64[Array, " bins"]], sigma: float) -> Bool[Arra
 
     Units of many rows repeat most of them: then both say the same, with noise of their own.
 
-    >>> bins = np.array([[900, 0, 35], [0, 0, 30 * SHARE_QUANTA]])
+    >>> bins = np.array([[900, 0, 45], [0, 0, 40 * SHARE_QUANTA]])
     >>> holding_units([*bins], 10.0).tolist(), outstanding(bins[0], 10.0).tolist()
     ([True, False, True], [True, False, False])
     """
     units, again = noisy[0], noisy[SHARES] / SHARE_QUANTA
     return outstanding(units, sigma) | outstanding(units + again, sigma * 2**0.5)
-
-
-def outstanding(noisy: Array, sigma: float, least: float = OUTSTANDING) -> Bool[Array, " bins"]:
-    """Bins above the noise, and those beside them, one after the other, that are likely so.
-
-    One bin of noise alone, far out, would make the mean of rows a hundred times too large.
-
-    >>> outstanding(np.array([50, 25, 21, 0, 39, 0]), 10.0).tolist()
-    [True, True, True, False, False, False]
-    """
-    standing, may = noisy > least * sigma, noisy > BESIDE * sigma
-    for _ in range(len(noisy)):
-        beside = np.append(standing[1:], False) | np.append(False, standing[:-1])
-        standing = standing | (may & beside)
-    return np.asarray(standing)
 
 
 def _share(
