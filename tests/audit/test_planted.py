@@ -61,6 +61,7 @@ TOTALS = query(key_set=KeySet(min_units=2), bounding=Bounding(quadratic=6), opti
                "selection": "totals"})  # fmt: skip
 HOPS = query(window=Window(kind="hop", size_us=20, slide_us=10))
 DAYS = query(window=Window(kind="tumble", size_us=20), period_us=20)
+LATE = query(window=Window(kind="tumble", size_us=20, lateness_us=10), period_us=20)
 CUT = query(options={"cut_share": 0.2})
 WHOLE_PERIOD = query(period_us=20)
 FEW = query(bounding=Bounding(max_rows=9))  # fewer groups than rows
@@ -245,6 +246,11 @@ def one_bound_for_all(patch):
     patch.setattr(GroupBy, "bound", bound)
 
 
+def forgotten_before_late_rows(patch):
+    honest = group_by.is_over
+    patch.setattr(group_by, "is_over", lambda *given: honest(*given[:-1], given[-1] + 1))
+
+
 def every_window_bounds_alone(patch):
     honest = GroupBy.bound
 
@@ -401,6 +407,7 @@ def metadata_tells_rows(patch):
 ROWS_SEEN = [0]
 CODE = {
     "the state of units is lost after each micro-batch": (PUBLIC, every_batch_forgets),
+    "units are forgotten before late rows come": (LATE, forgotten_before_late_rows),
     "every group has a bound of its own": (HOPS, every_window_bounds_alone),
     "rows are bounded without their weights": (WEIGHTED, rows_weigh_one),
     "a unit is new with every row": (DEEP, always_new),
@@ -499,6 +506,7 @@ def test_a_claim_that_leaves_something_out_is_caught(name, monkeypatch):
         TOTALS,
         HOPS,
         DAYS,
+        LATE,
         CUT,
         WHOLE_PERIOD,
         FEW,

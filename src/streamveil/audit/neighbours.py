@@ -271,6 +271,17 @@ def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[Mad
     ]
 
 
+def again_late(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
+    """Rows of one event time at every step, in every group: in time, then late."""
+    here = times[int(rng.integers(1, len(times) + 1))]
+    time = here[int(rng.integers(len(here)))]
+    return [
+        largest(world, (step, 0, int(key)), time, beyond=False)
+        for step in times
+        for key in rng.permutation(world.keys)
+    ]
+
+
 def in_every_window(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """Rows of one group at every event time that a step takes."""
     key, steps = int(rng.integers(world.keys)), list(times)
@@ -318,6 +329,7 @@ ATTACKS = (
     at_once,
     scattered,
     spread_out,
+    again_late,
     in_every_window,
     far_over,
     in_groups_of_its_own,
