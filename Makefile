@@ -21,12 +21,15 @@ dev: .venv/dev.ok
 	$(PIP) --no-compile -e ".[demo]"  # most modules are never loaded
 	touch $@
 
-.venv/dev.ok: .venv/base.ok pyproject.toml constraints.txt
-	$(PIP) -e ".[dev,bench,demo,examples,spark]"
+.venv/installed.ok: .venv/base.ok pyproject.toml constraints.txt
+	$(PIP) --no-compile -e ".[dev,bench,demo,examples,spark]"
+	touch $@
+
+.venv/dev.ok: .venv/installed.ok
 	$(PY) -m streamveil.compiled
 	touch $@
 
-lint: dev
+lint: .venv/installed.ok
 	.venv/bin/ruff format --check $(CODE)
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy
@@ -37,8 +40,10 @@ doctest: dev
 check: lint doctest
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_readme.py
 
+# a condition on marks
+TESTS := not slow
 test: dev
-	$(PY) -m pytest -n 4 --dist loadfile -m "not slow"
+	$(PY) -m pytest -n 4 --dist loadfile -m "$(TESTS)"
 
 all: check test
 	STREAMVEIL_ACCOUNT_SECONDS=3600 $(PY) -m pytest -n 2 --dist loadfile -m slow

@@ -45,7 +45,11 @@ os.environ[kept.FOLDER] = "off"  # also while the controller collects tests
 
 ELSEWHERE = ("streamveil.", "tests.")  # code of ours, of which these packages search designs:
 SEARCHING = tuple(f"streamveil.{Path(room).stem}" for room in kept.ROOMS if "/" not in room)
-SHARING = ("tests/engines/spark/", "tests/connectors/test_kafka")  # a session, a broker
+SHARING = {  # tests whose name begins so -> one group, for one worker
+    "tests/engines/spark/test_job.py::test_kill": "kafka",  # they start sessions of their own
+    "tests/engines/spark/": "spark",  # a session
+    "tests/connectors/test_kafka": "kafka",  # a broker
+}
 
 
 def is_searching(owner):
@@ -126,7 +130,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            found = (shared for shared in SHARING if nodeid.startswith(shared))
+            found = (group for begin, group in SHARING.items() if nodeid.startswith(begin))
             return next(found, None) or super()._split_scope(nodeid)
 
     return Sharing(config, log) if config.getoption("dist") == "loadfile" else None

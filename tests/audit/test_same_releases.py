@@ -7,7 +7,7 @@ from tests.audit.run_jobs import outcome
 from tests.audit.same_releases import differences, draw
 
 
-@pytest.mark.slow
+@pytest.mark.slow(landing=True)
 @pytest.mark.filterwarnings("ignore:insecure noise")
 def test_other_noise_is_seen_in_every_job(tmp_path):
     jobs = draw(2, 3, tmp_path / "jobs")

@@ -82,7 +82,10 @@ def place(request, tmp_path, monkeypatch):
 def over(*left):
     """A test over every place but those that have nothing of what it tries."""
     kinds = [kind for kind in places.KINDS if not any(kind in some for some in left)]
-    slow = [pytest.param(kind, marks=pytest.mark.slow) if kind in RARE else kind for kind in kinds]
+    slow = [
+        pytest.param(kind, marks=pytest.mark.slow(landing=True)) if kind in RARE else kind
+        for kind in kinds
+    ]
     return pytest.mark.parametrize("place", slow, indirect=True)
 
 
@@ -306,7 +309,7 @@ def test_a_full_disk_under_the_state_and_copies_stops_the_job_in_words(
             assert len(ledger.entries()) == 1, "a job is charged once"
 
 
-LIVES = [10, pytest.param(50, marks=pytest.mark.slow)]
+LIVES = [10, pytest.param(30, marks=pytest.mark.slow(landing=True))]
 
 
 @over(places.ONCE)
@@ -496,7 +499,7 @@ def test_several_sinks_of_a_job_get_every_release_once_each(request, tmp_path, m
     assert [len(one) for one in alone] == [4, 32, 32, 32]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(landing=True)
 @pytest.mark.parametrize(("target", "rate"), [("postgres", 10_000), ("kafka", 40_000)],
                          indirect=["target"])  # fmt: skip
 def test_a_slow_server_gets_every_release_once(target, rate, tmp_path):
@@ -520,7 +523,7 @@ def test_a_slow_server_gets_every_release_once(target, rate, tmp_path):
     assert len(slow.content()) == 4 * 8
 
 
-@pytest.mark.slow
+@pytest.mark.slow(landing=True)
 @pytest.mark.usefixtures("impatient")
 def test_servers_that_are_away_for_a_minute_lose_no_row(request, tmp_path, monkeypatch):
     """Jobs over all of them are started again and again meanwhile."""
@@ -604,7 +607,7 @@ def test_a_full_disk_stops_the_job_in_words_and_it_goes_on_when_there_is_room(ta
         assert len(place.content()) == (25 if place.kind == "files" else 25 * 8)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(landing=True)
 def test_a_full_disk_under_postgres_stops_the_job_and_it_goes_on(tmp_path, monkeypatch):
     if not binaries():
         pytest.skip(ABSENT)
@@ -642,8 +645,8 @@ def to_postgres(asked, batches):
     ("target", "deaths"),
     [
         ("postgres", 1),
-        pytest.param("postgres", 4, marks=pytest.mark.slow),
-        pytest.param("kafka", 4, marks=pytest.mark.slow),
+        pytest.param("postgres", 4, marks=pytest.mark.slow(landing=True)),
+        pytest.param("kafka", 4, marks=pytest.mark.slow(landing=True)),
     ],
     indirect=["target"],
 )

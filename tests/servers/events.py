@@ -68,7 +68,7 @@ class EventsServer:
         self.command = [str(nginx), "-c", str(home / "config"), "-e", str(home / "log")]
         self.keys, self.wrong_keys = netrc(home, PASSWORD), netrc(home, "wrong-word")
         self.process = subprocess.Popen(self.command)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90
         while True:
             try:
                 self.send("first", [b"x"])

@@ -58,7 +58,7 @@ class NatsServer:
             self.process = subprocess.Popen(
                 [str(program()), "-c", str(self.home / "server.conf")], stdout=log, stderr=log
             )
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90
         while True:
             try:
                 return self.ask(lambda context: context.account_info())

@@ -79,7 +79,7 @@ class Postgres:
             "postgres", "-D", str(self.home / "data"), "-p", str(self.port),
             "-k", "", "-h", "127.0.0.1", "-c", "wal_level=logical",
         )  # fmt: skip
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90
         while time.monotonic() < until:
             try:
                 psycopg.connect(self.url, password=PASSWORD, connect_timeout=2).close()

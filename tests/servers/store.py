@@ -47,7 +47,7 @@ class StoreServer:
                 [*filter(None, [self.program and program(self.program)]), *self.command()],
                 stdout=log, stderr=log, env={**os.environ, **self.environment()},
             )  # fmt: skip
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90
         while True:
             try:
                 return self.look()

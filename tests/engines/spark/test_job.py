@@ -440,7 +440,7 @@ def killed_at(folder, case, moments, seed, group=True):
     finish(lives.start(case, folder))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(landing=True)
 def test_kill_9_of_the_driver_changes_nothing(tmp_path):
     (tmp_path / "out").mkdir()
     CASES[0].write(tmp_path / "data")

@@ -23,7 +23,7 @@ def assert_same(session, folder, seed, count):
     return jobs, found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(landing=True)
 def test_a_few_generated_jobs_release_the_same_on_spark(session, tmp_path):
     """The planted fault: other noise is seen in a job that releases anything."""
     jobs, found = assert_same(session, tmp_path, 11, 4)
