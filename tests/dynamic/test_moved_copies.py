@@ -209,9 +209,7 @@ def short_streams(name, length):
     if "labels" in name:
         yield from ([(sign, 0) for sign in s] for s in product((1, -1, 0), repeat=length))
         return
-    for signs in product((1, -1, 0), repeat=length):
-        for which in product((0, 1), repeat=length):
-            yield list(zip(signs, which, strict=True))
+    yield from map(list, product(((1, 0), (1, 1), (-1, 0), (-1, 1), (0, 0)), repeat=length))
 
 
 def staircases(length):

@@ -6,6 +6,7 @@ one more hostile row: its value is the same, bit for bit, and nothing is raised.
 """
 
 from decimal import Decimal
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -328,19 +329,28 @@ def test_every_function_operator_and_cast_is_tried():
     assert {*BUILDERS} <= {type(node) for node in nodes}
 
 
-def without_a_range():
-    """What answers TRUE or FALSE, and is not known to lie between them; no columns or choices."""
+@cache
+def conditions():
+    """What answers TRUE or FALSE and is no column or choice, with its function's name."""
+    found = []
     for pattern in PATTERNS:
         text = pattern.format(**PLAIN)
         tree = parse_text(text).unnest()
-        given = isinstance(tree, exp.Column | exp.If | exp.Case) or (
-            isinstance(tree, exp.Anonymous) and str(tree.this) in ranges.CALLS
-        )
+        name = str(tree.this) if isinstance(tree, exp.Anonymous) else None
         try:
             answers = compile_expression(text, TABLE.schema).kind
         except PlanError:  # it takes other columns only
             continue
-        if answers == "bool" and not given and expr.range_of(f"CAST({text} AS INT64)") != (0, 1):
+        if answers == "bool" and not isinstance(tree, exp.Column | exp.If | exp.Case):
+            found.append((text, name))
+    return found
+
+
+def without_a_range():
+    """Those that are not known to lie between the two."""
+    for text, name in conditions():
+        given = name in ranges.CALLS
+        if not given and expr.range_of(f"CAST({text} AS INT64)") != (0, 1):
             yield text
 
 
