@@ -448,6 +448,20 @@ def test_help_teaches():
     assert "130" in top
 
 
+def test_the_help_has_each_command_once_in_the_order_of_use():
+    top = CliRunner().invoke(cli.app, ["--help"]).stdout
+    named = [name for name in re.findall(r"^│ ([a-z][a-z-]+)  ", top, re.M) if name in cli.ORDER]
+    assert named == cli.ORDER
+    assert all(panel in top for panel in cli.PANELS)
+
+
+def test_an_option_out_of_range_is_refused_with_its_value(folder):
+    for option, value in (("--threads", "0"), ("--keep-releases", "-3")):
+        code, _, errors = call("run", folder / "q.sql", "--state", folder / "s", option, value)
+        assert code == 2
+        assert f"not {value}" in " ".join(errors.split())
+
+
 def test_a_shared_ledger_of_another_unit_is_refused_in_words(folder):
     shared = folder / "shared"
     made = call("ledger", "create", shared, "--unit", "device", "--epsilon", 8, "--delta", "1e-6")

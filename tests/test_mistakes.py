@@ -5,6 +5,8 @@ import inspect
 import re
 import traceback
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 
 import pyarrow as pa
 import pytest
@@ -94,6 +96,25 @@ MISTAKES = [
         ),
     ),
     ("must be a number", lambda: stream.agg(n=sv.sum("ms", bounds=("a", "b")))),
+    ("1.8e308", lambda: stream.agg(n=sv.sum("ms", bounds=(0, Fraction(10**400))))),
+    (
+        "two finite numbers",
+        lambda: done(stream.protect("u").agg(x=sv.sum("ms", bounds=(0, Decimal("nan"))))),
+    ),
+    ("unknown column 'page'", lambda: done(stream.protect("u").group_by("page"))),
+    ("unknown column 'user'", lambda: done(stream.protect("user"))),
+    (
+        "needs numbers, not string",
+        lambda: done(stream.protect("u").agg(x=sv.sum("url", bounds=(0, 1)))),
+    ),
+    (
+        "has a delta, such as",
+        lambda: stream.protect("u").agg(x=sv.sum("ms")).release(budget=sv.Budget(epsilon=1)),
+    ),
+    (
+        "its column 'ms' has values of several types",
+        lambda: sv.memory({"u": [1, 2], "ms": [1, "x"]}),
+    ),
     ("1.8e308", lambda: stream.agg(n=sv.sum("ms", bounds=(0, 10**400)))),
     ("1.8e308", lambda: stream.agg(n=sv.sum("ms", bounds=(0, 1), quantum=10**400))),
     (
@@ -492,3 +513,10 @@ def test_no_question_answers_wrong_arguments_with_an_error_of_python(answers, qu
     for name in inspect.signature(call).parameters:
         with suppress(sv.StreamveilError):
             call(**{**ANSWERS[question], name: wrong})
+
+
+def test_a_bound_may_be_any_number_that_a_budget_may():
+    made = stream.protect("u").agg(s=sv.sum("ms", bounds=(Decimal("0.5"), Fraction(3, 2))))
+    made = made.bound(max_rows=1).release(budget=sv.Budget(**BUDGET), confidence=Decimal("0.9"))
+    (asked,) = made.plan.aggregates
+    assert (asked.low, asked.high, made.plan.options["confidence"]) == (0.5, 1.5, 0.9)

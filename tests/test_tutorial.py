@@ -36,7 +36,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     months = [int(line.split()[-2]) for line in shown[4].splitlines()]
     assert len(months) == 12
     assert min(months) > 30
-    assert "low" in shown[5]
+    assert "ratio" in shown[5]
 
 
 SLOW = {"choose", "top-and-trends", "spark"}  # ten seconds or more

@@ -242,12 +242,12 @@ def as_table(data: Any) -> pa.Table:
         data = {name: [row.get(name) for row in data] for name in names}
     if isinstance(data, dict):
         with without_values(
-            "dict", "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
+            data, "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
         ):
             return plain(pa.table(data))
     if hasattr(data, STREAM) or hasattr(data, "__arrow_c_array__"):
         way = "give each column one type: frame.astype({'page': 'string'}) of pandas"
-        with without_values(type(data).__name__, way):
+        with without_values(data, way):
             if hasattr(data, STREAM):
                 return plain(pa.table(data))
             return plain(pa.Table.from_batches([pa.record_batch(data)]))
@@ -258,13 +258,29 @@ def as_table(data: Any) -> pa.Table:
     )
 
 
+NO_TABLE = pa.ArrowException, ArithmeticError, AttributeError, OSError, TypeError, ValueError
+
+
 @contextmanager
-def without_values(what: str, way: str) -> Iterator[None]:
+def without_values(data: Any, way: str) -> Iterator[None]:
     """Says that something is no table, and the way out, where the error of Arrow quotes a value."""
     try:
         yield
-    except (pa.ArrowException, ArithmeticError, AttributeError, OSError, TypeError, ValueError):
-        raise SourceError(f"this {what} cannot be read as a table.\n  to fix  {way}") from None
+    except NO_TABLE:
+        what = f"this {type(data).__name__} cannot be read as a table"
+        for name in unreadable(data):
+            what += f": its column '{name}' has values of several types, or of none that is known"
+            break
+        raise SourceError(f"{what}.\n  to fix  {way}") from None
+
+
+def unreadable(data: Any) -> Iterator[Any]:
+    """The names of columns that alone are no column of a table."""
+    for name in data if isinstance(data, dict) else getattr(data, "columns", ()):
+        try:
+            pa.array(data[name])
+        except NO_TABLE:
+            yield name
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from streamveil import __version__
 from streamveil.commands import answers, audit, ledger, run, tuning, verify_privacy
@@ -31,6 +32,7 @@ from streamveil.commands.common import (
     StateFolder,
     Tables,
     Wanted,
+    at_least,
     print_answer,
     print_explanation,
     read_query,
@@ -66,8 +68,26 @@ NO_MEMORY = (
 )
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
 
+PANELS = {  # of the help, with their commands in the order in which people need them
+    "Questions and answers": ("demo", "explain", "run", "read", "derive", "dashboard", "ask"),
+    "Settings": ("tune", "what-if"),
+    "Promises": ("ledger", "audit", "verify-privacy"),
+    "States": ("inspect", "verify", "backup", "restore", "fork", "rekey", "resend"),
+}
+ORDER = [name for names in PANELS.values() for name in names]
+
+
+class Sorted(TyperGroup):
+    """The commands in the order of `PANELS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """See `TyperGroup.list_commands`."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
 app = typer.Typer(
     name="streamveil",
+    cls=Sorted,
     help="Differentially private answers over data that never stops changing.",
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
     "4 state or ledger, 5 source, 6 refuted by an audit, 7 little is left in a ledger, "
@@ -285,10 +305,14 @@ def explain(
         str | None, typer.Option(help="A limit such as 4GB: how many groups and units fit in it?")
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(help="Groups you expect; with --memory, whether they fit.", min=1)
+        int | None,
+        typer.Option(
+            help="Groups you expect; with --memory, whether they fit.", callback=at_least(1)
+        ),
     ] = None,
     units: Annotated[
-        int | None, typer.Option(help="Privacy units you expect, such as 10000000.", min=1)
+        int | None,
+        typer.Option(help="Privacy units you expect, such as 10000000.", callback=at_least(1)),
     ] = None,
     table: Tables = None,
     name: Wanted = None,
@@ -359,6 +383,10 @@ app.command("verify-privacy", epilog="Example: streamveil verify-privacy pages.s
 app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
     answers.dashboard
 )
+parts: list[Any] = [*app.registered_commands, *app.registered_groups]
+for part in parts:
+    called = part.name or part.callback.__name__
+    part.rich_help_panel = next(title for title, names in PANELS.items() if called in names)
 
 
 def _version(wanted: bool) -> None:

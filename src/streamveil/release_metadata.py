@@ -160,7 +160,12 @@ def clamp_sentence(facts: Facts, names: Names = None) -> str | None:
 
 def unbounded_sentence(facts: Facts, names: Names = None) -> str | None:
     """Which numbers are missing since a look found no bounds for their values, and the way out."""
-    return "; ".join(said_of_outputs(facts, UNBOUNDED, names)) or None
+    told = (
+        one[UNBOUNDED]  # which names the number itself
+        for one in facts.get("outputs", ())
+        if UNBOUNDED in one and (names is None or one["name"] in names)
+    )
+    return "; ".join(dict.fromkeys(told)) or None
 
 
 def said_of_outputs(facts: Facts, about: str, names: Names = None) -> list[str]:

@@ -303,7 +303,7 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     ]
     if operator.look is not None:
         share, said = float(look_share(plan)), "; ".join(operator.look.said)
-        asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses the rest"
+        asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses what follows"
         if first_alone(plan):
             asks += "; of all rows, it sees those of the first release"
         within = periods_until(
@@ -315,6 +315,8 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
             asks += f"; and how large the values of {', '.join(open_values(plan))} are"
         asks += f": {said}" if said else "; on Spark nothing is asked"
         rows.insert(0, ("before the first release", asks))
+        if not said:
+            rows.insert(1, ("", "until then, what this page says is a forecast for usual rows"))
     elif why := why_no_look(plan):
         rows.insert(0, ("before the first release", f"nothing is asked of the rows: {why}"))
         rows.insert(1, ("", EXPECT))
@@ -351,9 +353,9 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
         again = "a tree counter of units; a group is selected anew in every round"
         return [("groups", again), ("", cost)]
-    cost = f"of groups with {selection.usual:,.3g} units half are shown by the last release"
+    cost = f"of groups with {selection.usual:,.3g} units, half are shown by the last release"
     return [
-        ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
+        ("groups", "a selection table: a coin for each exact number of units (AboveThreshold)"),
         ("", cost),
         *tests("also shown", operator.aggregation.test),
     ]

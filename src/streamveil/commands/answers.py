@@ -16,6 +16,7 @@ from streamveil.commands.common import (
     Sql,
     Tables,
     Wanted,
+    at_least,
     print_release,
     print_rows,
     query_of,
@@ -64,7 +65,7 @@ def read(
     listing: Annotated[bool, typer.Option("--list", help="List the releases instead.")] = False,
     sql: Annotated[
         Path | None,
-        typer.Option(help="A query whose post-processing is shown, instead of the one that ran."),
+        typer.Option(help="The query: computes its columns, HAVING, ORDER BY and LIMIT again."),
     ] = None,
     table: Tables = None,
     name: Wanted = None,
@@ -174,7 +175,10 @@ def top(
         str | None, typer.Option(help="An earlier release: says who entered, left or stayed.")
     ] = None,
     hidden: Annotated[
-        int, typer.Option(help="How many groups may exist without being shown.", min=0)
+        int,
+        typer.Option(
+            help="How many groups may exist without being shown.", callback=at_least(0)
+        ),
     ] = 1_000_000,
     confidence: Level = None, sql: Sql = None, out: Out = None,
 ) -> None:  # fmt: skip

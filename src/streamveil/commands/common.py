@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,6 +62,17 @@ Out = Annotated[
     Path | None,
     typer.Option(help="Write the rows to this file: .csv, .json, .parquet or .arrow."),
 ]
+
+
+def at_least(least: float) -> Callable[[float | None], float | None]:
+    """The check of an option; unlike `min=` of typer it repeats the value."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not value >= least:
+            raise typer.BadParameter(f"it is at least {least:g}, not {value:g}")
+        return value
+
+    return check
 
 
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:

@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from streamveil.commands.common import LedgerPlace, open_ledger, print_whole
+from streamveil.commands.common import (
+    LedgerPlace,
+    at_least,
+    open_ledger,
+    print_whole,
+)
 from streamveil.errors import PlanError, StoreError
 from streamveil.terminal import Terminal, label, say
 
@@ -93,7 +98,10 @@ def show(place: LedgerPlace) -> None:
 def check(
     place: LedgerPlace,
     warn_below: Annotated[
-        float, typer.Option(help="Warn when less is left, in the measure of the limit.", min=0)
+        float,
+        typer.Option(
+            help="Warn when less is left, in the measure of the limit.", callback=at_least(0)
+        ),
     ],
     head: Annotated[
         str | None, typer.Option(help="A hash noted earlier: checks that nothing was cut off.")

@@ -18,6 +18,7 @@ from streamveil.commands.common import (
     Secret,
     Tables,
     Wanted,
+    at_least,
     print_answer,
     print_explanation,
     print_release,
@@ -60,7 +61,10 @@ def run(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(help="Threads that compute; default: all processors. Not with Spark.", min=1),
+        typer.Option(
+            help="Threads that compute; default: all processors. Not with Spark.",
+            callback=at_least(1),
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="embedded, or spark (the extra 'spark').")
@@ -87,7 +91,8 @@ def run(
     keep_releases: Annotated[
         int | None,
         typer.Option(
-            help="How many of the newest releases STATE keeps, at least; default: all.", min=1
+            help="How many of the newest releases STATE keeps, at least; default: all.",
+            callback=at_least(1),
         ),
     ] = None,
     log: Annotated[

@@ -14,6 +14,7 @@ from streamveil.commands.common import (
     QueryFile,
     Tables,
     Wanted,
+    at_least,
     print_whole,
     read_query,
     writing,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 def what_if(
     query: QueryFile,
-    units: Annotated[int, typer.Option(help="People in the group that is forecast.", min=1)] = 100,
+    units: Annotated[
+        int, typer.Option(help="People in the group that is forecast.", callback=at_least(1))
+    ] = 100,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="An epsilon to try; repeatable.")
     ] = None,

@@ -19,6 +19,7 @@ from streamveil.commands.common import (
     QueryFile,
     Tables,
     Wanted,
+    at_least,
     open_ledger,
     print_whole,
     read_script,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 def verify_privacy(
     query: QueryFile,
     seconds: Annotated[
-        float, typer.Option(help="How long to look for a worse pair of inputs.", min=0.1)
+        float,
+        typer.Option(help="How long to look for a worse pair of inputs.", callback=at_least(0.1)),
     ] = 10.0,
     seed: Annotated[int, typer.Option(help="Another seed tries other inputs.")] = 1,
     table: Tables = None,

@@ -107,9 +107,11 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
     share, cut = error_share(plan, operator)
     if share - cut >= NOISE * (1 - cut):
         much = f"{share:.0%} of" if share < TENFOLD else f"{share:,.0f} times"
+        guess = "may be" if looked is not None else "is forecast to be"
+        why = ", as far as a noisy look can tell" if looked is not None else ""
         return (
-            "the answer is forecast to be little but noise: its errors, over all groups, come to"
-            f" {much} the rows (or values) that are expected.\n"
+            f"the answer {guess} little but noise: its errors, over all groups, come to {much}"
+            f" the rows (or values) that are expected{why}; the intervals tell.\n"
             "  to fix  a larger epsilon, fewer or larger groups, fewer releases: see what_if"
         )
     if cut >= NOISE:

@@ -498,7 +498,10 @@ def _shortest(clock: Clock) -> int:
 def _keys(plan: Plan) -> Complaints:
     key_set = plan.key_set
     if isinstance(key_set.min_units, bool) or not 1 <= key_set.min_units <= 10**12:
-        yield "min_privacy_units_per_group must be a whole number of at least 1"
+        yield (
+            "min_privacy_units_per_group must be a whole number between 1 and 1,000,000,000,000,"
+            f" not {key_set.min_units!r}"
+        )
     if key_set.public is None and plan.keys and plan.budget.delta is None:
         yield (
             "groups are discovered in the data, which needs a delta above 0.\n"

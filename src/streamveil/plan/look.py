@@ -272,10 +272,12 @@ def cannot_choose_bounds(plan: Plan) -> str | None:
     """Why a look cannot choose the bounds of values; None where it can."""
     if LOOK_SHARE.name in plan.options and not look_share(plan):
         return "look_share = 0 leaves nothing of the budget to choose them with"
+    if plan.budget.is_pure:
+        return "a private look at the rows chooses them where the budget has a delta, such as 1e-6"
     if not all_there(plan) or not can_look(plan):
         return (
-            "a part of the budget chooses them only where all rows are there at the start (files, a"
-            " table in memory) and the budget has a delta"
+            "a private look chooses them only where all rows are there at the start (files, a table"
+            " in memory)"
         )
     return next(refusals(plan), None)
 

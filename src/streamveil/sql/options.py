@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from sqlglot import exp
@@ -12,7 +14,7 @@ from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
 from streamveil.plan.check import require_known
 from streamveil.plan.options import MAX_GROUPS, OPTIONS, Kind
-from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, require_months
+from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, real_number, require_months
 from streamveil.types import own
 
 Value = Any
@@ -227,6 +229,8 @@ def own_values(values: Mapping[str, Value]) -> dict[str, Value]:
     for name, value in found.items():
         option = OPTIONS.get(name)
         kinds, meant = PYTHON.get(option.kind, ((), "")) if option is not None else ((), "")
-        if value is not None and kinds and type(value) not in kinds:
+        if float in kinds and isinstance(value, Fraction | Decimal):
+            found[name] = real_number(value, name)
+        elif value is not None and kinds and type(value) not in kinds:
             raise PlanError(f"{name} must be {meant}, not {got(value)}")
     return found

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
@@ -196,7 +198,7 @@ def make_aggregate(
         expression=None if expression is None else normalize_expression(expression),
         low=low,
         high=high,
-        quantum=None if quantum is None else _number(quantum, f"quantum of '{name}'"),
+        quantum=None if quantum is None else real_number(quantum, f"quantum of '{name}'"),
         options=dict(options or {}),
     )
 
@@ -204,16 +206,17 @@ def make_aggregate(
 def _pair(name: str, bounds: Any) -> tuple[float, float]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise PlanError(f"bounds of '{name}' must be a pair (low, high), such as (0, 60)")
-    return _number(bounds[0], f"low of '{name}'"), _number(bounds[1], f"high of '{name}'")
+    return real_number(bounds[0], f"low of '{name}'"), real_number(bounds[1], f"high of '{name}'")
 
 
-def _number(value: Any, what: str) -> float:
+def real_number(value: Any, what: str) -> float:
+    """A float from any class of numbers; PlanError where it is none."""
     number = own(value)
-    if type(number) not in (int, float):
+    if type(number) not in (int, float, Fraction, Decimal):
         raise PlanError(f"{what} must be a number, not {got(value)}")
     try:
         return float(number)
-    except OverflowError:
+    except (OverflowError, ValueError):
         raise PlanError(f"{what} must be between -1.8e308 and 1.8e308, and is not") from None
 
 
