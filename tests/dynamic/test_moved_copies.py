@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -85,6 +86,8 @@ def script(monkeypatch):
 
     monkeypatch.setattr(AboveThreshold, "ask_many", ask_many)
     monkeypatch.setattr(Share, "noisy", noisy)
+    for name in ("scale", "split"):  # of few shares, in every stream
+        monkeypatch.setattr(Share, name, lru_cache(None, typed=True)(getattr(Share, name)))
     return draws
 
 
