@@ -66,7 +66,6 @@ SHOWN = [
     (("backup", "q.veil", "b" + HOSTILE.replace("/", "")), None),
     (("restore", "b" + HOSTILE.replace("/", ""), "r.veil"), None),
     (("fork", "q.sql", "q.veil", "f" + HOSTILE.replace("/", "")), None),
-    (("resend", "q.sql", "q.veil"), False),
     (("rekey", "q.veil", "--new", HOSTILE), None),
     (("tune", "q.sql", "--sample", "visits.parquet"), None),
     (("what-if", "q.sql", "--epsilon", "1"), None),

@@ -72,7 +72,7 @@ PANELS = {  # of the help, with their commands in the order in which people need
     "Questions and answers": ("demo", "explain", "run", "read", "derive", "dashboard", "ask"),
     "Settings": ("tune", "what-if"),
     "Promises": ("ledger", "audit", "verify-privacy"),
-    "States": ("inspect", "verify", "backup", "restore", "fork", "rekey", "resend"),
+    "States": ("inspect", "verify", "backup", "restore", "fork", "rekey"),
 }
 ORDER = [name for names in PANELS.values() for name in names]
 
@@ -254,23 +254,6 @@ def restore(
     from streamveil.runtime.backup import restore as make
 
     say(f"the state of {make(copy, state)}: {state}")
-
-
-@app.command(epilog="Example: streamveil resend pages.sql pages.veil")
-def resend(
-    query: QueryFile,
-    state: StateFolder,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
-    """Gives the tables of a database releases that they have lost, from those that STATE keeps.
-
-    For a database that was restored to an earlier moment. The job must not run meanwhile. What is
-    there stays as it is; nothing is drawn and nothing is charged.
-    """
-    from streamveil.commands.resend import resend as send
-
-    say(f"{send(read_query(query, table, name).plan, state):,} releases are there")
 
 
 @app.command(epilog="Example: streamveil rekey pages.veil --new file:new.key")

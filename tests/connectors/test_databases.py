@@ -378,30 +378,3 @@ def test_the_recipes_of_the_page_run(place, tmp_path, monkeypatch):
     releases = 2 if "upsert" in sink else 4
     assert found == [("fi", releases, 2), ("is", releases, 2)]
     assert said(opened(options), f"SELECT COUNT(*) FROM {databases.MARKS}") == [(4,)]
-    require_filled_again(opened(options))
-
-
-def require_filled_again(sink):
-    """What a database lost of the releases of `visits.sql`, when it was set back, comes again."""
-    table, marks = sink.quoted(sink.table), databases.MARKS
-    every = [f"SELECT * FROM {one} ORDER BY 1, 2, 3, 4, 5" for one in (table, marks)]
-    before = [said(sink, one) for one in every]
-    windows = [found[0] for found in said(sink, f"SELECT DISTINCT streamveil_window FROM {table}")]
-    for lost in ("streamveil_trigger = 1", "streamveil_trigger = 2",
-                 f"streamveil_window = {max(windows)}", f"streamveil_window = {min(windows)}",
-                 "1 = 1"):  # fmt: skip
-        named = lost.replace("streamveil_window", "window_number")
-        with closing(sink.connect()) as connection:
-            sink._ask(connection, sink.begin)
-            sink._ask(connection, f"DELETE FROM {table} WHERE {lost}")
-            named = named.replace("streamveil_trigger", "trigger_number")
-            sink._ask(connection, f"DELETE FROM {marks} WHERE {named}")
-            sink._ask(connection, "COMMIT")
-        assert [said(sink, one) for one in every] != before
-        done = CliRunner().invoke(app, ["resend", "visits.sql", "visits.veil"])
-        assert done.exit_code == 0, done.exception or done.output
-        assert (done.exit_code, done.stdout or done.output) == (0, "4 releases are there\n")
-        assert [said(sink, one) for one in every] == before
-    Path("other.sql").write_text(Path("visits.sql").read_text().replace("= 2,", "= 3,"))
-    done = CliRunner().invoke(app, ["resend", "other.sql", "visits.veil"])
-    assert "another job: the query changed" in str(done.exception)

@@ -132,10 +132,7 @@ class DatabaseSink(Database, MarkedSink):
         return self.table, job, release.window, release.trigger
 
     def _replaces(self, connection: Any, *name: Any) -> bool:
-        """Takes away what is there of a window; not where that is newer, as when it is sent again.
-
-        See `streamveil resend`.
-        """
+        """Takes away what is there of a window, unless that is newer."""
         *window, trigger = name
         [[newest]] = self._ask(
             connection,
