@@ -98,6 +98,18 @@ def visits_work(*, kept: bool = False) -> Work:
     return work_of(visits_plan(visits()), pace=Pace(max_rows=BATCH), rejects=rejects)
 
 
+def looked_work(folder: Path) -> Work:
+    """The same visits per user, of known pages: a look, kept in the state, chooses the bound."""
+    from streamveil.runtime.run import Pace, prepared
+
+    plan = replace(
+        visits_plan(visits()), period_us=None, bounding=Bounding(), options={"look_share": 0.1},
+        key_set=KeySet(public=tuple((f"page {p}",) for p in range(1, 9))),
+    )  # fmt: skip
+    settings = {"noise": toy.SEEDED.noise, "insecure": True, "pace": Pace(max_rows=BATCH)}
+    return prepared(plan, state=folder / "state", **settings)[0]
+
+
 def toy_work(batches: int, rows: int, per_step: int) -> Work:
     """A toy job of some size."""
     return toy.work(toy.Stream(batches, rows, per_step))
@@ -239,6 +251,7 @@ RELEASES = {
     "toy": 4, "picky toy": 4, "picky visits": 6, "long toy": 20,
     "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
     "grouped toy": 2, "grouped visits": 3,  # files
+    "looked visits": 6,
     "people": 6 + len(QUESTIONS), "values": 6, "joined": 3, "heavy": 6, "frequency": 7,
 }  # fmt: skip
 
@@ -251,7 +264,7 @@ class Packing(FilesSink):
 
 def work(name: str, folder: Path) -> Work:
     """A job that publishes files into a folder."""
-    made = JOBS[name]()
+    made = looked_work(folder) if name == "looked visits" else JOBS[name]()
     changes: dict[str, Any] = {"sink": FilesSink(str(folder / "out"), "json")}
     if name in ("swept visits", "divided visits"):
         limit = SWEPT_BYTES if name == "swept visits" else None

@@ -83,6 +83,13 @@ def test_some_writes_of_a_join_on_live_data_may_fail(
     try_calls(server, folder, Fault(kind, first), "joined", every=101)
 
 
+@pytest.mark.parametrize(("kind", "first"), [("kill", 1), ("EIO", 2), ("short and kill", 3)])
+def test_some_writes_of_a_job_that_looks_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "looked visits", every=17)
+
+
 def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
     assert server.run(folder, "people") == SURVIVED
     answers = [text.decode() for name, text in published(folder).items() if "answer" in name]
@@ -102,6 +109,7 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
         "divided visits",
         "grouped toy",
         "grouped visits",
+        "looked visits",
         "people",
         "values",
         "joined",
