@@ -462,3 +462,29 @@ def test_an_answer_about_an_empty_end_names_the_last_release_that_shows_a_group(
     _, (heading, table, _) = tables_of(ended)
     assert heading == "What changed at 2026-01-12 · 1: no release since then shows any group"
     assert table.num_rows == 2
+
+
+def test_notes_tell_of_each_window_what_is_true_of_it_alone():
+    """The last window's cut rows stood below the numbers of all, and an empty one went unsaid."""
+    day, users = 86_400_000_000, np.arange(6000)
+    rows = {
+        "ts": pa.array(np.repeat([0, day, 3 * day], 2000), pa.timestamp("us", "UTC")),
+        "user": users % 1000, "page": np.where(users < 4000, "a", "b"),
+    }  # fmt: skip
+    made = (
+        sv.memory(rows, event_time="ts").protect("user", per="1 day").window(sv.tumble("1 day"))
+        .group_by("page").agg(n=sv.count(), x=sv.sum("1.0", bounds=(0, 1))).bound(max_rows=1)
+        .release(every="1 day", start="1970-01-01", end="1970-01-06",
+                 budget=sv.Budget(epsilon=4, delta=1e-6))
+    )  # fmt: skip
+    answers = made.answer()
+    assert answers.table.num_rows == 3
+    shared, *own = answers.notes
+    assert "count as the nearer end" in shared
+    assert [note.partition(":")[0] for note in own[:3]] == [
+        f"window 1970-01-0{day}" for day in (5, 4, 3)
+    ]
+    assert "no group is shown" in own[0]
+    assert "over the contribution bound" in own[1]
+    assert "no group is shown" in own[2]
+    assert own[3] == "2 earlier windows have notes of their own: read(window=...)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 At = int | str | tuple[int | str, int] | None
+NOTED = 3  # windows whose own notes are told
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
@@ -102,16 +103,34 @@ class Answers(AnswerTable):
     @property
     def table(self) -> pa.Table:  # type: ignore[override]  # read only
         """The rows of the last release of every window, in order of time."""
-        last = {moment.window: moment for moment in self.moments}
         return pa.concat_tables(
-            [self.releases.table(moment) for moment in last.values()], promote_options="permissive"
+            [self.releases.table(moment) for moment in self._ends], promote_options="permissive"
         )
 
     @property
+    def _ends(self) -> list[Moment]:
+        """The last release of every window."""
+        return list({moment.window: moment for moment in self.moments}.values())
+
+    @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
-        """What to know beside the numbers of the last release."""
-        last = self.releases.table(self.moments[-1]).schema
-        return sentences(self.table.replace_schema_metadata(last.metadata))
+        """What to know beside these numbers: of all windows, and of each of the newest ones."""
+        said = {moment: sentences(self.releases.table(moment)) for moment in self._ends}
+        full = [said[moment] for moment in said if self.releases.table(moment).num_rows]
+        alike = full or [*said.values()]  # a window without a group says only that
+        shared = [text for text in alike[-1] if all(text in one for one in alike)]
+        own = [
+            [f"window {self._named(moment)}: {text}" for text in texts if text not in shared]
+            for moment, texts in reversed(said.items())
+        ]
+        earlier = sum(map(bool, own[NOTED:]))
+        more = [f"{earlier:,} earlier windows have notes of their own: read(window=...)"]
+        return [*shared, *chain.from_iterable(own[:NOTED]), *more * bool(earlier)]
+
+    def _named(self, moment: Moment) -> str:
+        """The name of a window."""
+        time = self.releases.time(moment)
+        return str(moment.window) if time is None else time.name
 
     def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:
         """A matplotlib figure of one number over time; of a single release, see `AnswerTable.plot`.
