@@ -83,7 +83,7 @@ def _beside(bins: Bool[Array, "*laws bins"]) -> Bool[Array, "*laws bins"]:
     """The bins next to one of them."""
     none = np.zeros_like(bins[..., :1])
     before = np.concatenate([none, bins[..., :-1]], axis=-1)
-    return before | np.concatenate([bins[..., 1:], none], axis=-1)
+    return np.asarray(before | np.concatenate([bins[..., 1:], none], axis=-1))
 
 
 def in_bins(by_rows: Float64[Array, "laws sizes"]) -> Float64[Array, "laws bins"]:
