@@ -12,6 +12,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -366,6 +367,23 @@ def test_explain_privacy_in_the_script_describes_instead_of_running(folder):
     (folder / "q.sql").write_text(text)
     done = CliRunner().invoke(cli.app, ["run", str(folder / "q.sql")])
     assert done.stdout.startswith("PROMISE")
+
+
+def test_a_survey_of_private_rows_says_what_the_forecast_chooses(folder):
+    """It ended in a ValueError, after it had been charged."""
+    people = np.repeat(np.arange(9_000), 2)
+    table = pa.table({
+        "ts": pa.array(np.full(len(people), 1_767_225_600_000_000), pa.timestamp("us", "UTC")),
+        "person": people, "ward": people % 7,
+    })  # fmt: skip
+    pq.write_table(table, folder / "private.parquet")
+    code, shown, errors = call(
+        "tune", folder / "q.sql", "--private", folder / "private.parquet", "--epsilon", "6",
+    )  # fmt: skip
+    assert code == 0, errors
+    chosen = shown.partition("the forecast chooses\n")[2]
+    assert re.search(r"^  hidden_groups = \d+$", chosen, re.M)
+    assert "selection = auto" in chosen
 
 
 def test_tune_reads_a_public_sample(folder):

@@ -533,7 +533,7 @@ def group_bytes(operator: GroupBy) -> int:
 
 def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
     """Every setting the query left open, what was taken, and why."""
-    rows: list[Row] = [(d.name, _short(d.value), d.reason) for d in operator.defaults]
+    rows: list[Row] = [(d.name, short(d.value), d.reason) for d in operator.defaults]
     quiet: list[tuple[bool, Option, str, str]] = [
         (plan.counter == "auto", options.COUNTER,
          next((type(one).__name__ for one in operator.aggregation.counters), "none"),
@@ -573,7 +573,8 @@ def source_defaults(plan: Plan) -> list[Row]:
     return [("max_line_bytes", MOST_LINE, "longer lines of CSV and JSON are counted, not read")]
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The value of a setting, for people."""
     return f"{value:,.6g}" if isinstance(value, int | float) else str(value)
 
 

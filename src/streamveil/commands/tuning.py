@@ -166,6 +166,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     from dataclasses import replace
 
     from streamveil.accounts.ledger import Ledger
+    from streamveil.advise import short
     from streamveil.compiler.group_by import compile_plan
     from streamveil.core.noise import KeyedNoise
     from streamveil.plan import Bounding
@@ -194,7 +195,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     say("with these options and no bound, the forecast chooses")
     for default in compile_plan(tried).defaults:
         if "forecast" in default.reason:
-            say(f"  {default.name} = {float(default.value):.4g}")
+            say(f"  {default.name} = {short(default.value)}")
 
 
 def print_tuning(tuning: Any) -> None:
