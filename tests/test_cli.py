@@ -327,6 +327,25 @@ def test_an_option_of_the_other_engine_is_refused_not_passed_over(option, value,
     assert not (folder / "s").exists()
 
 
+def test_a_followed_folder_without_new_rows_is_not_said_to_be_done(folder):
+    """The line said that later rows are in no release, with seven steps to come."""
+    (folder / "arriving").mkdir()
+    rows = pa.table({"person": np.arange(400)})
+    pq.write_table(rows, folder / "arriving" / "1.parquet")
+    (folder / "f.sql").write_text(f"""
+        CREATE STREAM visits (person INT64)
+          WITH (source = 'files', path = '{folder}/arriving/*.parquet', follow = TRUE);
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-7,
+                 privacy_unit_column = person, max_rows_contributed = 1, steps = 2)
+               COUNT(*) AS n FROM visits EMIT EVERY 400 ROWS""")
+    again = ("run", folder / "f.sql", "--state", folder / "f.veil", "--once")
+    assert call(*again)[0] == 0
+    assert "nothing to do yet: step 2 has not all of its rows" in call(*again)[2]
+    pq.write_table(rows, folder / "arriving" / "2.parquet")
+    assert call(*again)[0] == 0
+    assert "nothing left to do" in call(*again)[2]
+
+
 def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0

@@ -160,18 +160,24 @@ def run(
             job: Any = on.start(planned.plan, once=once, **common)
         else:
             job = start(planned.plan, pace=pace, keep_releases=keep_releases, **common)
-        watch.begin(job.closed_steps)
+        watch.begin(closed := job.closed_steps)
         with job:
             for release in job:
                 last = release
     if not quiet:
-        done = "nothing left to do: all releases were made before; rows that came since are in none"
-        say(seen[0].summary() if seen else done, err=True)
+        say(seen[0].summary() if seen else idle(planned.plan, closed), err=True)
         could = engine != "spark" and rejects is None
         show_unusable(seen, "--rejects DIR" if could else "")
     show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def idle(plan: Plan, closed: int) -> str:
+    """Why a run did nothing, after so many closed steps."""
+    if plan.source.is_endless and closed < (plan.clock.steps or closed + 1):
+        return f"nothing to do yet: step {closed + 1:,} has not all of its rows"
+    return "nothing left to do: all releases were made before; rows that came since are in none"
 
 
 def without_state(query: Path) -> NoReturn:
