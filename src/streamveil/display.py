@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from io import BytesIO
@@ -242,14 +242,18 @@ def name_of(value: Any) -> str:
     ('2026', '1e+300', 'none')
     >>> name_of(datetime(960, 1, 1, 0, 0, 1)), name_of(datetime(2026, 1, 1))
     ('0960-01-01 00:00:01', '2026-01-01')
+    >>> name_of(datetime(2026, 2, 28, 23, tzinfo=UTC))  # where March begins in Berlin
+    '2026-02-28 23:00 UTC'
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "none"
     if isinstance(value, datetime):
-        day, clock = value.replace(tzinfo=None).isoformat(" ").split(" ")
-        return day if clock == "00:00:00" else f"{day} {clock.removesuffix(':00')}"
+        zone = "" if value.tzinfo is None else " UTC"
+        at = value.astimezone(UTC).replace(tzinfo=None) if zone else value
+        day, clock = at.isoformat(" ").split(" ")
+        return day if clock == "00:00:00" else f"{day} {clock.removesuffix(':00')}{zone}"
     return visible(str(value))
 
 

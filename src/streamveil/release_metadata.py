@@ -140,8 +140,9 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
 def _rows_over(cut: Facts, whose: str) -> str:
     """How many rows were cut. Where noise alone might say so, from none to how many at most."""
     most = f"{cut['high']:,.0f}"
-    first = f"{cut['each']:,d}"
-    sure = f"with 95 % confidence; not counted: what a unit has beyond its first {first} such rows"
+    sure = f"with 95 % confidence; of one unit, {cut['each']:,d} such rows are counted at most"
+    if most == "0":
+        return f"no rows{whose} were over the contribution bound ({sure})"
     if cut["rows"] <= SURELY * cut["sd"]:
         return f"0 to {most} rows{whose}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
     told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
@@ -160,12 +161,7 @@ def clamp_sentence(facts: Facts, names: Names = None) -> str | None:
 
 def unbounded_sentence(facts: Facts, names: Names = None) -> str | None:
     """Which numbers are missing since a look found no bounds for their values, and the way out."""
-    told = (
-        one[UNBOUNDED]  # which names the number itself
-        for one in facts.get("outputs", ())
-        if UNBOUNDED in one and (names is None or one["name"] in names)
-    )
-    return "; ".join(dict.fromkeys(told)) or None
+    return "; ".join(said_of_outputs(facts, UNBOUNDED, names)) or None
 
 
 def said_of_outputs(facts: Facts, about: str, names: Names = None) -> list[str]:

@@ -245,8 +245,11 @@ def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
     assert said[0].startswith("0 to 2,500 rows are in no number: they were over the contribution")
     assert said[1].startswith("about 2,200 rows or more are in no number: they were over the")
-    beyond = "with 95 % confidence; not counted: what a unit has beyond its first 21 such rows)"
-    assert all(one.endswith(beyond) for one in said)
+    most = "with 95 % confidence; of one unit, 21 such rows are counted at most)"
+    assert all(one.endswith(most) for one in said)
+    none = {"rows": -60, "sd": 12.0, "high": 0.0, "share_high": 0.0, "each": 21}
+    said_of_none = cut_sentence({"cut": none, "outputs": [{"function": "count"}]})
+    assert said_of_none.startswith("no rows were over the contribution bound (with 95 %")
 
 
 def test_a_release_without_a_number_tells_of_no_rows_that_no_number_holds():

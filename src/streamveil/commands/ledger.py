@@ -18,6 +18,7 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.terminal import Terminal, label, say
 
 LITTLE_LEFT = 7  # exit code
+DIVIDED = "the first charge divided the limit among kinds of loss, so spent and left do not add up"
 
 app = typer.Typer(
     help="What was spent, by what, and what it means.",
@@ -92,6 +93,8 @@ def show(place: LedgerPlace) -> None:
         console.print(f"spent: epsilon = {spent} at delta = {float(delta):g}")
         measure, left = measured(ledger)
         console.print(f"left:  {measure} = {left:.4g}, of loss {ledger.left()}")
+        if measure == "epsilon" and ledger.caps is not None and not ledger.caps.pure:
+            console.print(DIVIDED)
 
 
 @app.command("check", epilog="Example: streamveil ledger check clicks.ledger --warn-below 0.5")
