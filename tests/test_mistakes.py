@@ -101,12 +101,6 @@ MISTAKES = [
         "two finite numbers",
         lambda: done(stream.protect("u").agg(x=sv.sum("ms", bounds=(0, Decimal("nan"))))),
     ),
-    ("unknown column 'page'", lambda: done(stream.protect("u").group_by("page"))),
-    ("unknown column 'user'", lambda: done(stream.protect("user"))),
-    (
-        "needs numbers, not string",
-        lambda: done(stream.protect("u").agg(x=sv.sum("url", bounds=(0, 1)))),
-    ),
     (
         "has a delta, such as",
         lambda: stream.protect("u").agg(x=sv.sum("ms")).release(budget=sv.Budget(epsilon=1)),

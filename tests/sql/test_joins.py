@@ -126,8 +126,9 @@ def test_types_and_no_value_decide_whether_two_relations_meet(relation, odd):
     """A text that is no number stopped the job, and texts that are all numbers did not."""
     t = rows_of(1)
     found = {"t": t, "v": pa.table({"id": ["1", odd]}), "w": pa.table({"id": [1], "day": [odd]})}
+    plan = planned(relation, found)
     with pytest.raises(PlanError, match=r"one side and \w+ on the other"):
-        planned(relation, found)
+        made(plan, found)
 
 
 def test_columns_of_one_kind_are_united_whatever_they_hold():

@@ -46,15 +46,6 @@ class Query:
 
     plan: Plan
 
-    def __post_init__(self) -> None:
-        """A table in memory has its columns at hand: a wrong name is refused at once."""
-        source = self.plan.source
-        if source.kind == "memory":
-            from streamveil.runtime.schedule import open_rows
-            from streamveil.sql.schema import check_schema
-
-            check_schema(self.plan, open_rows(source, self.plan.clock.arrival).schema())
-
     def __repr__(self) -> str:
         asked = ", ".join(aggregate.name for aggregate in self.plan.aggregates)
         keys = "".join(f", {key.name}" for key in self.plan.keys)

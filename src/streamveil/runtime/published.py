@@ -69,11 +69,14 @@ def of_state(path: str | Path) -> Releases:
 def _of_state(home: Path, header: Header) -> Releases:
     """The releases of a state as it is now."""
     archive, loads = home / ARCHIVE, dict[Moment, Load]()
-    led = needed, marks, _ = led_to(home, header)
+    needed, marks, _ = led_to(home, header)
     elsewhere, dropped = kept_by_sink(home), 0
     if archive.exists() or needed is not None or (marks and elsewhere is None):
         held = contents(archive, header.epoch)
         require_all(archive, held, needed, marks)
+        led = led_to(home, header)  # read again: a job that runs commits before it archives
+        if held.dropped + len(held.entries) > led.committed:
+            raise formats.damaged(home)  # the log or the checkpoint lost what led to some
         loads, dropped = (
             {
                 one.place: _load(archive, header.epoch, one)
@@ -102,10 +105,14 @@ class LedTo(NamedTuple):
     waiting: int  # how many of the last ones wait for the rest of their group: see `grouping`
 
     @property
+    def committed(self) -> int:
+        """How many there are, from the first one that the archive ever held."""
+        return (self.extent.releases if self.extent else 0) + len(self.marks)
+
+    @property
     def published(self) -> int:
-        """How many are published, from the first one that the archive ever held."""
-        known = self.extent.releases if self.extent else 0
-        return known + len(self.marks) - self.waiting
+        """How many of them are published."""
+        return self.committed - self.waiting
 
 
 def led_to(home: Path, header: Header) -> LedTo:
