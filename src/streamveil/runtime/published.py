@@ -55,10 +55,10 @@ def of_state(path: str | Path) -> Releases:
             f"'{home.name}' is a state of the Spark engine, which leaves releases to the sink.\n"
             "  to fix  read the folder of its sink"
         )
-    header = require_header(home)
+    require_header(home)
     for attempt in range(ATTEMPTS):
         try:
-            return _of_state(home, header)
+            return _of_state(home, require_header(home))  # a job that begins is not ready at first
         except StoreError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -117,7 +117,14 @@ class LedTo(NamedTuple):
 
 def led_to(home: Path, header: Header) -> LedTo:
     """The releases that the checkpoint and the log of a state lead to."""
-    saved = checkpoint.kept(home)
+    while True:  # a job that runs may cut its log meanwhile: after it has a new checkpoint
+        saved = checkpoint.kept(home)
+        led = _led_to(home, header, saved)
+        if checkpoint.kept(home) == saved:
+            return led
+
+
+def _led_to(home: Path, header: Header, saved: list[Any]) -> LedTo:
     after, extent, marks, waiting = 0, None, list[Mark](), 0
     if saved:
         heads, needs = checkpoint.heads_of(saved[-1][1], header.epoch)
