@@ -73,9 +73,9 @@ def outstanding(
     """
     may = noisy > BESIDE * sigma
     alone, paired = noisy > max(least, ALONE) * sigma, noisy > least * sigma
-    standing = alone | (paired & _beside(may))
-    for _ in range(noisy.shape[-1]):
-        standing = standing | (may & _beside(standing))
+    before, standing = may, alone | (paired & _beside(may))
+    while (before != standing).any():
+        before, standing = standing, standing | (may & _beside(standing))
     return np.asarray(standing)
 
 

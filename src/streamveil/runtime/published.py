@@ -69,13 +69,15 @@ def of_state(path: str | Path) -> Releases:
 def _of_state(home: Path, header: Header) -> Releases:
     """The releases of a state as it is now."""
     archive, loads = home / ARCHIVE, dict[Moment, Load]()
-    needed, marks, _ = led_to(home, header)
+    led = led_to(home, header)
     elsewhere, dropped = kept_by_sink(home), 0
-    if archive.exists() or needed is not None or (marks and elsewhere is None):
+    if archive.exists() or led.extent is not None or (led.marks and elsewhere is None):
         held = contents(archive, header.epoch)
-        require_all(archive, held, needed, marks)
-        led = led_to(home, header)  # read again: a job that runs commits before it archives
-        if held.dropped + len(held.entries) > led.committed:
+        require_all(archive, held, led.extent, led.marks)
+        there = held.dropped + len(held.entries)
+        if there > led.committed:  # by a job that runs: it commits before it archives
+            led = led_to(home, header)
+        if there > led.committed:
             raise formats.damaged(home)  # the log or the checkpoint lost what led to some
         loads, dropped = (
             {
@@ -116,15 +118,19 @@ class LedTo(NamedTuple):
 
 
 def led_to(home: Path, header: Header) -> LedTo:
-    """The releases that the checkpoint and the log of a state lead to."""
-    while True:  # a job that runs may cut its log meanwhile: after it has a new checkpoint
+    """The releases that the checkpoint and the log of a state lead to, as of one moment.
+
+    A job that runs cuts its log after it has a new checkpoint: both are read again if there is one.
+    """
+    while True:
         saved = checkpoint.kept(home)
         led = _led_to(home, header, saved)
         if checkpoint.kept(home) == saved:
             return led
 
 
-def _led_to(home: Path, header: Header, saved: list[Any]) -> LedTo:
+def _led_to(home: Path, header: Header, saved: list[tuple[int, Path]]) -> LedTo:
+    """The same, by the checkpoints that were found."""
     after, extent, marks, waiting = 0, None, list[Mark](), 0
     if saved:
         heads, needs = checkpoint.heads_of(saved[-1][1], header.epoch)
