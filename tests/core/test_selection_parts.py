@@ -152,29 +152,24 @@ def test_any_points_give_the_law_of_fractions(drawn: list[tuple[int, float]]) ->
 
 
 def worst_plainly(coins: Coins, horizon: int, step: float, reach: float) -> np.ndarray:
-    """`worst_openings` as its docstring says it: a gap and a node at a time, each value raised."""
+    """`worst_openings` as its docstring says it: every test and gap, each value raised."""
     nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
     worst, up = np.zeros(len(nodes)), 1 + 1e-15
-
-    def at(place: int) -> float:
-        beyond = max(0, place - len(nodes) + 1)
-        last = float(worst[place - beyond])
-        return last * float(np.exp(-step * beyond) * (1 + 1e-12)) if beyond else last
-
+    gaps = []
+    for more, less in pairwise((COIN, *coins.coins, 0)):
+        shrink = (COIN - more) / (COIN - less) * up
+        place = max(0, int(np.floor(-np.log(shrink or 1.0) * (1 - 1e-14) / step)))
+        upper, lower = np.exp(-step * place), np.exp(-step * (place + 1))
+        w, stay = (shrink - lower) / (upper - lower) + 1e-12, (COIN - less) / COIN * up
+        gain = (nodes * (more / COIN * up) - less / COIN * (1 - 1e-15)) * up
+        gaps.append((gain, place, w, stay if shrink else 0.0))
+    beyond = np.exp(-step * np.arange(1, max(place for _, place, _, _ in gaps) + 2)) * (1 + 1e-12)
     for _ in range(horizon):
-        later = worst.copy()
-        for more, less in pairwise((COIN, *coins.coins, 0)):
-            shrink = (COIN - more) / (COIN - less) * up
-            place = max(0, int(np.floor(-np.log(shrink or 1.0) * (1 - 1e-14) / step)))
-            upper, lower = np.exp(-step * place), np.exp(-step * (place + 1))
-            w, stay = (shrink - lower) / (upper - lower) + 1e-12, (COIN - less) / COIN * up
-            for i, node in enumerate(nodes):
-                if node * (more / COIN * up) <= less / COIN * (1 - 1e-15):
-                    break
-                value = (node * (more / COIN * up) - less / COIN * (1 - 1e-15)) * up
-                if shrink:
-                    value += stay * (w * at(i + place) + (1 - w) * at(i + place + 1))
-                later[i] = max(later[i], value * (1 + 2.0**-49))
+        below, later = np.append(worst, worst[-1] * beyond), worst
+        for gain, place, w, stay in gaps:
+            upper, lower = (below[at : at + len(nodes)] for at in (place, place + 1))
+            value = gain + stay * (w * upper + (1 - w) * lower)
+            later = np.where(gain > 0, np.maximum(later, value * (1 + 2.0**-49)), later)
         worst = later
     return worst
 
@@ -186,6 +181,17 @@ def test_the_compiled_recursion_gives_the_bits_of_its_formula(
     coins = Coins(tuple(int(COIN * exp(-fall * gap)) for gap in range(1, 12)))
     found = worst_openings(coins, horizon, step, 4.0)
     assert_array_equal(found, worst_plainly(coins, horizon, step, 4.0))
+
+
+@pytest.mark.parametrize(("fall", "gaps", "step"), [(0.6, 12, 0.2), (0.3, 60, 0.05), (2.3, 9, 0.1)])
+def test_runs_of_tests_bound_each_single_one_from_above(
+    fall: float, gaps: int, step: float
+) -> None:
+    coins = Coins(tuple(int(COIN * exp(-fall * gap)) for gap in range(1, gaps)))
+    found, plain = worst_openings(coins, 4000, step, 6.0), worst_plainly(coins, 4000, step, 6.0)
+    assert np.all(found >= plain)
+    assert np.all(found <= plain * 1.001)
+    assert not np.array_equal(found, plain)  # there were runs
 
 
 @pytest.mark.parametrize("curve", [curve_with, curve_without])

@@ -28,6 +28,7 @@ from streamveil.errors import require_positive
 from streamveil.types import Array, Float64, Int64, UInt64
 
 COIN = 1 << 64
+EACH, ALIKE, TRIES = 1024, 128, 8  # tests computed one by one; later a run has (t - EACH) / ALIKE
 THIN = 8  # rows kept per unit of ln(pi / (1 - pi)), where a search compares tables
 UP = 1 + 2.0**-49
 
@@ -93,18 +94,21 @@ def worst_openings(
         (1 - pi(a)) V_(t+1)(r rho_a) <= V_(t+1)(r), as rho_a <= 1 and V does not fall with r. W is a
         maximum of convex functions of x with W(0) = 0, and does not fall: a chord between nodes
         lies above it, and so does a chord to 0 below the last.
+    Runs: the map from W_t to W_(t+1) is monotone and convex, being a maximum of affine maps with
+        weights of at least 0. So let U = W_t + k D lie k tests ahead, where one test raises W_t by
+        at most D, and U by at most D: then it raises all tables between them by at most D, and by
+        induction W_(t+j) <= W_t + j D for j up to k. Late tests are much alike, and D is tried as
+        what one test adds, then as what U needs; after `TRIES` in vain one test is computed. U must
+        not fall with x either: a raised chord weight would else lower a value.
     Numerics: upper bounds throughout. All terms are non-negative, six operations a step, raised by
         2^-49 each step; chord weights are raised by 1e-12; shifts are rounded to larger x.
     """
     require_positive(horizon=horizon, step=step, reach=reach)
-    pairs = list(pairwise((COIN, *coins.coins, 0)))
-    rows = GapChoices(
-        more=np.array([more / COIN for more, _ in pairs]),
-        less=np.array([less / COIN for _, less in pairs]),
-        stay=np.array([(COIN - less) / COIN for _, less in pairs]),
-        shrink=np.array([(COIN - more) / (COIN - less) for more, less in pairs]),
-    )
-    worst = _worst(rows, horizon, step, reach)
+    rows = [
+        (more / COIN, less / COIN, (COIN - less) / COIN, (COIN - more) / (COIN - less))
+        for more, less in pairwise((COIN, *coins.coins, 0))
+    ]
+    worst = _worst(np.array(rows), horizon, step, reach)
     worst.flags.writeable = False  # shared by all who ask
     return worst
 
@@ -118,7 +122,8 @@ def worst_near(
     kept = np.concatenate([[True, True], np.diff(np.floor(logit * THIN)) != 0])
     kept[-1] = True
     more, less = more[kept], less[kept]
-    return _worst(GapChoices(more, less, 1 - less, (1 - more) / (1 - less)), horizon, step, reach)
+    rows = np.stack([more, less, 1 - less, (1 - more) / (1 - less)], axis=1)
+    return _worst(rows, horizon, step, reach)
 
 
 def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> float:
@@ -133,24 +138,15 @@ def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> floa
     return min(most, fall + 8 * step)
 
 
-@dataclass(frozen=True, eq=False)
-class GapChoices:
-    """What an adversary chooses from: one gap each, correctly rounded but for `worst_near`."""
-
-    more: Float64[Array, " rows"]  # pi with the unit more
-    less: Float64[Array, " rows"]  # pi without it
-    stay: Float64[Array, " rows"]  # 1 - less
-    shrink: Float64[Array, " rows"]  # (1 - more) / (1 - less)
-
-
-def _worst(rows: GapChoices, horizon: int, step: float, reach: float) -> Float64[Array, " nodes"]:
-    """See `worst_openings`."""
+def _worst(
+    rows: Float64[Array, "gaps 4"], horizon: int, step: float, reach: float
+) -> Float64[Array, " nodes"]:
+    """See `worst_openings`; of each gap: pi with one unit more, pi, 1 - pi, rho."""
     nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
-    jump, weight = _chords(rows.shrink * (1 + 1e-15), step)
+    rows = rows * (1 + np.array([1e-15, -1e-15, 1e-15, 1e-15]))
+    jump, rows[:, 3] = _chords(rows[:, 3], step)
     beyond = np.exp(-step * np.arange(1, int(np.max(jump)) + 3)) * (1 + 1e-12)
-    more, less, stay = rows.more * (1 + 1e-15), rows.less * (1 - 1e-15), rows.stay * (1 + 1e-15)
-    table = np.stack([more, less, stay, weight], axis=1)
-    worst: Array = _iterate(horizon, nodes, table, jump, beyond)
+    worst: Array = _iterate(horizon, nodes, rows, jump, beyond)
     return worst
 
 
@@ -173,41 +169,51 @@ def _chords(
 def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array) -> Array:
     """See `worst_openings`; each of `rows` is a gap's more, less, stay and weight.
 
-    Rows go in pairs: nodes are read and written half as often. Where an opening gains nothing, and
-    in a row that fills a pair, the gain is -inf. Raising the largest value is raising each of them,
-    as rounding keeps order: it is done once.
+    Where an opening gains nothing, and in a row that fills a pair, the gain is -inf.
     """
     count, paired = len(nodes), len(rows) + len(rows) % 2
     gains, ends = np.full((paired, count), -np.inf), np.zeros(paired, np.int64)
-    stay, weight, place = np.zeros(paired), np.zeros(paired), np.zeros(paired, np.int64)
+    kept, place = np.zeros((paired, 2)), np.zeros(paired, np.int64)
     for row in range(len(rows)):
-        more, less, end = rows[row, 0], rows[row, 1], 0  # nodes from the first on gain
-        while end < count and nodes[end] * more > less:
-            gains[row, end] = (nodes[end] * more - less) * (1 + 1e-15)
-            end += 1
-        ends[row] = end
+        more, less = rows[row, 0], rows[row, 1]
+        ends[row] = end = np.sum(nodes * more > less)  # nodes from the first on gain
+        gains[row, :end] = (nodes[:end] * more - less) * (1 + 1e-15)
         if jump[row] >= 0:
-            stay[row], weight[row], place[row] = rows[row, 2], rows[row, 3], jump[row]
-    worst, later = np.zeros(count + len(beyond)), np.zeros(count + len(beyond))
-    most = np.zeros(count)
-    for _ in range(horizon):
-        most[:] = 0.0
-        for a in range(0, paired, 2):
-            b, end = a + 1, max(ends[a], ends[a + 1])
-            best, gain_a, gain_b = most[:end], gains[a], gains[b]
-            upper_a, upper_b = worst[place[a] :], worst[place[b] :]
-            lower_a, lower_b = upper_a[1:], upper_b[1:]
-            s_a, s_b, w_a, w_b = stay[a], stay[b], weight[a], weight[b]
-            for i in range(end):
-                one = gain_a[i] + s_a * (w_a * upper_a[i] + (1 - w_a) * lower_a[i])
-                two = gain_b[i] + s_b * (w_b * upper_b[i] + (1 - w_b) * lower_b[i])
-                best[i] = max(best[i], max(one, two))
-        for i in range(count):
-            later[i] = max(worst[i], most[i] * (1 + 2.0**-49))
-        for j in range(len(beyond)):
-            later[count + j] = later[count - 1] * beyond[j]
-        worst, later = later, worst
+            kept[row], place[row] = rows[row, 2:], jump[row]
+    worst, tests = np.zeros(count + len(beyond)), 0
+    while tests < horizon:
+        now, run = worst[:count], min((tests - EACH) // ALIKE, horizon - tests)
+        after = np.maximum(now, _next(worst, gains, ends, kept, place))
+        rise, tests = after - now, tests + 1
+        for _ in range(TRIES if run > 1 else 0):
+            ahead = (now + run * rise) * UP
+            needed = _next(np.append(ahead, ahead[-1] * beyond), gains, ends, kept, place) - ahead
+            if np.all(needed <= rise) and np.all(ahead[1:] <= ahead[:-1]):
+                after, tests = ahead, tests + run - 1
+                break
+            rise = np.where(needed <= rise, rise, needed * (1 + 1e-4))
+        worst = np.append(after, after[-1] * beyond)
     return worst[:count].copy()
+
+
+@njit(cache=True)
+def _next(worst: Array, gains: Array, ends: Array, kept: Array, place: Array) -> Array:
+    """The worst with one test more, raised. Rows go in pairs: nodes are read half as often.
+
+    Raising the largest value is raising each of them, as rounding keeps order: it is done once.
+    """
+    most = np.zeros(gains.shape[1])
+    for a in range(0, len(gains), 2):
+        b, end = a + 1, max(ends[a], ends[a + 1])
+        best, gain_a, gain_b = most[:end], gains[a], gains[b]
+        upper_a, upper_b = worst[place[a] :], worst[place[b] :]
+        lower_a, lower_b = upper_a[1:], upper_b[1:]
+        s_a, s_b, w_a, w_b = kept[a, 0], kept[b, 0], kept[a, 1], kept[b, 1]
+        for i in range(end):
+            one = gain_a[i] + s_a * (w_a * upper_a[i] + (1 - w_a) * lower_a[i])
+            two = gain_b[i] + s_b * (w_b * upper_b[i] + (1 - w_b) * lower_b[i])
+            best[i] = max(best[i], max(one, two))
+    return most * UP
 
 
 def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> CurvePoints:
