@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
+from streamveil.commands.audit import audit_state
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime.backup import backup, restore
@@ -122,6 +123,23 @@ def test_a_job_that_began_with_a_look_is_forked():
     assert other
     assert other.keys() <= original.keys()
     assert any(not other[place].equals(original[place]) for place in other)
+
+
+def test_a_fork_is_forked_and_audited_like_any_job():
+    """Whoever restored a fork's backup needs both; the second fork ends where the query does."""
+    original = told(run(plan(), state="s"))
+    shutil.rmtree("s")
+    some(run(plan(), state="s"), 2)
+    first = fork(plan(), "s", "one")
+    some(run(plan(), state="one"), 2)
+    assert fork(plan(), "one", "two") > first
+    last = told(run(plan(), state="two"))
+    assert last.keys() < original.keys()
+    assert max(last) == max(original)
+    with Ledger.load(Path("two") / "ledger") as ledger:
+        assert [one.horizon for one in ledger.entries()] == [len(last)]
+    for state in ("s", "one", "two"):
+        audit_state(plan(), Path(state), 1e-4)
 
 
 def test_a_fork_that_would_hold_a_part_of_a_window_is_refused():

@@ -70,14 +70,14 @@ def audit_state(plan: Plan, state: Path, alpha: float) -> None:
     """The noise that a job at rest holds."""
     from streamveil.audit.residuals import running_tests
     from streamveil.dataflow.group_by import GroupBy
+    from streamveil.runtime.fork import kept_of
     from streamveil.runtime.job import Job
     from streamveil.runtime.look import remembered
     from streamveil.runtime.run import engine_for, work_of
-    from streamveil.runtime.store import require_header
 
-    require_header(state)
-    plan = remembered(plan, state)
-    work = replace(work_of(plan, engine_for(None, state)), feed=lambda _: iter(()))
+    kept = kept_of(plan, state)
+    work = work_of(remembered(kept.plan, state), engine_for(None, state), clock=kept.clock)
+    work = replace(work, feed=lambda _: iter(()))
     with Job(state, work) as job:  # nothing is read or released
         operator, held = work.operator, job.held
     if not isinstance(operator, GroupBy) or operator.aggregation.restarts:

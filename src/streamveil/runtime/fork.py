@@ -30,7 +30,7 @@ from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan import Plan, combined_plan
 from streamveil.runtime import formats
-from streamveil.runtime.changed_query import require_kept
+from streamveil.runtime.changed_query import Kept, require_kept
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.store import FORK, require_empty
 
@@ -41,7 +41,7 @@ SAYS_NOTHING = "to fix  run the query in a state of its own: it reads its source
 def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     """Prepares a directory for a fork of a state's job; returns when it begins, in microseconds."""
     home, place = Path(state), Path(new)
-    first = require_kept(plan, home)
+    first = kept_of(plan, home)
     if place.exists() and (place.is_file() or any(place.iterdir())):
         raise StoreError(f"'{place.name}' exists already; a fork begins in a directory of its own")
     clock = first.clock or first.plan.clock
@@ -52,8 +52,20 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     require_empty(place)
     disk.make_directory(place)
     begins = clock.due_us(step) if step else int(clock.start_us or 0)
-    formats.write(place / FORK, "fork", {"start_us": begins, "skipped": step})
+    skipped = step + told(home)["skipped"]
+    formats.write(place / FORK, "fork", {"start_us": begins, "skipped": skipped})
     return begins
+
+
+def told(state: Path) -> formats.Content:
+    """When a fork begins, and how many steps of its query come before; of no fork, none."""
+    path = state / FORK
+    return formats.read(path, "fork") if path.is_file() else {"skipped": 0}
+
+
+def kept_of(plan: Plan, state: Path) -> Kept:
+    """What the job of a state runs, given its query as somebody wrote it; also a fork's."""
+    return require_kept(forked(plan, state), state)
 
 
 def boundary(schedule: Schedule, begun: int) -> int:
@@ -75,9 +87,8 @@ def boundary(schedule: Schedule, begun: int) -> int:
 
 def forked(plan: Plan, state: Path) -> Plan:
     """The plan that runs in a directory: of a fork, the one with its start."""
-    if not (state / FORK).is_file():
+    found, clock = told(state), plan.clock
+    if not found["skipped"]:
         return plan
-    told = formats.read(state / FORK, "fork")
-    clock = plan.clock
-    steps = None if clock.steps is None else clock.steps - told["skipped"]
-    return replace(plan, clock=replace(clock, start_us=told["start_us"], steps=steps))
+    steps = None if clock.steps is None else clock.steps - found["skipped"]
+    return replace(plan, clock=replace(clock, start_us=found["start_us"], steps=steps))
