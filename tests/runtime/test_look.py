@@ -231,6 +231,24 @@ def test_what_a_look_says_without_settings_for_it_changes_nothing(rows, monkeypa
     assert made.options["looked"]["options"] == kept["looked"]["options"] == {}
 
 
+def test_what_a_look_reads_leaves_a_memory_limit_as_it_was(rows, tmp_path, monkeypatch):
+    """Rows that are read make the process larger: a refusal after them would tell how many."""
+    honest, held = surveys.taken, [1 << 28]
+
+    def growing(*asked):
+        held[0] = 1 << 40
+        return honest(*asked)
+
+    monkeypatch.setattr(surveys, "taken", growing)
+    monkeypatch.setattr(runs, "resident_bytes", lambda: held[0])
+    pace = runs.Pace(memory=1 << 30)
+    for state in ("first", "second"):  # answers of one statement share a process
+        assert list(run(asked(rows), state=tmp_path / state, pace=pace))
+    with pytest.raises(PlanError, match="leaves nothing for state"):
+        run(asked(rows), state=tmp_path / "small", pace=runs.Pace(memory=1 << 28))
+    assert not (tmp_path / "small").exists()
+
+
 def test_threads_see_the_same(rows, monkeypatch):
     monkeypatch.setattr(looks, "CHUNK", 1_000)
     plan = with_look(asked(rows))

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,14 @@ class Pace:
             raise PlanError(f"threads must be at least 1, not {self.threads}")
         if self.max_rows is not None and self.max_rows < 1:
             raise PlanError(f"max_rows of a micro-batch must be at least 1, not {self.max_rows}")
+
+    @cached_property
+    def held(self) -> int:
+        """What the process held when this was first asked.
+
+        That is before any row is read, as whether a limit leaves room must not tell of rows.
+        """
+        return resident_bytes()
 
 
 def run(plan: Plan, *, state: str | Path, progress: Listener | None = None, **options: Any) -> Job:
@@ -131,8 +139,10 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
         work = made(plan := remembered(plan, home), clock=clock)
     else:
         drawing, rows = keys.once(), rows_of_first(wanted, pace)
-        if not (ledger is None and is_new and rows is None):
+        shared = not (ledger is None and is_new and rows is None)
+        if shared or (pace and pace.memory):  # which may leave no room
             first = before_look(wanted, made(in_any_case(wanted)))
+        if shared:
             if not look:
                 return first, keys
             drawing = charged(first, home, keys)
@@ -238,7 +248,8 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
         if is_sketched(plan) or isinstance(plan.source, TableSource):
             return operator_of(plan)  # bounded by itself
         scratch = Path(state).absolute() / SCRATCH
-        return within(compile_plan(plan), memory, resident_bytes(), scratch, threads_of(pace))
+        made, held = compile_plan(plan), pace.held if pace and memory else 0
+        return within(made, memory, held, scratch, threads_of(pace))
 
     return engine
 
