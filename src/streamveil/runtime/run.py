@@ -140,9 +140,9 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     else:
         drawing, rows = keys.once(), rows_of_first(wanted, pace)
         shared = not (ledger is None and is_new and rows is None)
-        if shared or (pace and pace.memory):  # which may leave no room
-            first = before_look(wanted, made(in_any_case(wanted)))
-        if shared:
+        known = in_any_case(wanted)
+        first = before_look(wanted, made(known)) if shared or is_limited(pace) else None
+        if first and shared:
             if not look:
                 return first, keys
             drawing = charged(first, home, keys)
@@ -293,7 +293,7 @@ def work_of(  # noqa: PLR0913  (the options of a job, by name)
         committed=partial(tell, getattr(opened, "committed", None)),
         keep_in=getattr(opened, "keep_in", lambda _: None),
         together=groups(clock or inner.clock, source, operator),
-        limited=pace is not None and pace.memory is not None,
+        limited=is_limited(pace),
         threads=threads_of(pace),
         rejects=None if rejects is None else Routing(
             directory=Path(rejects), columns=columns,
@@ -301,6 +301,11 @@ def work_of(  # noqa: PLR0913  (the options of a job, by name)
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
     return work if clock is None else going_on(work, clock, inner)
+
+
+def is_limited(pace: Pace | None) -> bool:
+    """Whether there is a limit of memory, which may leave no room."""
+    return pace is not None and pace.memory is not None
 
 
 def threads_of(pace: Pace | None) -> int:
