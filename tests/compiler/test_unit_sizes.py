@@ -1,9 +1,12 @@
 """Rows of units beyond what stands out of the noise of a look."""
 
+from math import lgamma
+
 import numpy as np
 import pytest
 
-from streamveil.compiler.unit_sizes import ROW_EDGES, bins_of_laws, fitted_units
+from streamveil.compiler.expected_stream import known_rows
+from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, bins_of_laws, fitted_units
 
 
 def binned(rows):
@@ -33,3 +36,22 @@ def test_laws_are_shares_of_units():
     assert np.abs(laws.sum(axis=1) - 1).max() < 1e-9
     assert laws.min() >= 0
     assert fitted_units(np.zeros(len(ROW_EDGES), np.int64), 10.0).sum() == 0
+
+
+def poisson(n):
+    return np.exp((n - 1) * np.log(5) - 5 - [lgamma(one) for one in n])
+
+
+@pytest.mark.parametrize("law", [poisson, lambda n: 0.8**n, lambda n: (n + 3.0) ** -4])
+def test_units_within_a_bin_follow_those_beside_it(law):
+    """Alike within each bin, many units had more rows than any: bounds were too large for them."""
+    wanted = law(np.arange(1.0, ROW_EDGES[16]))
+    bins = [
+        (int(low), int(high), float(wanted[int(low) - 1 : int(high)].sum()))
+        for low, high in zip(ROW_EDGES[:16], ROW_ENDS[:16], strict=True)
+    ]
+    widths = ROW_ENDS[:16].astype(int) - ROW_EDGES[:16].astype(int) + 1
+    alike = np.repeat([units for _, _, units in bins] / widths, widths)
+    off = np.abs(known_rows(tuple(bins))[: len(wanted)] - wanted).sum()
+    assert off < 0.35 * np.abs(alike - wanted).sum()
+    assert known_rows(tuple(bins)).sum() == pytest.approx(wanted.sum())

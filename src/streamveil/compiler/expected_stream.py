@@ -56,6 +56,7 @@ USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are ex
 MOST_REPEATS = 0.9999
 SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
 MOST_OF_UNITS = 0.99  # what `most` is a quantile of
+STEEPEST_POWER = 20.0  # of rows, within a bin of a histogram
 LIGHT, EVENEST = 50.0, 200.0  # the lightest power, about geometric; the most even gamma law
 
 
@@ -438,17 +439,43 @@ def up_to(rows: float) -> int:
 def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
     """Share of units with so many rows, of `ROWS_OF_UNITS`.
 
-    >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (1024, 1447, 1.0)))[:4].tolist()
-    [30.0, 4.0, 4.0, 0.0]
+    Within a bin shares follow the power of rows that leads from the bin before to the one behind,
+    of those that are next to it: tails fall within their bins as well.
+
+    >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (1024, 1447, 1.0)))[:4].round(2).tolist()
+    [30.0, 5.71, 2.29, 0.0]
     >>> known_rows(((1, 1, 30.0), (1024, 1447, 1.0))).nonzero()[0].tolist()
     [0, 1000, 1001]
     """
     law = np.zeros(len(ROWS_OF_UNITS))
-    for low, high, units in histogram:
+    for place, (low, high, units) in enumerate(histogram):
         last = max(up_to(high), 1)
         first = min(up_to(low - 1), last - 1)
-        law[first:last] += units * NUMBERS[first:last] / NUMBERS[first:last].sum()
+        power = _power(histogram, place)
+        shares = NUMBERS[first:last] * (ROWS_OF_UNITS[first:last] / high) ** power
+        law[first:last] += units * shares / shares.sum()
     return law
+
+
+def mean_rows(histogram: tuple[tuple[int, int, float], ...]) -> float:
+    """Rows of a unit, on average.
+
+    >>> mean_rows(((1, 1, 30.0), (2, 2, 10.0)))
+    1.25
+    """
+    law = known_rows(histogram)
+    return float(law @ ROWS_OF_UNITS / law.sum())
+
+
+def _power(bins: tuple[tuple[int, int, float], ...], place: int) -> float:
+    """The power of rows that units per row follow over a bin and those next to it; 0: alone."""
+    first = place - (place > 0 and bins[place - 1][1] + 1 == bins[place][0])
+    last = place + (place + 1 < len(bins) and bins[place][1] + 1 == bins[place + 1][0])
+    (a, b, before), (c, d, behind) = bins[first], bins[last]
+    if first == last or not before or not behind:
+        return 0.0
+    power = log(behind / before * (b - a + 1) / (d - c + 1)) / log(sqrt(c * d / (a * b)))
+    return min(max(power, -STEEPEST_POWER), STEEPEST_POWER)
 
 
 @lru_cache(maxsize=64)

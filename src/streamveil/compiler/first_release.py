@@ -20,13 +20,12 @@ import numpy as np
 from streamveil.compiler.design_choice import USUAL_ROWS
 from streamveil.compiler.expected_stream import (
     MOST_ROWS,
-    ROWS_OF_UNITS,
     STEEP,
     Drawn,
     ExpectedStream,
     draw_stream,
     expected,
-    known_rows,
+    mean_rows,
 )
 from streamveil.compiler.unit_sizes import (
     OUTSTANDING,
@@ -164,7 +163,7 @@ def likely_ways(seen: SeenUnits, releases: int) -> list[Way]:
     >>> bins[:3] = 6_000, 750, 63  # 30,000 units with one row and five more by chance, in 24
     >>> ways = likely_ways(SeenUnits(bins, 5.0, 1, 0.0, 0.01), 24)
     >>> [round(way.rows, 1) for way in ways if way.there == 24]
-    [5.6, 6.0, 6.0, 6.4, 6.9]
+    [5.5, 5.9, 5.9, 6.4, 6.8]
     """
     means, laws, before = laws_of_rows()
     few, many = np.minimum(1.0, (means - 1) / (USUAL_ROWS[0] - 1)), USUAL_ROWS[-1] / means
@@ -214,9 +213,7 @@ def way_of(
     whole = sum(number for _, _, number in found)
     parts = [(low, high, float(f"{number / whole:.4g}")) for low, high, number in found]
     histogram = tuple(one for one in parts if one[-1] > TOLD)
-    law = known_rows(histogram)
-    rows = float(law @ ROWS_OF_UNITS / law.sum())
-    return Way(rows, there, histogram, apart=apart)
+    return Way(mean_rows(histogram), there, histogram, apart=apart)
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,13 @@ import numpy as np
 
 from streamveil.compiled import ndtri
 from streamveil.compiler.by_unit import even_groups
-from streamveil.compiler.expected_stream import MOST_REPEATS, drawn_lengths, expected, tail_of
+from streamveil.compiler.expected_stream import (
+    MOST_REPEATS,
+    drawn_lengths,
+    expected,
+    mean_rows,
+    tail_of,
+)
 from streamveil.compiler.group_sizes import Units, likely_laws
 from streamveil.compiler.unit_sizes import (
     BESIDE,
@@ -128,7 +134,9 @@ def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learn
         if found is not None:
             bounds[text], valued[text] = found
     if known and tells(known[EXPECTED_UNITS.name], sigma):
-        known[HISTOGRAM] = histogram_of(shapes, sigma)
+        known[HISTOGRAM] = by_rows = histogram_of(shapes, sigma)
+        known[EXPECTED_ROWS.name] = mean = max(1.0, float(f"{mean_rows(tuple(by_rows)):.3g}"))
+        known[EXPECTED_MOST_ROWS.name] = max(known[EXPECTED_MOST_ROWS.name], mean)
     if known:
         together = concentration_of(shapes, sigma)
         known |= {} if together is None else {CONCENTRATION: together}
