@@ -168,7 +168,7 @@ class GroupBy(Grouping):
         """What is public of a release; its intervals cover noise, selection, cut rows."""
         aggregation, (window, trigger, step) = self.aggregation, place
         test, shared, above = aggregation.test, None, 0.0
-        if test is not None and aggregation.selected_by == "totals" and trigger in test.triggers:
+        if test is not None and trigger in test.triggers:
             shared, above = test.place, test.threshold(trigger) * float(test.lane.quantum)
         elif aggregation.shared is not None and aggregation.selection is not None:
             shared, above = aggregation.shared, aggregation.selection.threshold(trigger)

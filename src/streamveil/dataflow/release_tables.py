@@ -126,7 +126,9 @@ def since_published(
         Gaussian given that it is. P(X >= x | X > t) = Phi((m - x) / sd) / Phi((m - t) / sd) rises
         with the mean m, so the means at which it is alpha / 2 and 1 - alpha / 2 are the ends of an
         interval that holds the true mean with the confidence. That the total was below the
-        thresholds of earlier triggers is not used.
+        thresholds of earlier triggers is not used. Coins may have shown a group at the same
+        trigger, whose total is then above t all the same or keeps its interval: such a total is
+        below t, and its interval too low, in at most half of the errors that are allowed.
     """
     rows = np.flatnonzero(fresh & (answer.sd > 0))
     if not len(rows):
@@ -383,12 +385,14 @@ def joined(parts: list[Array]) -> Array:
 def tested_above(
     moments: Sequence[ReleasePoint], parts: Sequence[Numbers]
 ) -> Float64[Array, " keys"]:
-    """The threshold that a total of a key passed to be shown just now; -inf: it was not."""
-    found = [
-        np.where(part.keys.opened == one.trigger, one.threshold, -np.inf)
-        if one.shared is not None else np.full(len(part.keys.opened), -np.inf)
-        for one, part in zip(moments, parts, strict=True)
-    ]  # fmt: skip
+    """The threshold that a total of a key passed to be shown just now; -inf: it did not."""
+    found = []
+    for one, part in zip(moments, parts, strict=True):
+        above = np.full(len(part.keys.opened), -np.inf)
+        if one.shared is not None:
+            passed = part.totals.estimate[one.shared, part.keys.order] >= one.threshold
+            above[passed & (part.keys.opened == one.trigger)] = one.threshold
+        found.append(above)
     return joined(found)
 
 
