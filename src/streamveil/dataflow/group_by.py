@@ -174,7 +174,9 @@ class GroupBy(Grouping):
             shared, above = aggregation.shared, aggregation.selection.threshold(trigger)
         said = heading(self, place, self._facts), self.schedule.release_time(window, step)
         spread = 0.0 if aggregation.cut is None else self._cut_deviations[trigger]
-        return ReleasePoint(trigger, shared, above, spread, self._stamps(window, trigger), *said)
+        coins = aggregation.selected_by == "table"
+        stamps = self._stamps(window, trigger)
+        return ReleasePoint(trigger, shared, above, coins, spread, stamps, *said)
 
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""

@@ -255,6 +255,7 @@ class ReleasePoint(NamedTuple):
     trigger: int
     shared: int | None  # the lane whose totals show groups
     threshold: float  # that they passed at this trigger
+    coins: bool  # whether coins show others, whose totals may be below it
     deviation: float  # of the count of cut rows, in quanta
     stamps: tuple[Stamp, ...]
     facts: bytes  # without their last brace
@@ -390,7 +391,8 @@ def tested_above(
     for one, part in zip(moments, parts, strict=True):
         above = np.full(len(part.keys.opened), -np.inf)
         if one.shared is not None:
-            passed = part.totals.estimate[one.shared, part.keys.order] >= one.threshold
+            seen = part.totals.estimate[one.shared, part.keys.order]
+            passed = (seen >= one.threshold) | (not one.coins)  # some are rounded to below it
             above[passed & (part.keys.opened == one.trigger)] = one.threshold
         found.append(above)
     return joined(found)
