@@ -18,6 +18,10 @@ from streamveil.core.release import WeightRule
 from streamveil.core.selection.total_test import TotalTest, can_test
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import BltCounter
+from streamveil.dataflow import release_tables
+from streamveil.dataflow.outputs import Totals
+from streamveil.dataflow.release import PublishedKeys
+from streamveil.dataflow.release_tables import Numbers, ReleasePoint
 from streamveil.plan import Bounding, Clock
 from tests.dataflow.streams import AGGREGATES, batches, compiled, run
 from tests.planting import forced
@@ -303,6 +307,18 @@ def test_intervals_of_groups_that_their_totals_show_allow_for_it(selection):
     assert rate_p_value(missed, len(table), 0.05) > ALPHA
     uncorrected = int((passed.n - 1.96 * passed.n_sd > units).sum())
     assert_rejects_rate(uncorrected, len(passed), 0.05)
+
+
+@pytest.mark.parametrize("coins", [False, True])
+def test_a_total_that_rounding_took_below_its_threshold_has_passed_it_all_the_same(coins):
+    """Without coins: with them another way may have shown the group, whose law is then its own."""
+    moment = ReleasePoint(3, 0, 40.2, coins, 0.0, (), b"", b"")
+    keys = PublishedKeys((), np.arange(3, dtype=np.int32), np.array([3, 3, 2]))
+    totals = Totals(np.array([[40.0, 41.0, 45.0]]), np.ones((1, 3)))
+    found = release_tables.tested_above(
+        [moment], [Numbers(keys, totals, np.zeros((0, 3)), None, None)]
+    )
+    assert found.tolist() == [-np.inf if coins else 40.2, 40.2, -np.inf]
 
 
 class Low(TotalTest):

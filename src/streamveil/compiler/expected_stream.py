@@ -301,8 +301,7 @@ def likely_streams(
     """Those that a first release leaves possible (`first_release.streams`), with known groups."""
     every = stream.units * stream.rows
     ways = [histogram_of(way) for way in given[WAYS_OF_UNITS]]
-    laws = [known_rows(way) for way in ways]
-    means = [float(law @ ROWS_OF_UNITS / law.sum()) for law in laws]
+    means = [mean_rows(way) for way in ways]
     for place, (groups, steep, single, spread, repeats, number) in enumerate(given[STREAMS]):
         way, law = int(number), (round(groups) or stream.groups, steep, single, spread)
         if EXPECTED_GROUPS.of(given):

@@ -126,9 +126,10 @@ def since_published(
         Gaussian given that it is. P(X >= x | X > t) = Phi((m - x) / sd) / Phi((m - t) / sd) rises
         with the mean m, so the means at which it is alpha / 2 and 1 - alpha / 2 are the ends of an
         interval that holds the true mean with the confidence. That the total was below the
-        thresholds of earlier triggers is not used. Coins may have shown a group at the same
-        trigger, whose total is then above t all the same or keeps its interval: such a total is
-        below t, and its interval too low, in at most half of the errors that are allowed.
+        thresholds of earlier triggers is not used. Coins may show groups at the same trigger,
+        whatever their noise: a total above t has the same law, and one below t keeps its plain
+        interval. That one is wrong where the noise is very low, with at most alpha / 2, so both
+        kinds together miss at most one and a half times as often as stated.
     """
     rows = np.flatnonzero(fresh & (answer.sd > 0))
     if not len(rows):
