@@ -14,7 +14,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import answer_sd, lane_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow.outputs import Output, Totals
-from streamveil.dataflow.release_tables import since_shown
+from streamveil.dataflow.release_tables import Thresholds, since_shown
 from streamveil.results.post import post_processed
 from streamveil.sql.post import read_step
 from tests.compiler.beside import GROUPS, SIZE, UNITS, held, plant_noise_apart, query_of, release_of
@@ -161,6 +161,11 @@ def test_a_sum_for_each_row_of_other_values_may_lie_anywhere():
     assert post_processed(release, steps).table["d_high"].to_numpy().max() > BOUNDS[1]
 
 
+def passed(order, threshold):
+    """A threshold that the count of every group was above."""
+    return Thresholds(*np.repeat([[threshold], [1.0], [0.0]], len(order), axis=1))
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (-2.0, 0.0), (-1.0, 2.0)])
 def test_sums_of_groups_that_their_counts_showed(low, high):
     """False alarms: 1e-9. Without the correction the truth is held too rarely."""
@@ -173,8 +178,7 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
     totals = Totals(noisy, np.broadcast_to(sds**2, noisy.shape))
     order = np.flatnonzero(noisy[0] > threshold).astype(np.int32)
     plain = output.in_order(totals, order, 0.95)
-    above = np.full(len(order), threshold)
-    fixed = since_shown(plain, output, totals, order, above, 0.95)
+    fixed = since_shown(plain, output, totals, order, passed(order, threshold), 0.95)
     wanted = (output.factors[0] * exact[0] + exact[1])[order]
     for size in (55, 60, 70, 130, 400):
         some = true[order] == size
@@ -186,7 +190,7 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
             assert_rejects_rate(hits[0], trials, 0.95)
         if size == 400:  # far above the threshold, which says nothing of their noise
             np.testing.assert_array_equal(fixed.low[some], plain.low[some])
-    unseen = since_shown(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
+    unseen = since_shown(plain, output, totals, order, passed(order, -np.inf), 0.95)
     np.testing.assert_array_equal(unseen.low, plain.low)
 
 
@@ -211,7 +215,7 @@ def test_means_of_groups_that_their_counts_showed(function, far, groups):
     totals = Totals(noisy, np.broadcast_to(sds**2, noisy.shape))
     order = np.flatnonzero(noisy[0] > threshold).astype(np.int32)
     plain = output.in_order(totals, order, 0.95)
-    fixed = since_shown(plain, output, totals, order, np.full(len(order), threshold), 0.95)
+    fixed = since_shown(plain, output, totals, order, passed(order, threshold), 0.95)
     spread = 0.05 * true / (true - 1)
     wanted = {"avg": far + 0 * true, "variance": spread, "stddev": np.sqrt(spread)}[function][order]
     for size in (45, 50, 55, 60, 70, 130, 400):
@@ -224,5 +228,5 @@ def test_means_of_groups_that_their_counts_showed(function, far, groups):
             assert_rejects_rate(hits[0], trials, 0.95)
         if size == 400:  # far above the threshold, which says nothing of their noise
             np.testing.assert_array_equal(fixed.low[some], plain.low[some])
-    unseen = since_shown(plain, output, totals, order, np.full(len(order), -np.inf), 0.95)
+    unseen = since_shown(plain, output, totals, order, passed(order, -np.inf), 0.95)
     np.testing.assert_array_equal(unseen.low, plain.low)

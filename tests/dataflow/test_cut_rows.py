@@ -32,7 +32,13 @@ from streamveil.dataflow.cut_rows import (
     cut_summary,
 )
 from streamveil.dataflow.outputs import Estimate, Output
-from streamveil.dataflow.release_tables import CutOdds, ends_with_cut, mean_above, with_cut
+from streamveil.dataflow.release_tables import (
+    CutOdds,
+    Thresholds,
+    ends_with_cut,
+    mean_above,
+    with_cut,
+)
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
 from streamveil.release_metadata import FACTS, OF_KEPT, cut_sentence, sentences
@@ -276,7 +282,7 @@ def test_groups_beyond_true_intervals_hold_less_than_a_third_of_the_rows(groups)
     plain = Estimate(kept, np.zeros(len(kept)), kept, kept)
     output = Output(name="n", function="count", lanes=(0,))
     odds = CutOdds(lost.sum() / kept.sum(), 0.0)
-    high = with_cut(plain, plain, output, odds, 0.95).high
+    high = with_cut(plain, output, odds, 0.95).high
     assert kept[kept + lost > high * (1 + 1e-9)].sum() <= kept.sum() / 3
 
 
@@ -296,9 +302,10 @@ def missed(kept, odds, sd, part, confidence=0.95, threshold=None):
     one, z = np.ones(len(number)), norm.ppf((1 + confidence) / 2)
     lower = kept + own - z
     if threshold is not None:
-        lower = mean_above(kept + own, threshold, np.ones(len(own)), (1 - confidence) / 2)
-    given = np.repeat(lower, 10), number + z, one, CutOdds(found, one * sd)
-    low, high = ends_with_cut(*given, confidence)
+        given = Thresholds(*np.repeat([[threshold], [-np.inf], [0.0]], len(own), axis=1))
+        lower = mean_above(kept + own, given, np.ones(len(own)), (1 - confidence) / 2)
+    ends = np.repeat(lower, 10), number + z
+    low, high = ends_with_cut(*ends, one, CutOdds(found, one * sd), confidence)
     true = kept * (1 + 3 * odds * part)
     return ((low > true) | (high < true)).mean()
 

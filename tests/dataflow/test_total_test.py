@@ -310,15 +310,19 @@ def test_intervals_of_groups_that_their_totals_show_allow_for_it(selection):
 
 
 @pytest.mark.parametrize("coins", [False, True])
-def test_a_total_that_rounding_took_below_its_threshold_has_passed_it_all_the_same(coins):
-    """Without coins: with them another way may have shown the group, whose law is then its own."""
-    moment = ReleasePoint(3, 0, 40.2, coins, 0.0, (), b"", b"")
+def test_whose_totals_may_have_shown_them(coins):
+    """With coins those alone that are first shown above the threshold: coins may have shown others.
+
+    Without coins all: also totals that rounding or later noise took below it.
+    """
+    moment = ReleasePoint(3, 0, 40.2, 5.0, 0.5, coins, 0.0, (), b"", b"")
     keys = PublishedKeys((), np.arange(3, dtype=np.int32), np.array([3, 3, 2]))
     totals = Totals(np.array([[40.0, 41.0, 45.0]]), np.ones((1, 3)))
-    found = release_tables.tested_above(
-        [moment], [Numbers(keys, totals, np.zeros((0, 3)), None, None)]
-    )
-    assert found.tolist() == [-np.inf if coins else 40.2, 40.2, -np.inf]
+    numbers = Numbers(keys, totals, np.zeros((0, 3)), None, None)
+    found = release_tables.tested_above([moment, moment._replace(shared=None)], [numbers] * 2)
+    some = [-np.inf, 40.2, -np.inf] if coins else [40.2] * 3
+    assert found.above.tolist() == [*some, *[-np.inf] * 3]
+    assert (found.least.tolist(), found.half.tolist()) == ([5.0] * 6, [0.5] * 6)
 
 
 class Low(TotalTest):

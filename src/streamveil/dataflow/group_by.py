@@ -14,6 +14,7 @@ import pyarrow as pa
 from streamveil.batch import Batch, Release, ReleaseRun
 from streamveil.core.noise import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations
 from streamveil.dataflow.grouping import NAMES_KEY, Grouping, ahead, constant_facts, heading
@@ -167,16 +168,20 @@ class GroupBy(Grouping):
     def _moment(self, place: tuple[int, int, int]) -> ReleasePoint:
         """What is public of a release; its intervals cover noise, selection, cut rows."""
         aggregation, (window, trigger, step) = self.aggregation, place
-        test, shared, above = aggregation.test, None, 0.0
-        if test is not None and trigger in test.triggers:
-            shared, above = test.place, test.threshold(trigger) * float(test.lane.quantum)
-        elif aggregation.shared is not None and aggregation.selection is not None:
-            shared, above = aggregation.shared, aggregation.selection.threshold(trigger)
+        test, selection, coins = aggregation.test, aggregation.selection, False
+        shared, above, least, unit = None, 0.0, 0, 1.0  # totals are released in whole units
+        if test is not None and (tested := test.before(trigger + 1)):
+            coins, unit = aggregation.selected_by == "table", float(test.lane.quantum)
+            shared = None if coins and tested[-1] < trigger else test.place
+            above, least = test.threshold(tested[-1]) + 0.5, test.floor  # noise is rounded
+        elif aggregation.shared is not None and isinstance(selection, GaussianSelection):
+            shared = aggregation.shared
+            above, least = selection.threshold(trigger), selection.floor
         said = heading(self, place, self._facts), self.schedule.release_time(window, step)
         spread = 0.0 if aggregation.cut is None else self._cut_deviations[trigger]
-        coins = aggregation.selected_by == "table"
         stamps = self._stamps(window, trigger)
-        return ReleasePoint(trigger, shared, above, coins, spread, stamps, *said)
+        ends = above * unit, least * unit, unit / 2
+        return ReleasePoint(trigger, shared, *ends, coins, spread, stamps, *said)
 
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""

@@ -22,14 +22,28 @@ from streamveil.dataflow.outputs import FUNCTIONS, TINY, Estimate, Output, Total
 from streamveil.dataflow.release import KeySize, PublishedKeys
 from streamveil.kinds import MOMENTS
 from streamveil.release_metadata import FACTS, SUFFIXES, TIME, completed
-from streamveil.types import Array, Bool, Float64, Int32, Int64
+from streamveil.types import Array, Float64, Int32, Int64
 
 # ---- intervals that cover cut rows too
 
 UNEVEN = 3.0  # times its share of the cut rows that a group may have lost; chosen by measurement
-FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins
+FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins, at most
+CORRECTED = 1e-9  # deviations by which a lower end is below that of noise alone, if not by rounding
+SEARCHED = 50  # halvings of what is searched
 UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more often
 Ends: TypeAlias = tuple[Float64[Array, " rows"], Float64[Array, " rows"]]  # of intervals
+
+
+class Thresholds(NamedTuple):
+    """Of the tests that may have shown groups by their own totals."""
+
+    above: Float64[Array, " keys"]  # what such a total exceeded; -inf: no test showed the group
+    least: Float64[Array, " keys"]  # what it is without noise, at least
+    half: Float64[Array, " keys"]  # by which rounding may have raised what is released of it
+
+    def at(self, rows: Int64[Array, " rows"]) -> Thresholds:
+        """Those of some keys."""
+        return Thresholds(*(part[rows] for part in self))
 
 
 class CutOdds(NamedTuple):
@@ -39,14 +53,11 @@ class CutOdds(NamedTuple):
     sd: float | Float64[Array, " keys"]
 
 
-def with_cut(
-    answer: Estimate, plain: Estimate, output: Output, odds: CutOdds, confidence: float
-) -> Estimate:
+def with_cut(answer: Estimate, output: Output, odds: CutOdds, confidence: float) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut, three times its share.
 
     Which groups lost the rows is not known: a group that lost more lies beyond its interval, which
-    is said beside the number (`ALLOWED`). Sums of values of one sign only. `plain`: its interval
-    before that of groups which it shows for the first time was corrected.
+    is said beside the number (`ALLOWED`). Sums of values of one sign only.
 
     Guarantee: groups that lost more have less than a third of the kept rows of the shown groups,
         whatever the data. Every other number is in its interval with the confidence, less `UNSEEN`
@@ -56,7 +67,7 @@ def with_cut(
         known up to the noise of all groups. For the others see `ends_with_cut`.
     """
     rises = output.function != "sum" or output.low >= 0
-    lower, upper = (answer.low, plain.high) if rises else (-answer.high, -plain.low)
+    lower, upper = (answer.low, answer.high) if rises else (-answer.high, -answer.low)
     low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence)
     if rises:
         return replace(answer, low=np.maximum(low, output.least), high=high)
@@ -84,16 +95,15 @@ def ends_with_cut(
         x = 0 anyway; c by so many deviations that it fails `UNSEEN` as often as an interval. In r,
         k is taken from above, at 1.96 deviations, and c as it is estimated; e f is left out. Tests
         integrate over the noise that the chance is kept for x from 0 to c k.
-        Of a group that is seen above a threshold e tends to be larger, so the upper end misses at
-        most as often. The lower end of 1.96 deviations is corrected already (`since_published`),
-        and that of fewer is at least by their difference above it, as tests measure.
+        Of a group that its own total may have shown e tends to be larger, so the upper end misses
+        at most as often. Its lower end is corrected already (`since_published`), and stays.
     """
     z, far = quantile_of(confidence), quantile_of(1 - 2 * UNSEEN * (1 - confidence))
     kept, most = upper - z * sd, np.maximum(upper, 0.0)
     room = UNEVEN * np.maximum(odds.value - far * odds.sd, 0.0) * np.maximum(kept - z * sd, 0.0)
     spread = np.hypot((1 + UNEVEN * odds.value) * sd, UNEVEN * most * odds.sd)
     reach = reach_beside(room / np.maximum(spread, TINY), confidence)
-    low = np.minimum(lower + (z - reach) * sd, kept - reach * sd)
+    low = np.where(lower < kept - (z + CORRECTED) * sd, lower, kept - reach * sd)
     return low, kept + UNEVEN * odds.value * np.maximum(kept, 0.0) + reach * spread
 
 
@@ -115,50 +125,47 @@ def reach_beside(room: Float64[Array, " keys"], confidence: float) -> Float64[Ar
 
 
 def since_published(
-    answer: Estimate,
-    fresh: Bool[Array, " keys"],
-    thresholds: Float64[Array, " keys"],
-    confidence: float,
-) -> Estimate:
-    """The intervals of groups that their own noisy totals show for the first time, corrected.
+    count: Totals, thresholds: Thresholds, low: Float64[Array, " rows"], confidence: float
+) -> Float64[Array, " rows"]:
+    """The lower ends of totals that may have shown their own groups, from those of noise alone.
 
-    Proof: such a total is only seen because it is above the threshold t, so it has the law of a
-        Gaussian given that it is. P(X >= x | X > t) = Phi((m - x) / sd) / Phi((m - t) / sd) rises
-        with the mean m, so the means at which it is alpha / 2 and 1 - alpha / 2 are the ends of an
-        interval that holds the true mean with the confidence. That the total was below the
-        thresholds of earlier triggers is not used. Coins may show groups at the same trigger,
-        whatever their noise: a total above t has the same law, and one below t keeps its plain
-        interval. That one is wrong where the noise is very low, with at most alpha / 2, so both
-        kinds together miss at most one and a half times as often as stated.
+    Algorithm: the bound on conditional coverage of a union of tests by its last one.
+    Proof: a release shows a group if a test of its total has passed so far. Call that S. One of the
+        tests is that of this release, so P(S) is at least Phi((m - t) / sd), with t its threshold
+        and m the true total, however large the group was at earlier tests and however their noise
+        goes together with this. So given S, the noisy total is x or more with a chance of at most
+        Phi((m - x) / sd) / Phi((m - t) / sd), where x is above t. That rises with m. So an end
+        where it is alpha / 2 is above m in at most alpha / 2 of all cases in which the group is
+        shown. A total of t or less leaves m open, down to the least that a test lets pass.
+        The upper end needs no correction: S is the likelier the larger the noise of every test is,
+        and noise of different triggers is nowhere negatively correlated. Such Gaussian numbers are
+        associated (Pitt 1982, doi:10.1214/aop/1176993872), so given S the noise is below -z
+        deviations at most as often as without it.
+        This is of all groups that a release shows, those shown before and those shown now.
+        Coins may show groups at the same trigger, whatever their noise: see `tested_above`. Where
+        totals alone show them, later than at a test, t is the last one's: a group that grew since
+        is shown less often than is said here.
     """
-    rows = np.flatnonzero(fresh & (answer.sd > 0))
-    if not len(rows):
-        return answer
-    x, sd = answer.value[rows].astype(np.float64), answer.sd[rows]
-    low, high = answer.low.copy(), answer.high.copy()
-    miss = (1 - confidence) / 2
-    above = thresholds[rows]
-    low[rows] = mean_above(x, above, sd, miss)
-    high[rows] = np.maximum(mean_above(x, above, sd, 1 - miss), low[rows])
-    return replace(answer, low=low, high=high)
+    x, sd = count.estimate[0], np.sqrt(count.variance[0])
+    return np.minimum(mean_above(x, thresholds, sd, (1 - confidence) / 2), low)
 
 
 def since_counted(
     output: Output,
     totals: Totals,
-    thresholds: Float64[Array, " rows"],
+    thresholds: Thresholds,
     ends: Ends,
     confidence: float,
 ) -> Ends:
     """The same of a sum that is moved back by the count that shows the group.
 
-    Proof: given that the count is above its threshold its noise tends to be larger than without
+    Proof: given that its count shows a group the noise of it tends to be larger than without
         that condition, and that of the rest is drawn apart. So where the count has a factor above
         0, the noise of both together is below -z deviations at most as often, and the upper end
         holds. The lower end is that of the rest plus that of the count by `since_published`, each
         with half of the chance of errors. Below 0 the ends change sides.
         A count that is seen 2 k deviations above the threshold leaves the interval as it is. If the
-        true count is k above it, the condition holds with chance Phi(k), and the interval misses at
+        true count is k above it, the group is shown with chance Phi(k), and the interval misses at
         most 1 / Phi(k) times as often as without it. If it is less, the chance to see it that far,
         which rises with the true count, is at most Phi(-k) / Phi(k): `UNSEEN` of the chance of
         errors, which comes on top of it.
@@ -177,7 +184,7 @@ def since_counted(
 def since_divided(
     output: Output,
     totals: Totals,
-    thresholds: Float64[Array, " rows"],
+    thresholds: Thresholds,
     ends: Ends,
     confidence: float,
 ) -> Ends:
@@ -196,36 +203,37 @@ def since_divided(
 
 
 def near_threshold(
-    totals: Totals,
-    lane: int,
-    order: Int32[Array, " keys"],
-    thresholds: Float64[Array, " keys"],
-    noisy: Bool[Array, " keys"],
-    confidence: float,
+    count: Totals, thresholds: Thresholds, confidence: float
 ) -> Int64[Array, " rows"]:
-    """Groups whose total was seen so near its threshold that its interval is to be corrected."""
+    """Groups whose total was seen so near its threshold that its interval is to be corrected.
+
+    See `since_counted` for the others.
+    """
     far = 2 * quantile_of(1 - 2 * UNSEEN * (1 - confidence))
-    rows = np.flatnonzero(np.isfinite(thresholds) & noisy)
-    seen, doubt = totals.estimate[lane, order[rows]], np.sqrt(totals.variance[lane, order[rows]])
-    return np.asarray(rows[seen <= thresholds[rows] + far * doubt])
+    reach = thresholds.above + far * np.sqrt(count.variance[0])
+    return np.flatnonzero((count.variance[0] > 0) & (count.estimate[0] <= reach))
 
 
 def mean_above(
     x: Float64[Array, " keys"],
-    threshold: float | Float64[Array, " keys"],
+    thresholds: Thresholds,
     sd: Float64[Array, " keys"],
     chance: float,
 ) -> Float64[Array, " keys"]:
-    """The mean of a Gaussian that, seen above the threshold, is at least x with this chance.
+    """The mean of a Gaussian that, seen above a threshold, rounds to x or more with this chance.
 
-    >>> float(mean_above(np.array([100.0]), 0.0, np.array([1.0]), 0.5)[0])
+    At least `thresholds.least`, which it is for an x that is not above the threshold. `chance`: at
+    most a half.
+
+    >>> given = Thresholds(*np.array([[0.0], [-np.inf], [0.0]]))
+    >>> float(mean_above(np.array([100.0]), given, np.array([1.0]), 0.5)[0])
     100.0
     """
-    low, high = x - FARTHEST * sd, x + FARTHEST * sd
-    seen = np.maximum(x, threshold)
-    for _ in range(60):
+    low, high = np.maximum(x - FARTHEST * sd, thresholds.least), np.maximum(x, thresholds.least)
+    seen = np.maximum(x - thresholds.half, thresholds.above)
+    for _ in range(SEARCHED):
         middle = (low + high) / 2
-        found = log_ndtr((middle - seen) / sd) - log_ndtr((middle - threshold) / sd)
+        found = log_ndtr((middle - seen) / sd) - log_ndtr((middle - thresholds.above) / sd)
         above = found > np.log(chance)
         low, high = np.where(above, low, middle), np.where(above, middle, high)
     return np.asarray(portable(high))
@@ -256,7 +264,9 @@ class ReleasePoint(NamedTuple):
     trigger: int
     shared: int | None  # the lane whose totals show groups
     threshold: float  # that they passed at this trigger
-    coins: bool  # whether coins show others, whose totals may be below it
+    least: float  # total without noise of a group that a test shows
+    half: float  # of the quantum to which totals are rounded
+    coins: bool  # whether coins show others, whose totals may be below the threshold
     deviation: float  # of the count of cut rows, in quanta
     stamps: tuple[Stamp, ...]
     facts: bytes  # without their last brace
@@ -299,17 +309,17 @@ def to_columns(
     fields, found, rising = list(shape.keys), list[pa.Array](), 0
     sizes = None if shape.size is None else shape.size.of(totals)[order]
     lost, odds = cut_of(shape, moments, parts, sizes, rows)
-    shared, above = {one.shared for one in moments}, tested_above(moments, parts)
+    shared, tested = {one.shared for one in moments}, tested_above(moments, parts)
     for output in shape.outputs:
         rising += output.monotone
         if output.unbounded:
             add_unknown(fields, found, output, len(order))
             continue
-        answer = plain = output.in_order(totals, order, shape.confidence)
+        answer = output.in_order(totals, order, shape.confidence)
         if shared.intersection(output.lanes):
-            answer = since_shown(answer, output, totals, order, above, shape.confidence)
+            answer = since_shown(answer, output, totals, order, tested, shape.confidence)
         if odds is not None:
-            answer = with_cut(answer, plain, output, odds, shape.confidence)
+            answer = with_cut(answer, output, odds, shape.confidence)
         if output.monotone:
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
@@ -384,19 +394,24 @@ def joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def tested_above(
-    moments: Sequence[ReleasePoint], parts: Sequence[Numbers]
-) -> Float64[Array, " keys"]:
-    """The threshold that a total of a key passed to be shown just now; -inf: it did not."""
-    found = []
+def tested_above(moments: Sequence[ReleasePoint], parts: Sequence[Numbers]) -> Thresholds:
+    """What the total of a key exceeded if it has shown the key; -inf: it has not.
+
+    Where coins show others, a key is taken to be shown by its total if that is above the threshold
+    when the key is first shown. It has the law of a total given that it is above it; one below it
+    keeps its plain interval, which is wrong where the noise is very low or very high. Later the
+    interval is plain.
+    """
+    found = list[Array]()
     for one, part in zip(moments, parts, strict=True):
-        above = np.full(len(part.keys.opened), -np.inf)
-        if one.shared is not None:
-            seen = part.totals.estimate[one.shared, part.keys.order]
-            passed = (seen >= one.threshold) | (not one.coins)  # some are rounded to below it
-            above[passed & (part.keys.opened == one.trigger)] = one.threshold
-        found.append(above)
-    return joined(found)
+        keys = len(part.keys.opened)
+        tested = np.full(keys, one.shared is not None)
+        if one.shared is not None and one.coins:
+            passed = part.totals.estimate[one.shared, part.keys.order] >= one.threshold
+            tested = passed & (part.keys.opened == one.trigger)
+        above = np.where(tested, one.threshold, -np.inf)
+        found.append(np.stack([above, np.full(keys, one.least), np.full(keys, one.half)]))
+    return Thresholds(*np.concatenate(found, axis=1))
 
 
 def since_shown(
@@ -404,25 +419,29 @@ def since_shown(
     output: Output,
     totals: Totals,
     order: Int32[Array, " keys"],
-    thresholds: Float64[Array, " keys"],
+    thresholds: Thresholds,
     confidence: float,
 ) -> Estimate:
-    """Intervals of groups that one of its totals shows for the first time; no threshold: -inf."""
-    if len(output.lanes) == 1:
-        return since_published(answer, np.isfinite(thresholds), thresholds, confidence)
-    lanes = list(output.lanes)
-    rows = near_threshold(totals, lanes[0], order, thresholds, answer.sd > 0, confidence)
+    """Intervals of groups that one of its totals may have shown."""
+    lanes, count = np.array(output.lanes), np.array(output.lanes[:1])
+    rows = near_threshold(some_of(totals, count, order), thresholds, confidence)
     if not len(rows):
         return answer
-    cells = np.ix_(np.array(lanes), order[rows])
-    near = Totals(
-        *(np.ascontiguousarray(part[cells]) for part in (totals.estimate, totals.variance))
-    )
+    near, low, high = some_of(totals, lanes, order[rows]), answer.low.copy(), answer.high.copy()
+    if len(lanes) == 1:
+        low[rows] = since_published(near, thresholds.at(rows), low[rows], confidence)
+        return replace(answer, low=low)
     correct = since_divided if output.function in MOMENTS else since_counted
-    low, high = answer.low.copy(), answer.high.copy()
     ends = low[rows], high[rows]
-    low[rows], high[rows] = correct(output, near, thresholds[rows], ends, confidence)
+    low[rows], high[rows] = correct(output, near, thresholds.at(rows), ends, confidence)
     return replace(answer, low=low, high=high)
+
+
+def some_of(totals: Totals, lanes: Int64[Array, " some"], keys: Int32[Array, " some"]) -> Totals:
+    """Those of some lanes and keys."""
+    cells = np.ix_(lanes, keys)
+    found = (totals.estimate[cells], totals.variance[cells])
+    return Totals(*map(np.ascontiguousarray, found))
 
 
 def risen(answer: Estimate, floor: Float64[Array, " keys"]) -> Estimate:

@@ -105,35 +105,40 @@ class Answered:
             found = np.where(whole, (low + high) / 2, np.nan)
         if not facts.get("non_negative") or SHIFT in facts:
             return np.asarray(found)
-        cut = (low == 0) & (high <= 2 * reach) & ~self._is_new(unsure=True)
+        cut = (low == 0) & (high <= 2 * reach) & ~self._may_be_chosen(facts)
         return np.where(cut & ~whole, np.where(high > 0, high - reach, -reach), found)
 
-    def _is_new(self, *, unsure: bool) -> Array:
-        """Groups that are shown for the first time; `unsure`: said where a release does not tell.
+    def _may_be_chosen(self, facts: Facts) -> Array:
+        """Groups that this number may have shown, so that its interval may have been corrected.
 
-        Their intervals may have been corrected for that.
+        All, where a lane counts what shows groups at every trigger, or where nothing is told;
+        else those that are shown for the first time.
         """
-        if {"opened", "trigger"} <= set(self.table.column_names):
-            return np.asarray(self.column("opened") == self.column("trigger"))
-        return np.full(self.table.num_rows, unsure)
+        told = {"opened", "trigger"} <= set(self.table.column_names)
+        at_each = (lane in range(len(self.lanes)) and self.lanes[lane].get("rounded")
+                   for lane in facts.get("lanes", ()))  # fmt: skip
+        if any(at_each) or not told:
+            return np.ones(self.table.num_rows, np.bool_)
+        return np.asarray(self.column("opened") == self.column("trigger"))
 
     def chosen(self, name: str) -> Array:
-        """The groups that this number itself showed for the first time: it was above a threshold.
+        """The groups that this number itself may have shown: its interval is not that of its noise.
 
         Of counts only, which are at least 0; see `ends_at`.
         """
         facts = self.answers[name]
-        may_be = facts.get("function") in COUNTS and SHIFT not in facts and not self.holds_cut_rows
-        return np.asarray(np.isnan(self.centre(name)) & self._is_new(unsure=False) & may_be)
+        may_be = facts.get("function") in COUNTS and not {SHIFT, TOTAL} & set(facts)
+        here = np.isfinite(self.column(name)) & (may_be and not self.holds_cut_rows)
+        return np.asarray(np.isnan(self.centre(name)) & here)
 
     def ends_at(self, name: str, z: float) -> tuple[Array, Array]:
         """Between which ends the true number lies, with the confidence of z deviations.
 
-        Proof: the noise of a group that its own number showed is Gaussian, given that the number
-            is above a threshold, so it tends to be larger than without that condition: it is below
-            -z deviations at most as often, and the upper end holds. The lower end is 0. Noise of
-            different rows is drawn apart, so the same is true of the sum of several, and leaving
-            such groups out takes nothing negative from a sum.
+        Proof: the noise of a group that its own numbers showed tends to be larger than without that
+            condition (`since_published`): it is below -z deviations at most as often, and the upper
+            end holds. The lower end is 0. Noise of different rows is drawn apart, so the same is
+            true of the sum of several, and leaving such groups out takes nothing negative from a
+            sum. All of this is true of any count whose released number is not below the noisy one.
         """
         facts, sd = self.answers[name], self.column(name + "_sd")
         if TOTAL in facts:

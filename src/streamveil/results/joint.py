@@ -74,8 +74,9 @@ class Joint:
     def value(self, cell: Cell) -> Float64[Array, " keys"]:
         """The noisy number before post-processing, as far as the release tells.
 
-        Its interval is centred on it. Where that was cut at 0, the noisy number is at most the
-        lower end of what is left, and that end is taken: it is nearer to the truth.
+        The upper end of its interval is that of its noise alone, also where the lower one is not.
+        Where the interval was cut at 0, the noisy number is at most the lower end of what is left,
+        and that end is taken: it is nearer to the truth.
         """
         value = self.at(*cell)
         facts = self.output(cell.name)
@@ -86,10 +87,10 @@ class Joint:
             self.at(cell.moment, cell.name + "_high"),
         )
         reach = deviations(self.facts["confidence"]) * self.sd(cell)
-        if not facts.get("non_negative"):
-            return low + reach
-        cut = np.where(high > value, high - reach, np.minimum(value, high) - reach)
-        return np.where(low > 0, low + reach, np.maximum(cut, -reach))
+        raised = low + reach  # to an earlier number, which is above all of its interval
+        if facts.get("non_negative"):
+            raised = np.where(low > 0, raised, np.maximum(value - reach, -reach))
+        return np.where(high > value, np.minimum(value, high - reach), raised)
 
     def sd(self, cell: Cell) -> Float64[Array, " keys"]:
         """The deviation that the release states."""
