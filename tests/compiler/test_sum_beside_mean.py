@@ -7,6 +7,7 @@ from math import sqrt
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import norm
 
 from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch
@@ -14,7 +15,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import answer_sd, lane_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow.outputs import Output, Totals
-from streamveil.dataflow.release_tables import Thresholds, since_shown
+from streamveil.dataflow.release_tables import Thresholds, since_counted, since_shown
 from streamveil.results.post import post_processed
 from streamveil.sql.post import read_step
 from tests.compiler.beside import GROUPS, SIZE, UNITS, held, plant_noise_apart, query_of, release_of
@@ -192,6 +193,28 @@ def test_sums_of_groups_that_their_counts_showed(low, high):
             np.testing.assert_array_equal(fixed.low[some], plain.low[some])
     unseen = since_shown(plain, output, totals, order, passed(order, -np.inf), 0.95)
     np.testing.assert_array_equal(unseen.low, plain.low)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.7, 0.99])  # of the variance that the count has
+def test_lower_ends_of_such_sums_fail_as_often_as_they_say_at_most(part, confidence):
+    """Integrated over all noise, for true counts below and above the threshold."""
+    noise = np.linspace(-9, 9, 2_001)
+    weight, sds = norm.pdf(noise) * (noise[1] - noise[0]), np.sqrt([part, 1 - part])
+    output, nowhere = Output(name="s", function="sum", lanes=(0, 1), centre=1.0), noise + np.inf
+    for above in np.arange(-5, 9, 0.5):  # the true count, in deviations
+        count = (above + noise) * sds[0]
+        totals = Totals(
+            np.stack([count, 0 * count]), np.repeat(sds[:, None] ** 2, len(count), axis=1)
+        )
+        least = min(above, -4.0) * sds[0]
+        law = Thresholds(*np.repeat([[0.0], [least], [0.0]], len(count), axis=1))
+        low, _ = since_counted(output, totals, law, (nowhere, nowhere), confidence)
+        missed = weight * norm.cdf((low - above * sds[0]) / sds[1])  # by the noise of the rest
+        assert missed[count > 0].sum() < norm.cdf(above) * (1 - confidence) / 2
+        assert missed.sum() < (1 - confidence) / 2
+        late = missed[count > 0].sum() / norm.cdf(above)
+    assert late > 0.9 * (1 - confidence) / 2  # far above the threshold hardly wider than without it
 
 
 @pytest.mark.parametrize(

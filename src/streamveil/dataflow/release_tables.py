@@ -29,6 +29,8 @@ from streamveil.types import Array, Float64, Int32, Int64
 UNEVEN = 3.0  # times its share of the cut rows that a group may have lost; chosen by measurement
 FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins, at most
 CORRECTED = 1e-9  # deviations by which a lower end is below that of noise alone, if not by rounding
+APART = 2.5  # deviations above a threshold from which a count is no longer taken by itself
+GUESSED = 0.05  # of the chance of errors: that a count is less than is said
 SEARCHED = 50  # halvings of what is searched
 UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more often
 Ends: TypeAlias = tuple[Float64[Array, " rows"], Float64[Array, " rows"]]  # of intervals
@@ -164,17 +166,27 @@ def since_counted(
         0, the noise of both together is below -z deviations at most as often, and the upper end
         holds. The lower end is that of the rest plus that of the count by `since_published`, each
         with half of the chance of errors. Below 0 the ends change sides.
+        Where the count is `APART` deviations above the threshold, this is much too low: there, that
+        the count is at least n fails with a part `GUESSED` of the chance of errors, so the group is
+        shown with a chance of at least p = Phi((n - t) / sd), and given that the noise of both
+        together is above z deviations with a chance of at most Phi(-z) / p, which is the other
+        part. Tests integrate that using each where it is used misses as often as is said, at most.
         A count that is seen 2 k deviations above the threshold leaves the interval as it is. If the
         true count is k above it, the group is shown with chance Phi(k), and the interval misses at
         most 1 / Phi(k) times as often as without it. If it is less, the chance to see it that far,
         which rises with the true count, is at most Phi(-k) / Phi(k): `UNSEEN` of the chance of
         errors, which comes on top of it.
     """
-    (factor, _), miss = output.factors, (1 - confidence) / 4
+    (factor, _), miss = output.factors, (1 - confidence) / 2
     (count, rest), (doubt, sd) = totals.estimate, np.sqrt(totals.variance)
-    counted = mean_above(count, thresholds, doubt, miss)
+    counted = mean_above(count, thresholds, doubt, miss / 2)
     side = 1.0 if factor > 0 else -1.0
-    end = rest + factor * counted - side * quantile_of(1 - 2 * miss) * sd
+    end = rest + factor * counted - side * quantile_of(1 - miss) * sd
+    fewest = mean_above(count, thresholds, doubt, GUESSED * miss)
+    shown = ndtr((fewest - thresholds.above) / doubt)  # the chance of it, at least
+    reach = np.maximum(-ndtri((1 - GUESSED) * miss * shown), quantile_of(confidence))
+    both = rest + factor * count - side * portable(reach) * np.hypot(factor * doubt, sd)
+    end = np.where(count > thresholds.above + APART * doubt, both, end)
     low, high = ends
     if factor > 0:
         return np.clip(end, output.least, low), high
