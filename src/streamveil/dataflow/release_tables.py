@@ -31,7 +31,7 @@ FARTHEST = 60.0  # deviations below an estimate at which the search for its end 
 CORRECTED = 1e-9  # deviations by which a lower end is below that of noise alone, if not by rounding
 APART = 2.5  # deviations above a threshold from which a count is no longer taken by itself
 GUESSED = 0.05  # of the chance of errors: that a count is less than is said
-SEARCHED = 50  # halvings of what is searched
+SEARCHED = 30  # halvings of what is searched, 60 deviations at most
 UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more often
 Ends: TypeAlias = tuple[Float64[Array, " rows"], Float64[Array, " rows"]]  # of intervals
 

@@ -43,6 +43,10 @@ UNKNOWN = (
     " (CSV and JSON without their metadata files need the query; variances, quantiles and the"
     " preset dp-sqlp stay wide)"
 )
+CHOSEN = (
+    "the noisy numbers of {:,} groups are near a threshold that may have shown them, and tend to be"
+    " too large: these intervals do not allow for it, those of the releases do"
+)
 DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
 
 
@@ -472,6 +476,8 @@ class Answers(AnswerTable):
             )
         if any(not joint.is_known(*pair) for pair in product(cells, cells) if pair[0] != pair[1]):
             notes.append(UNKNOWN)
+        if corrected := max(map(joint.corrected, cells)):
+            notes.append(CHOSEN.format(corrected))
         outputs = {cell.name: joint.output(cell.name) for cell in cells}
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)

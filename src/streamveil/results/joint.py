@@ -22,6 +22,7 @@ from streamveil.results.noise import covariance, tested_covariance, weighted_cov
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
+NEARLY = 1e-3  # of its width by which an interval is wider than that of noise alone
 Keys = Any  # an Arrow array of encoded keys
 Slopes = dict[int, Array]  # lane -> how the number moves with that lane's total, per key
 
@@ -91,6 +92,14 @@ class Joint:
         if facts.get("non_negative"):
             raised = np.where(low > 0, raised, np.maximum(value - reach, -reach))
         return np.where(high > value, np.minimum(value, high - reach), raised)
+
+    def corrected(self, cell: Cell) -> int:
+        """Groups whose interval allows for that this number itself may have shown them."""
+        if self.output(cell.name).get("function") not in TOTALS or "true_intervals" in self.facts:
+            return 0
+        low, high = (self.at(cell.moment, cell.name + end) for end in ("_low", "_high"))
+        reach = deviations(self.facts["confidence"]) * self.sd(cell)
+        return int((high - low > 2 * reach * (1 + NEARLY)).sum())
 
     def sd(self, cell: Cell) -> Float64[Array, " keys"]:
         """The deviation that the release states."""
