@@ -12,13 +12,15 @@ import sys
 import threading
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamveil import accounts
@@ -159,6 +161,19 @@ def test_pure_losses_restated_as_gaussian_dominate(epsilon: float) -> None:
     assert tail <= -np.logaddexp(0, epsilon) * (1 - 1e-9)
 
 
+@given(st.floats(-400, 0.5))
+@example(-3.0)
+@example(-17.0)  # once nothing was charged for it
+def test_small_pure_losses_take_no_less_than_their_square(exponent: float) -> None:
+    with mpmath.workdps(900):
+        epsilon = mpmath.mpf(10) ** exponent
+        mu = 2 * mpmath.sqrt(2) * mpmath.erfinv(mpmath.tanh(epsilon / 2))
+        loss = Pure(Fraction(mpmath.nstr(epsilon, 30)))
+        (square, *_) = accounts.cost(loss, Gdp(1000))
+        least = mu**2 * (1 - mpmath.mpf(10) ** -25) * accounts.UNIT  # 30 digits are charged
+        assert least <= square < least * 1.00001 + 1
+
+
 @pytest.mark.parametrize("limit", [Budget(mu=1, delta="1e-6"), Budget(rho=1, delta="1e-6")])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_charge_that_fits_its_limit_exactly_has_room(limit: Budget, *, known: bool) -> None:
@@ -170,6 +185,30 @@ def test_a_charge_that_fits_its_limit_exactly_has_room(limit: Budget, *, known: 
     ledger.charge("all of it", Guarantee(USER, loss, given_past=known))
     with pytest.raises(BudgetError):
         ledger.charge("more", Loss(delta=Fraction(1, 10**60)))
+
+
+THIRD = Fraction(1, 3)
+THIRDS = (
+    (Budget(epsilon=THIRD), Pure(THIRD)),
+    (Budget(epsilon=THIRD, delta=THIRD / 10**9), Pure(THIRD)),
+    (Budget(rho=THIRD, delta=THIRD / 10**9), Loss(zcdp=THIRD, delta=THIRD / 10**9)),
+    (Budget(mu=THIRD), Gdp(THIRD)),
+)
+
+
+@pytest.mark.parametrize(("limit", "loss"), THIRDS)
+def test_a_limit_in_thirds_is_used_up_once(limit: Budget, loss: Loss) -> None:
+    """It is no multiple of what a ledger counts in; nothing else fits beside the charge."""
+    ledger = Ledger.open(None, limit, USER)
+    ledger.charge("all of it", loss)
+    for more in (loss, replace(loss, delta=0), Pure(Fraction(1, 10**60))):
+        with pytest.raises(BudgetError):
+            ledger.charge("more", more)
+    with pytest.raises(BudgetError):
+        Ledger.open(None, limit, USER).charge("more than all", loss + Pure(Fraction(1, 10**70)))
+    tiny = Fraction(1, 3 * 10**60)  # a limit of less than one unit holds nothing
+    with pytest.raises(BudgetError):
+        Ledger.open(None, Budget(epsilon=tiny), USER).charge("all of it", Pure(tiny))
 
 
 @given(st.fractions(Fraction(1, 10**9), Fraction(1, 2), max_denominator=10**12))

@@ -228,6 +228,16 @@ def test_bad_input_is_refused_or_ignored():
         GrowingClassifier(**{**make, "schedule": pure}).partial_fit(np.zeros((10, 2)), np.ones(10))
 
 
+def test_coefficients_are_handed_out_as_a_copy():
+    schedule = DisjointDoubling(start=10, budget=Budget(rho=1))
+    model = GrowingClassifier(features=2, classes=(0, 1), schedule=schedule, noise=SeededNoise(1))
+    model.partial_fit(np.ones((20, 2)), np.arange(20) % 2)
+    before = model.coef_.copy()
+    assert before.any()
+    model.coef_[:] = 7
+    np.testing.assert_array_equal(model.coef_, before)
+
+
 def test_models_of_different_names_share_no_noise():
     """With no records that count, coefficients are noise alone."""
 

@@ -29,7 +29,7 @@ from dataclasses import replace
 from errno import EACCES, EPERM, EROFS
 from fractions import Fraction
 from functools import cache
-from math import ceil, exp, floor, log
+from math import ceil, exp, floor, log, pi
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -432,6 +432,16 @@ def limits(caps: Loss) -> Amounts:
     return tuple(floor(x * UNIT) for x in _numbers(caps))
 
 
+def _taken(number: Fraction, cap: Fraction) -> int:
+    """A number in units, rounded up; all units of a cap that it is within.
+
+    Proof: `limits` rounds a cap down, so a number within it may be above its last unit. That takes
+        all units of the cap, and beside it there is room for zeros alone.
+    """
+    units, whole = ceil(number * UNIT), floor(cap * UNIT)
+    return whole if 0 < whole < units and number <= cap else units
+
+
 def _numbers(loss: Loss) -> tuple[Fraction, ...]:
     return loss.gaussian, loss.zcdp, loss.pure_total, loss.delta + loss.chance, loss.distance
 
@@ -479,14 +489,18 @@ def cost(loss: Loss, caps: Loss) -> Amounts:
     elif pure and not caps.pure and caps.gaussian:
         squares = (times * _gaussian_square(float(epsilon)) for epsilon, times in pure)
         gaussian, pure = gaussian + sum(map(Fraction, squares), Fraction(0)), ()
-    return amounts(replace(loss, gaussian=gaussian, zcdp=zcdp, pure=pure))
+    restated = replace(loss, gaussian=gaussian, zcdp=zcdp, pure=pure)
+    return tuple(map(_taken, _numbers(restated), _numbers(caps)))
 
 
 def _gaussian_square(epsilon: float) -> float:
     """The least mu^2 such that epsilon-DP is mu-GDP, rounded up.
 
-    -Phi^-1(1 / (1 + e^eps)), taken in the lower tail where it keeps its digits.
+    -Phi^-1(1 / (1 + e^eps)), taken in the lower tail where it keeps its digits. Near 1/2 it has
+    none: Phi^-1(1/2 + x) is at most u + u^3 for u = sqrt(2 pi) x below 0.1, and x at most eps / 4.
     """
+    if epsilon < 1e-3:
+        return max(pi / 2 * epsilon**2 * (1 + epsilon**2) * (1 + 1e-9), 1e-300)
     if epsilon > 600:
         return 4 * 2 * (epsilon + log(2))  # Phi(-x) <= e^(-x^2/2) / 2
     tail = float(ndtri(1 / (1 + exp(epsilon))))

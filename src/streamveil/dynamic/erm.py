@@ -361,9 +361,9 @@ class GrowingClassifier:
 
     @property
     def coef_(self) -> Float64[Array, " d"]:
-        """The current private coefficients; zeros before the first run."""
+        """The current private coefficients; zeros before the first run. A copy."""
         answer = self._reruns.answer
-        return np.zeros(self._parts[0][0].shape[1]) if answer is None else answer
+        return np.zeros(self._parts[0][0].shape[1]) if answer is None else answer.copy()
 
     def partial_fit(self, x: Array, y: Array) -> GrowingClassifier:
         """Adds records; retrains when the schedule says so. Other labels count as no record.
