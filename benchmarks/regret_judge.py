@@ -17,7 +17,8 @@ nothing.
 
 A stream has 1,000 to 20,000 users with 2 to 30 rows each on average (Poisson, geometric, or one in
 a hundred with many), 10 to 10,000 keys of weight (k + keys / 1000)^-steep with steep 0 to 1.6;
-in one of three, users stay with a key, keys die, or a user's first rows are keys of its own.
+in five of nine, users stay with a key, keys die, or a user's first rows or some are keys of its
+own.
 
 `--given`: queries bound the rows of a unit at a quarter to twice of their mean, one of two also to
 one row in a group, and one of two sums values. Errors are told twice: against the answers over all
@@ -66,6 +67,12 @@ def shaped(seed: int, number: int) -> Stream:
     elif twist == 2:
         own = np.unique(who, return_index=True)[1]
         which[own] = keys + 1 + np.arange(users)
+    elif twist in (3, 4):
+        own = rng.random(len(who)) < rng.choice([0.1, 0.3, 0.6])
+        if twist == 4:
+            order, ends = np.argsort(who, kind="stable"), np.cumsum(np.bincount(who))[who - 1]
+            own[order] = np.arange(len(who)) - ends[order] < rng.integers(2, 5)
+        which[own] = keys + 1 + np.arange(own.sum())
     return Stream(f"{users} users {len(who)} rows {keys} keys ^-{steep:.2f} {twist}", who, which)
 
 

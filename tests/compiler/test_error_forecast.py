@@ -197,6 +197,14 @@ def test_the_forecast_is_what_the_pipeline_does(repeats, near):
     assert found.keys == pytest.approx(shown, rel=near)
 
 
+def test_half_of_the_units_begin_with_their_rows_in_groups_of_one():
+    made = draw_stream(ExpectedStream(units=3e4, rows=12, groups=500, single=0.5))
+    single = made.place == len(made.totals) - 1
+    sides = [part for part in np.split(single, made.ends[:-1]) if len(part) >= 6]
+    first = [bool((np.diff(part.astype(int)) <= 0).all()) for part in sides]
+    assert 0.4 < np.mean(first) < 0.6
+
+
 def test_the_choice_is_no_worse_than_its_neighbourhood():
     stream = ExpectedStream(units=1e6, rows=4, groups=10**5)
     best = chosen(stream)
