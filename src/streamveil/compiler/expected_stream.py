@@ -45,7 +45,7 @@ ROWS_OF_UNITS = np.append(np.arange(1.0, MOST_ROWS + 1), LONG)
 NUMBERS = np.append(np.ones(MOST_ROWS), np.gradient(LONG))  # that each of them stands for
 FARTHEST = 20.0  # times the mean: sizes of units that a law has, above `MOST_ROWS`
 CLASSES = 240  # of groups of about equal size
-TOKENS_FIRST = 0.5  # of units, where rows in groups of one come before all others
+TOKENS_FIRST = 0.5  # share of units whose rows in groups of one come before all others
 FEW = 3.0  # rows that the share over all classes counts as
 NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
 GOLDEN = 0x9E3779B97F4A7C15
@@ -552,10 +552,10 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
 def tokens_first(
     single: Bool[Array, " rows"], lengths: Int64[Array, " units"]
 ) -> Int64[Array, " rows"]:
-    """An order of rows by unit in which those in groups of one come first, in some units.
+    """An order of rows, unit by unit: in some units those in groups of one come first.
 
-    Groups of one are often tokens of a session, with which a unit begins; others come at any time.
-    What is hidden by then has no slot for the groups that follow.
+    Groups of one are often tokens of a session, with which a unit begins. They take its slots, and
+    none are left for the groups that follow.
     """
     unit = np.repeat(np.arange(len(lengths)), lengths)
     sooner = single & (mixed_uniform(len(lengths), 5) < TOKENS_FIRST)[unit]

@@ -94,7 +94,7 @@ class Joint:
         return np.where(high > value, np.minimum(value, high - reach), raised)
 
     def corrected(self, cell: Cell) -> int:
-        """Groups whose interval allows for that this number itself may have shown them."""
+        """How many groups have a wider interval because this number may have shown them."""
         if self.output(cell.name).get("function") not in TOTALS or "true_intervals" in self.facts:
             return 0
         low, high = (self.at(cell.moment, cell.name + end) for end in ("_low", "_high"))
