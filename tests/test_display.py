@@ -155,7 +155,8 @@ def test_people_see_neither_facts_for_programs_nor_digits_of_the_noise(tmp_path,
     assert "trigger" not in terminal
     assert "release 1 (95 % intervals)" in terminal
     low, high = (release.table[name][0].as_py() for name in ("n_low", "n_high"))
-    assert f"{low:.1f}" != f"{low}", "there are digits to leave out"
+    sd = release.table["n_sd"][0].as_py()
+    assert f"{sd:.1f}" != f"{sd}", "there are digits to leave out"
     for shown in (str(release), release._repr_html_(), terminal):
         assert f"{low:,.1f} … {high:,.1f}" in shown
         for hidden in ("opened", "noise_weight", "n_sd", "n_low"):

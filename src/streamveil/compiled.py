@@ -464,8 +464,8 @@ for clock in ("arrivals", "ticks"):
 texts = HeavyTexts(length=2, width=64, horizon=1_000, **some).open()
 texts.update(["a", "ab", "long" * 9], np.ones(3, np.int64))
 mix_large(np.frombuffer(b"8 bytes.", np.uint64))  # of a file
-plain_cells(np.zeros(1), np.ones(1), np.zeros(1, np.int32), 2.0, 0.0, False, np.empty(1),
-            np.empty((3, 1)))  # a total that is no integer
+plain_cells(np.zeros(1), np.ones(1), np.zeros(1, np.int32), 2.0, 0.0, 0.0, False,
+            np.empty(1), np.empty((3, 1)))  # a total that is no integer
 """
 
 

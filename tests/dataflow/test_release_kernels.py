@@ -82,13 +82,14 @@ def test_opening_times_are_written_and_new_ones_listed(seed):
     np.testing.assert_array_equal(soon[:found], listed)
 
 
+@pytest.mark.parametrize("step", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("non_negative", [False, True])
 @pytest.mark.parametrize("function", ["sum", "count"])
-def test_plain_totals_in_key_order_have_the_bits_of_the_answer(function, non_negative):
+def test_plain_totals_in_key_order_have_the_bits_of_the_answer(function, non_negative, step):
     rng = np.random.default_rng(5)
     estimate, variance = rng.normal(2, 30, (2, 999)) * 0.1, rng.uniform(0, 50, (2, 999))
     totals, order = Totals(estimate, variance), rng.permutation(999).astype(np.int32)
-    output = Output(name="n", function=function, lanes=(1,), non_negative=non_negative)
+    output = Output(name="n", function=function, lanes=(1,), non_negative=non_negative, step=step)
     plain, found = output.answer(totals, 0.9), output.in_order(totals, order, 0.9)
     value = np.rint(plain.value).astype(np.int64) if function == "count" else plain.value
     for one, other in zip((value, plain.sd, plain.low, plain.high),
@@ -96,7 +97,9 @@ def test_plain_totals_in_key_order_have_the_bits_of_the_answer(function, non_neg
         assert one[order].tobytes() == other.tobytes()
     assert (found.low.min() < 0) == (not non_negative)
     rest = np.empty((3, 999))  # a wrong order is noticed
-    plain_cells(estimate[1], variance[1], order[::-1].copy(), 1.0, -np.inf, False, value, rest)
+    plain_cells(
+        estimate[1], variance[1], order[::-1].copy(), 1.0, step, -np.inf, False, value, rest
+    )
     assert not np.array_equal(rest[0], found.sd)
 
 

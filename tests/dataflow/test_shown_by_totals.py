@@ -88,7 +88,7 @@ def test_intervals_of_groups_far_above_the_threshold_are_those_of_noise_alone():
     table = equal_groups(4, "n")[-1][0].table
     assert len(table) == GROUPS
     width = table["n_high"].to_numpy() - table["n_low"].to_numpy()
-    np.testing.assert_allclose(width, 2 * Z * table["n_sd"].to_numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(width, 2 * np.rint(Z * table["n_sd"].to_numpy()))
 
 
 def test_the_lower_end_is_the_least_that_a_test_lets_pass():

@@ -339,7 +339,10 @@ class ChangingTable:
     ) -> pa.Table:
         """Post-processing: the columns of a release."""
         shown = np.rint(values) if self.integer else values
-        parts = {"": shown, "_sd": sd, "_low": values - reach, "_high": values + reach}
+        low, high = values - reach, values + reach
+        if self.integer:  # so are the true numbers: see `reach_of`
+            low, high = np.ceil(low - 0.5), np.floor(high + 0.5)
+        parts = {"": shown, "_sd": sd, "_low": low, "_high": high}
         if self.non_negative:
             parts |= {name: np.maximum(parts[name], 0) for name in ("", "_low", "_high")}
         columns = dict(self._labels_of_queries)

@@ -298,6 +298,7 @@ class Compiler:
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
             integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
             monotone=bool(options.MONOTONE.of(given)) and rises,
+            step=float(self.book.lanes[output.lanes[-1]].quantum) if output.is_total else 0.0,
         )
 
     def _count(self, aggregate: Aggregate) -> Output:

@@ -424,8 +424,9 @@ def output_facts(output: Any) -> Facts:
         found |= {"low": output.low, "high": output.high}
         if not output.is_total and output.centre != (output.low + output.high) / 2 and lanes:
             found |= {"centre": output.centre}
-    if output.is_total and len(lanes) > 1:
-        found |= {"factors": list(output.factors)}
+    if output.is_total:
+        found |= {"step": output.step}
+        found |= {"factors": list(output.factors)} if len(lanes) > 1 else {}
     said = {"bias": output.cut, "clamped": output.clamped, UNBOUNDED: output.unbounded}
     return found | {name: text for name, text in said.items() if text}
 

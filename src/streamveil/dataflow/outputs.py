@@ -61,6 +61,8 @@ class Output:
     unbounded: str = field(default="", compare=False)
     # that the second of several lanes is summed from: what each row of the first one adds to a sum
     centre: float = field(default=0.0, compare=False)
+    # of a count or sum: all numbers that it may be are multiples of it; 0: not known
+    step: float = field(default=0.0, compare=False)
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
@@ -113,7 +115,7 @@ class Output:
         rest = np.empty((3, len(order)))
         plain_cells(
             totals.estimate[lane], totals.variance[lane], order, quantile_of(confidence),
-            self.least, whole, value, rest,
+            self.step, self.least, whole, value, rest,
         )  # fmt: skip
         return Estimate(value, *rest)
 
@@ -133,6 +135,20 @@ def quantile_of(confidence: float) -> float:
     return float(portable(ndtri((1 + confidence) / 2)))
 
 
+def reach_of(sd: Array, z: float, step: float | Array) -> Array:
+    """How far the interval of a total reaches to each side: z deviations, in whole steps.
+
+    Proof: noise that takes multiples of the step alone is within m steps with the chance, nearly,
+        that a Gaussian is within m + 1/2 of them. Rounded to the nearest number of steps, m + 1/2
+        of them are at least z deviations. Tests add up the exact chances.
+
+    >>> reach_of(np.array([0.3, 1.5, 100.0]), 1.96, 1.0).tolist()
+    [1.0, 3.0, 196.0]
+    """
+    reach, whole = z * sd, np.where(np.asarray(step) > 0, step, 1.0)
+    return np.where(np.asarray(step) > 0, whole * np.floor(reach / whole + 0.5), reach)
+
+
 Function = Callable[..., Estimate]  # of output, estimates, variances and deviations
 Fewest = Callable[[float], Array]  # what a count is at least, but for a chance in deviations
 
@@ -140,9 +156,12 @@ Fewest = Callable[[float], Array]  # what a count is at least, but for a chance 
 def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
     """A lane as it is, or several times their factors: their noise is drawn apart."""
     if len(output.lanes) == 1:
-        return normal(estimate[0], np.sqrt(variance[0]), z)
-    factors = np.array(output.factors)[:, None]
-    return normal(in_turn(factors * estimate), np.sqrt(in_turn(factors**2 * variance)), z)
+        value, sd = estimate[0], np.sqrt(variance[0])
+    else:
+        factors = np.array(output.factors)[:, None]
+        value, sd = in_turn(factors * estimate), np.sqrt(in_turn(factors**2 * variance))
+    reach = reach_of(sd, z, output.step)
+    return Estimate(value, sd, value - reach, value + reach)
 
 
 def average(
@@ -345,11 +364,6 @@ def in_turn(rows: Float64[Array, "rows keys"]) -> Float64[Array, " keys"]:
     not even in its last bit, on which keys are beside it: shards of keys give equal answers.
     """
     return np.asarray(np.cumsum(rows, axis=0)[-1])
-
-
-def normal(value: Array, sd: Array, z: float) -> Estimate:
-    """A value with the interval of Gaussian noise."""
-    return Estimate(value, sd, value - z * sd, value + z * sd)
 
 
 def clip(answer: Estimate, low: float, high: float | Float64[Array, " keys"]) -> Estimate:

@@ -47,6 +47,7 @@ def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
     variance: Float64[Array, " shown"],
     order: Int32[Array, " shown"],
     z: float,
+    step: float,
     least: float,
     whole: bool,  # noqa: FBT001
     value: Array,
@@ -65,8 +66,11 @@ def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
         low, high = rest[1, start : start + BLOCK], rest[2, start : start + BLOCK]
         for k in range(len(part)):
             sd[k] = np.sqrt(sd[k])
-            low[k] = max(middle[k] - z * sd[k], least)
-            high[k] = max(middle[k] + z * sd[k], least)
+            reach = z * sd[k]
+            if step > 0:
+                reach = step * np.floor(reach / step + 0.5)
+            low[k] = max(middle[k] - reach, least)
+            high[k] = max(middle[k] + reach, least)
             middle[k] = max(middle[k], least)
         if whole:
             for k in range(len(part)):

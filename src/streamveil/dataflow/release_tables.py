@@ -18,9 +18,17 @@ from streamveil.compiled import log_ndtr, ndtr, ndtri
 from streamveil.core.accounting import portable
 from streamveil.core.noisy import Noisy
 from streamveil.dataflow.cut_rows import cut_of_most, cut_summary, kept_rows, with_share
-from streamveil.dataflow.outputs import FUNCTIONS, TINY, Estimate, Output, Totals, quantile_of
+from streamveil.dataflow.outputs import (
+    FUNCTIONS,
+    TINY,
+    Estimate,
+    Output,
+    Totals,
+    quantile_of,
+    reach_of,
+)
 from streamveil.dataflow.release import KeySize, PublishedKeys
-from streamveil.kinds import MOMENTS
+from streamveil.kinds import COUNTS, MOMENTS
 from streamveil.release_metadata import FACTS, SUFFIXES, TIME, completed
 from streamveil.types import Array, Float64, Int32, Int64
 
@@ -70,7 +78,7 @@ def with_cut(answer: Estimate, output: Output, odds: CutOdds, confidence: float)
     """
     rises = output.function != "sum" or output.low >= 0
     lower, upper = (answer.low, answer.high) if rises else (-answer.high, -answer.low)
-    low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence)
+    low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence, output.step)
     if rises:
         return replace(answer, low=np.maximum(low, output.least), high=high)
     return replace(answer, low=-high, high=-low)
@@ -82,6 +90,7 @@ def ends_with_cut(
     sd: Float64[Array, " keys"],
     odds: CutOdds,
     confidence: float,
+    step: float = 0.0,
 ) -> Ends:
     """The ends of an interval of k + x: k was kept, and x of 0 to c k was cut, c three times odds.
 
@@ -99,14 +108,16 @@ def ends_with_cut(
         integrate over the noise that the chance is kept for x from 0 to c k.
         Of a group that its own total may have shown e tends to be larger, so the upper end misses
         at most as often. Its lower end is corrected already (`since_published`), and stays.
+        Both ends are half a step further out, as in `reach_of`.
     """
     z, far = quantile_of(confidence), quantile_of(1 - 2 * UNSEEN * (1 - confidence))
-    kept, most = upper - z * sd, np.maximum(upper, 0.0)
+    plain, half = reach_of(sd, z, step), step / 2
+    kept, most = upper - plain, np.maximum(upper, 0.0)
     room = UNEVEN * np.maximum(odds.value - far * odds.sd, 0.0) * np.maximum(kept - z * sd, 0.0)
     spread = np.hypot((1 + UNEVEN * odds.value) * sd, UNEVEN * most * odds.sd)
     reach = reach_beside(room / np.maximum(spread, TINY), confidence)
-    low = np.where(lower < kept - (z + CORRECTED) * sd, lower, kept - reach * sd)
-    return low, kept + UNEVEN * odds.value * np.maximum(kept, 0.0) + reach * spread
+    low = np.where(lower < kept - plain - CORRECTED * sd, lower, kept - reach * sd - half)
+    return low, kept + UNEVEN * odds.value * np.maximum(kept, 0.0) + reach * spread + half
 
 
 def reach_beside(room: Float64[Array, " keys"], confidence: float) -> Float64[Array, " keys"]:
@@ -180,12 +191,13 @@ def since_counted(
     (factor, _), miss = output.factors, (1 - confidence) / 2
     (count, rest), (doubt, sd) = totals.estimate, np.sqrt(totals.variance)
     counted = mean_above(count, thresholds, doubt, miss / 2)
-    side = 1.0 if factor > 0 else -1.0
-    end = rest + factor * counted - side * quantile_of(1 - miss) * sd
+    side, half = (1.0 if factor > 0 else -1.0), output.step / 2  # as in `reach_of`
+    end = rest + factor * counted - side * (quantile_of(1 - miss) * sd + half)
     fewest = mean_above(count, thresholds, doubt, GUESSED * miss)
     shown = ndtr((fewest - thresholds.above) / doubt)  # the chance of it, at least
     reach = np.maximum(-ndtri((1 - GUESSED) * miss * shown), quantile_of(confidence))
-    both = rest + factor * count - side * portable(reach) * np.hypot(factor * doubt, sd)
+    spread = np.hypot(factor * doubt, sd)
+    both = rest + factor * count - side * (portable(reach) * spread + half)
     end = np.where(count > thresholds.above + APART * doubt, both, end)
     low, high = ends
     if factor > 0:
@@ -332,6 +344,7 @@ def to_columns(
             answer = since_shown(answer, output, totals, order, tested, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds, shape.confidence)
+        answer = inwards(answer, output)
         if output.monotone:
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
@@ -454,6 +467,18 @@ def some_of(totals: Totals, lanes: Int64[Array, " some"], keys: Int32[Array, " s
     cells = np.ix_(lanes, keys)
     found = (totals.estimate[cells], totals.variance[cells])
     return Totals(*map(np.ascontiguousarray, found))
+
+
+def inwards(answer: Estimate, output: Output) -> Estimate:
+    """The ends of a whole number's interval as whole numbers: none is lost.
+
+    Ends that are multiples of its step already stay as they are.
+    """
+    if not output.step or not (output.function in COUNTS or output.step == 1):
+        return answer
+    low, high = (output.step * turn(end / output.step)
+                 for turn, end in ((np.ceil, answer.low), (np.floor, answer.high)))  # fmt: skip
+    return replace(answer, low=low, high=high)
 
 
 def risen(answer: Estimate, floor: Float64[Array, " keys"]) -> Estimate:

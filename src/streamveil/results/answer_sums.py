@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
+from streamveil.dataflow.outputs import reach_of
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import SUFFIXES, UNBOUNDED, Facts
-from streamveil.results.intervals import deviations, open_ends
+from streamveil.results.intervals import deviations, open_ends, steps_of
 from streamveil.types import Array
 
 PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
@@ -98,7 +99,8 @@ class Answered:
             is_plain = self.column(parts.least_sd) == self.column(name + "_sd")
             return np.where(is_plain, self.column(parts.least), np.nan)
         low, high, sd = (self.column(name + end) for end in ("_low", "_high", "_sd"))
-        reach, facts = self.z * sd, self.answers[name]
+        facts = self.answers[name]
+        reach = reach_of(sd, self.z, facts.get("step", 0.0))
         off = SLACK * sd + ROUNDED * np.maximum(np.abs(low), np.abs(high))
         with np.errstate(invalid="ignore"):  # of ends that are infinite
             whole = np.abs(high - low - 2 * reach) <= off
@@ -141,14 +143,16 @@ class Answered:
             sum. All of this is true of any count whose released number is not below the noisy one.
         """
         facts, sd = self.answers[name], self.column(name + "_sd")
+        reach = reach_of(sd, z, facts.get("step", 0.0))
         if TOTAL in facts:
             parts: TotalParts = facts[TOTAL]
-            low = self.column(parts.least) - z * self.column(parts.least_sd)
-            high = self.column(parts.most) + z * sd
+            least_sd = self.column(parts.least_sd)
+            low = self.column(parts.least) - reach_of(least_sd, z, facts.get("step", 0.0))
+            high = self.column(parts.most) + reach
         else:
             chosen, centre = self.chosen(name), self.centre(name)
-            low = np.where(chosen, 0.0, centre - z * sd)
-            high = np.where(chosen, self.column(name) + HALF, centre) + z * sd
+            low = np.where(chosen, 0.0, centre - reach)
+            high = np.where(chosen, self.column(name) + HALF, centre) + reach
         return open_ends(low, high)
 
     def covariance(self, one: str, two: str) -> tuple[Array, Array]:
@@ -274,6 +278,14 @@ class Answered:
                 ends = [a * b * end for end in self.covariance(one, two)]
                 low, high = low + np.minimum(*ends), high + np.maximum(*ends)
         return low, high
+
+    def steps_of(self, part: Sum) -> list[Array]:
+        """What each part of a sum takes multiples of."""
+        return steps_of(
+            (self.answers[name], name if TOTAL in facts else facts.get(SHIFT), factor)
+            for name, factor in part.factors.items()
+            for facts in [self.answers[name]]
+        )
 
     def noise_of(self, part: Sum) -> tuple[Array, Array]:
         """Value and variance of a sum; the released number stands in for a centre not known."""

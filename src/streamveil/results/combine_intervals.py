@@ -42,7 +42,7 @@ from streamveil.results.answer_sums import (
     ratio_of,
     sum_of,
 )
-from streamveil.results.intervals import Interval, deviations, open_ends, plain, ratio
+from streamveil.results.intervals import Interval, deviations, ends_of, open_ends, plain, ratio
 from streamveil.types import Array
 
 END = "end of an interval"  # a column beside those of a release
@@ -120,7 +120,8 @@ class Leaves:
         if parts is not None:
             top, bottom = parts
             noises, cov = [answered.noise_of(part) for part in parts], answered.joint(top, bottom)
-            found = ratio(noises[0], noises[1], cov, z)
+            steps = ends_of(answered.steps_of(top))[1], ends_of(answered.steps_of(bottom))[1]
+            found = ratio(noises[0], noises[1], cov, z, steps)
             return within(self.spanned(found, top, bottom), answered.ratio_ends(top, bottom))
         one = answer_of(tree, answered)
         if one is not None and self.number == 1:
@@ -128,7 +129,8 @@ class Leaves:
             return Span(*open_ends(*ends), answered.column(one + "_sd"))
         part = sum_of(tree, answered)
         if part is not None and part.factors:
-            return self.spanned(plain(*answered.noise_of(part), z), part)
+            found = plain(*answered.noise_of(part), z, answered.steps_of(part))
+            return self.spanned(found, part)
         if one is None:
             return None
         raise NoIntervalError(

@@ -14,6 +14,7 @@ from streamveil.batch import Moment
 from streamveil.core.counters import ROUNDING, Counter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.dataflow.grouping import counter_from
+from streamveil.dataflow.outputs import reach_of
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.kinds import TOTALS
 from streamveil.release_metadata import Facts
@@ -87,7 +88,7 @@ class Joint:
             self.at(cell.moment, cell.name + "_low"),
             self.at(cell.moment, cell.name + "_high"),
         )
-        reach = deviations(self.facts["confidence"]) * self.sd(cell)
+        reach = self.reach(cell)
         raised = low + reach  # to an earlier number, which is above all of its interval
         if facts.get("non_negative"):
             raised = np.where(low > 0, raised, np.maximum(value - reach, -reach))
@@ -98,8 +99,17 @@ class Joint:
         if self.output(cell.name).get("function") not in TOTALS or "true_intervals" in self.facts:
             return 0
         low, high = (self.at(cell.moment, cell.name + end) for end in ("_low", "_high"))
-        reach = deviations(self.facts["confidence"]) * self.sd(cell)
+        reach = self.reach(cell)
         return int((high - low > 2 * reach * (1 + NEARLY)).sum())
+
+    def reach(self, cell: Cell) -> Float64[Array, " keys"]:
+        """How far the interval of a number reaches that is not corrected."""
+        z = deviations(self.facts["confidence"])
+        return reach_of(self.sd(cell), z, self.step(cell))
+
+    def step(self, cell: Cell) -> float:
+        """What a number takes multiples of; 0: not known."""
+        return float(self.output(cell.name).get("step", 0.0))
 
     def sd(self, cell: Cell) -> Float64[Array, " keys"]:
         """The deviation that the release states."""

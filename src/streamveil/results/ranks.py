@@ -57,6 +57,7 @@ def rank(
     k: int,
     confidence: float,
     hidden: tuple[Facts | None, float, int],
+    step: float = 0.0,
 ) -> Ranked:
     """Ranks by simultaneous intervals.
 
@@ -76,7 +77,8 @@ def rank(
     facts, most, allowed = hidden
     alpha = 1 - confidence
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha
-    interval = plain(value, sd**2, -float(ndtri(own / (2 * max(len(value), 1)))))
+    z = -float(ndtri(own / (2 * max(len(value), 1))))
+    interval = plain(value, sd**2, z, [step])
     top = ceiling(facts, most, alpha * HIDDEN_SHARE, allowed)
     low, high = open_ends(interval.low, interval.high)
     lows, highs = np.sort(low), np.sort(high)
