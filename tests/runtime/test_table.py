@@ -308,3 +308,24 @@ def test_no_operation_stops_the_rows_around_it(kind, tmp_path):
     )
     [release] = made.run(tmp_path / "job", **SILENT)
     assert release.table["n"].to_pylist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(lambda job: job, "_send"), (lambda job: job._store, "commit")]
+)
+def test_an_answer_that_was_not_kept_is_never_given(place, name, tmp_path, monkeypatch):
+    """Once the state is opened again it is drawn anew and unpaid: two answers for one price."""
+    made = query(options=", ask_share = 0.95", by="")
+    list(made.run(tmp_path / "job"))
+    asked = np.arange(30) % 10 < 9
+    with run(made.plan, state=tmp_path / "job") as job:
+        with monkeypatch.context() as fault:
+            fault.setattr(place(job), name, fails)
+            with pytest.raises(OSError, match="full"):
+                job.ask(asked)
+        with pytest.raises(StoreError, match="start again"):
+            job.ask(asked)
+
+
+def fails(*_):
+    raise OSError("the disk is full")

@@ -274,18 +274,18 @@ class Job:
         """Puts a question to an operator that takes them; its answer, once it is durable.
 
         Only while the job is not iterating: then the state in memory is the committed one. The
-        releases of the last commit are published first, as a restart would do.
+        releases of the last commit are published first, as a restart would do. An answer that could
+        not be kept is never given, neither now nor when it is asked again: it would be unpaid.
         """
         ask = getattr(self.work.operator, "ask", None)
         if ask is None:
             raise PlanError("only a query over a changing table takes questions")
-        self._store.require_own()
         if getgeneratorstate(self._running) != GEN_CREATED:
             raise StoreError(
                 "the job has been running in this process: questions come before it goes on.\n"
                 "  to fix  open the state again to ask"
             )
-        with self._asking:
+        with self._asking, self._store.fatal():
             answer, delta = ask(self._state, question, self._noise)
             if delta is not None:
                 self._send(self._latest)

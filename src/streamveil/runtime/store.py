@@ -32,7 +32,7 @@ from shutil import rmtree
 from streamveil import disk
 from streamveil.core.noise import KeyedNoise
 from streamveil.disk import LOCK, Lock, crash_only
-from streamveil.errors import StoreError
+from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import checkpoint, formats, wal
 from streamveil.runtime.checkpoint import Saved, Work
 
@@ -156,14 +156,14 @@ class Store:
     def settle(self, identity: Identity) -> None:
         """Says what a job is, now that its look has been kept."""
         assert self.header is not None  # noqa: S101  (`begin` came first)
-        with self._fatal():
+        with self.fatal():
             self.header = replace(self.header, identity=identity)
             write_header(self.directory, self.header)
 
     def begin(self, header: Header) -> None:
         """Writes the header of a new state; the charge comes next, then `finish`."""
         require_empty(self.directory)
-        with self._fatal():
+        with self.fatal():
             write_header(self.directory, header)
         self.header = header
         self._log = wal.Log(self.directory, header.epoch)
@@ -171,7 +171,7 @@ class Store:
     def finish(self) -> None:
         """Marks creation complete: from here on a missing ledger or log is a loss."""
         assert self.header is not None  # noqa: S101  (begin came first)
-        with self._fatal():
+        with self.fatal():
             self._log.start(after=0)
             self._log.close()
             self.header = replace(self.header, ready=True)
@@ -187,12 +187,12 @@ class Store:
         return saved, self._replay(after, needs.log if needs else None)
 
     def _replay(self, after: int, until: wal.Until | None) -> Iterator[wal.Record]:
-        with self._fatal():
+        with self.fatal():
             yield from self._log.replay(after, until)
 
     def commit(self, *records: wal.Record) -> None:
         """Makes micro-batches durable. On return they survive any crash."""
-        with self._fatal():
+        with self.fatal():
             self._log.append(*records)
 
     def used_up(self, effort: float) -> float:
@@ -212,7 +212,7 @@ class Store:
 
     def start_segment(self, after: int) -> None:
         """Begins the log segment that follows a checkpoint."""
-        with self._fatal():
+        with self.fatal():
             self._log.start(after)
 
     def begin_checkpoint(self, saved: Saved) -> checkpoint.CheckpointDraft:
@@ -244,7 +244,7 @@ class Store:
     def _write(self, work: Work, after: Work | None) -> None:
         started = time.thread_time()
         try:
-            with suppress(StoreError), self._fatal():  # the next write, or `wait`, raises it
+            with suppress(StoreError), self.fatal():  # the next write, or `wait`, raises it
                 work()
         finally:
             if after is not None:
@@ -255,7 +255,7 @@ class Store:
         """Waits for the checkpoint that is being written, if any; raises when one has failed."""
         if self._written is not None:
             self._written.result()
-        with self._fatal():
+        with self.fatal():
             pass
 
     @property
@@ -268,7 +268,8 @@ class Store:
         self._lock.require_own()
 
     @contextmanager
-    def _fatal(self) -> Iterator[None]:
+    def fatal(self) -> Iterator[None]:
+        """What is in memory may be ahead of what is durable until this ends; an error ends all."""
         self.require_own()
         if self._error is not None:
             raise StoreError(
@@ -277,6 +278,8 @@ class Store:
             ) from self._error
         try:
             yield
+        except PlanError:  # refused before anything was changed
+            raise
         except BaseException as error:
             self._error = error
             raise
