@@ -91,6 +91,7 @@ class Batch:
     block: RowBlock | None = None  # that its rows are a part of
     start: int = 0  # of its rows in the block
     prepared: Any = None  # its rows after the row stage, where that went ahead; secret
+    due: int = 0  # steps that had ended by the public clock when it was read; 0: no such clock
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, closes_step={self.closes_step})"

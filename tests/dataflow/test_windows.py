@@ -42,10 +42,12 @@ def holds(schedule, window, time):
     return start <= time < end
 
 
-@given(schedules(), st.lists(st.integers(-60, 60), max_size=12), st.integers(1, 20))
-def test_rows_meet_exactly_their_windows(schedule, times, step):
+@given(
+    schedules(), st.lists(st.integers(-60, 60), max_size=12), st.integers(1, 20), st.integers(0, 9)
+)
+def test_rows_meet_exactly_their_windows(schedule, times, step, due):
     assume(schedule.steps is None or step <= schedule.steps)
-    rows, windows, reject_counts = assign(schedule, np.array(times, np.int64), step)
+    rows, windows, reject_counts = assign(schedule, np.array(times, np.int64), step, due=due)
     wanted, late, early = [], 0, 0
     for row, time in enumerate(times):
         for window in range(-300, 300):
@@ -54,7 +56,7 @@ def test_rows_meet_exactly_their_windows(schedule, times, step):
             last = schedule.last_step(window)
             if last is not None and step > last:
                 late += 1
-            elif schedule.first_step(window) > step + 1:
+            elif schedule.first_step(window) > max(step, due) + 1:
                 early += 1
             else:
                 wanted.append((row, window))

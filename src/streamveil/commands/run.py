@@ -48,7 +48,11 @@ def run(
     ] = None,
     secret: Secret = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Stop when all rows that are there are read.")
+        bool,
+        typer.Option(
+            "--once",
+            help="Stop when what is there is read and the steps that are due are closed.",
+        ),
     ] = False,
     table: Tables = None,
     name: Wanted = None,

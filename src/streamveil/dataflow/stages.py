@@ -117,14 +117,15 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
     count(prepared.reject_counts, batch.rejected)
     every = state.scratch.count(len(prepared.unit))
     rows, windows, reject_counts = assign(
-        operator.schedule, prepared.event_us, batch.step, every, batch.reject_notes
+        operator.schedule, prepared.event_us, batch.step, every, batch.due, batch.reject_notes
     )
     count(prepared.reject_counts, reject_counts)
     pairs = Pairs(rows, windows, repeated(np.int64(0), len(rows)))
     if operator.periods is not None:
         pairs = pairs._replace(periods=operator.periods.numbers(prepared.event_us[rows]))
         if operator.schedule.whole:
-            ahead = far_ahead(operator.schedule, pairs.periods, operator.periods, batch.step)
+            begun = max(batch.step, batch.due)
+            ahead = far_ahead(operator.schedule, pairs.periods, operator.periods, begun)
             pairs = drop(pairs, ~ahead, EARLY, prepared)
         taken = still_taken(operator.schedule, pairs.periods, operator.periods, batch.step)
         pairs = drop(pairs, taken, LATE, prepared)

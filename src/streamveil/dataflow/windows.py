@@ -325,13 +325,17 @@ def assign(
     event_us: Int64[Array, " rows"],
     step: int,
     every: Int64[Array, " rows"] | None = None,
+    due: int = 0,
     reject_notes: RejectNotes | None = None,
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"], dict[str, int]]:
     """The (row, window) pairs that count at a step, rows in order, and rejected pairs by reason.
 
     A pair is late when its window had its last trigger before this step, and early when its window
     has its first trigger more than one step ahead. `every`: the numbers of all rows, if at hand.
+    `due`: how many steps have ended by the public clock. A job that was down closes them one by
+    one, and the first of them finds all rows that came meanwhile, also those of windows to come.
     """
+    ahead = max(step, due) + 1
     if schedule.whole:
         rows = np.arange(len(event_us), dtype=np.int64) if every is None else every
         over = 0 if schedule.active(step) else len(rows)
@@ -342,7 +346,7 @@ def assign(
     rows, windows = candidates(schedule, event_us)
     if schedule.fixed and len(windows) and bool((windows == windows[0]).all()):
         one = int(windows[0])
-        if schedule.first_step(one) <= step + 1 and step <= _or_never(schedule.last_step(one)):
+        if schedule.first_step(one) <= ahead and step <= _or_never(schedule.last_step(one)):
             return rows, windows, {}
     numbers, places = np.unique(windows, return_inverse=True)
     if schedule.fixed:
@@ -350,7 +354,7 @@ def assign(
         first = np.array([schedule.first_step(int(w)) for w in numbers], np.int64)
     else:
         first, last = schedule._released(numbers)
-    late, early = (step > last)[places], (first > step + 1)[places]
+    late, early = (step > last)[places], (first > ahead)[places]
     keep = ~(late | early)
     if keep.all():
         return rows, windows, {}

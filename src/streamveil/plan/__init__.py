@@ -268,6 +268,15 @@ class Clock:
         """When a step ends."""
         return self.ticks.start(step)
 
+    def due(self, now: float) -> int:
+        """How many steps of the job have ended at a time (seconds since 1970).
+
+        >>> Clock(kind="wall", every=3_600_000_000, start_us=0, steps=24).due(5.5 * 3600)
+        5
+        """
+        ended = max(0, self.ticks.number(int(now * 1e6)))
+        return ended if self.steps is None else min(ended, self.steps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:

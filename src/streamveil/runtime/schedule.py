@@ -158,7 +158,10 @@ class MicroBatches:
                     rejected, rejected_rows = {}, ()
 
     def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
-        """Step i closes once the wall clock passes its end and what is there is read."""
+        """Step i closes once the wall clock passes its end and what is there is read.
+
+        `once`: all that are due close, and one in any case.
+        """
         if self.now is None or self.sleep is None or self.clock.start_us is None:
             raise PlanError("a wall-clock schedule needs a start time and a running clock")
         step, place = at["step"], at.get("source")
@@ -168,12 +171,13 @@ class MicroBatches:
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
                 after = {"step": step, "source": place}
+                due = self.clock.due(self.now())  # later than `step` in a job that was down
                 what = chunk.rejected, chunk.rejected_rows
-                yield Batch(chunk.rows, step, False, json.dumps(after), *what)  # noqa: FBT003
+                yield Batch(chunk.rows, step, False, json.dumps(after), *what, due=due)  # noqa: FBT003
             after = {"step": step + 1, "source": place}
             yield Batch(self.nothing, step, True, json.dumps(after))  # noqa: FBT003
             step += 1
-            if self.once:
+            if self.once and step > self.clock.due(self.now()):
                 return
 
     def _wait_for(

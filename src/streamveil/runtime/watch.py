@@ -132,8 +132,7 @@ def behind(clock: Clock, step: int, now: float) -> int:
     """
     if clock.kind != "wall":
         return 0
-    due = clock.ticks.number(int(now * 1e6))
-    return max(0, min(due, due if clock.steps is None else clock.steps) - step)
+    return max(0, clock.due(now) - step)
 
 
 def charged(path: Path) -> tuple[float | None, float | None]:

@@ -181,13 +181,15 @@ class SketchQuery:
         count(prepared.reject_counts, batch.rejected)
         items, good = self._items(prepared)
         rows, windows, reject_counts = assign(
-            self.schedule, prepared.event_us, batch.step, reject_notes=batch.reject_notes
+            self.schedule, prepared.event_us, batch.step, None, batch.due, batch.reject_notes
         )
         count(prepared.reject_counts, reject_counts)
         periods = self._periods(prepared.event_us[rows])
         keep = good[rows]
         if self.periods is not None:
-            ahead = keep & far_ahead(self.schedule, periods, self.periods, batch.step)
+            ahead = keep & far_ahead(
+                self.schedule, periods, self.periods, max(batch.step, batch.due)
+            )
             leave_out(prepared, EARLY, rows[ahead])
             keep &= ~ahead
         still = still_taken(self.schedule, periods, self.periods, batch.step)
