@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections import Counter
 from contextlib import closing, nullcontext
 
 import numpy as np
@@ -153,6 +154,24 @@ def test_a_condition_that_casts_a_column_by_itself_fails_for_all_rows_or_for_non
                                         f"SELECT u FROM t WHERE {condition}"})  # fmt: skip
         told.append(sorted(whole(source.read(None, 10))))
     assert [row for row in told[0] if row != (2,)] == [row for row in told[1] if row != (2,)]
+
+
+def test_a_bound_on_rows_favours_neither_groups_nor_values(place):
+    """Each unit has 20 equal rows of `a`, as many of `b`, and values from 0 to 19 in both."""
+    real = {"duckdb": "DOUBLE", "postgres": "double precision", "sqlite": "REAL"}[place["kind"]]
+    rows = [(u, page, float(value)) for u in range(200) for page in "ab" for value in range(20)]
+    create = f"CREATE TABLE taps (u BIGINT, page VARCHAR(9), amount {real})"
+    run(place, create, "INSERT INTO taps VALUES ({})", rows=rows)
+    more = {"columns": {"u": "INT64", "page": "STRING", "amount": "FLOAT64"}}
+    source = opened(place, table="taps", **(more if place["kind"] == "sqlite" else {}))
+    for columns in (["u", "page"], ["u", "page", "amount"]):
+        kept, of_unit = [], Counter()
+        for row in whole(source.read(None, 100, columns)):
+            of_unit[row[0]] += 1
+            kept += [row] if of_unit[row[0]] <= 8 else []
+        of_a = sum(row[1] == "a" for row in kept) / len(kept)
+        assert (len(of_unit), len(kept), abs(of_a - 0.5) < 0.06) == (200, 1_600, True)
+    assert abs(np.mean([row[2] for row in kept]) - 9.5) < 0.7
 
 
 def test_a_database_answers_one_question(visits):

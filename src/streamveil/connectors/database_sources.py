@@ -1,9 +1,10 @@
 """A table or a query of SQLite, DuckDB or PostgreSQL as a source: what is there now, once.
 
-Rows are sorted by their values as text, so every reading gives the same order, and rows that tie
-are equal. A position is a number of rows and a digest of them. A restart reads these rows again: if
-they have changed, rows would be lost or counted twice, so it is an error. Later rows are read as
-they are then.
+Rows are sorted by a hash of their values as text and of a number among equal rows, so every reading
+gives the same order. Sorted by the values themselves, a bound on the rows of a unit would leave out
+the last groups and the largest values first. A position is a number of rows and a digest of them. A
+restart reads these rows again: if they have changed, rows would be lost or counted twice, so it is
+an error. Later rows are read as they are then.
 
 A row that comes or goes moves others, so steps may be those of time, not of rows (`plan.check`).
 
@@ -52,6 +53,8 @@ from streamveil.errors import SourceError, requires_extra
 
 Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what did not fit
 AT_ONCE = 50_000  # rows
+COPY = "streamveil_copy"  # the number of a row among those that are equal to it
+MOST_HASHED = 100  # columns that a function of SQLite takes; rows that differ in others tie
 
 
 class DatabaseSource(Database, TracedSource):
@@ -61,6 +64,10 @@ class DatabaseSource(Database, TracedSource):
     shown: ClassVar[str] = "{}"  # how a column is asked for
     text: ClassVar[str] = "{}"  # and one that is wanted as text
     sorted_by: ClassVar[str]  # a column as a text that two values share if they are equal
+
+    def hashed(self, texts: list[str], copy: str) -> str:
+        """A hash of these texts and a whole number, none of which makes it fail."""
+        raise NotImplementedError
 
     def __init__(
         self, where: str, table: str | None, query: str | None, columns: dict[str, str] | None
@@ -124,8 +131,11 @@ class DatabaseSource(Database, TracedSource):
         names = [self.quoted(one.name) for one in wanted]
         forms = [self.text if pa.types.is_string(one.type) else self.shown for one in wanted]
         shown = ", ".join(form.format(name) for form, name in zip(forms, names, strict=True))
-        order = ", ".join(self.sorted_by.format(name) for name in names)
-        return f"SELECT {shown} FROM {self._rows()} ORDER BY {order}"  # noqa: S608
+        texts = [self.sorted_by.format(name) for name in names]
+        values, copy = ", ".join(texts), self.quoted(COPY)
+        rows = f"SELECT {', '.join(names)}, ROW_NUMBER() OVER (PARTITION BY {values}) AS {copy}"
+        rows = f"({rows} FROM {self._rows()}) AS streamveil_copies"
+        return f"SELECT {shown} FROM {rows} ORDER BY {self.hashed(texts, copy)}, {values}"  # noqa: S608
 
     def _rows(self) -> str:
         return f"({self.query}) AS streamveil_rows"
@@ -250,7 +260,14 @@ class SqliteSource(DatabaseSource):
     def connect(self) -> Any:
         """See `DatabaseSource`."""
         place = f"file:{quote(self.path)}?mode=ro"
-        return sqlite3.connect(place, uri=True, timeout=WAIT, check_same_thread=False)
+        made = sqlite3.connect(place, uri=True, timeout=WAIT, check_same_thread=False)
+        made.create_function("streamveil_hash", -1, hash_of, deterministic=True)
+        return made
+
+    def hashed(self, texts: list[str], copy: str) -> str:
+        """See `DatabaseSource`. Bytes, as SQLite does not check texts."""
+        parts = ", ".join(f"CAST({one} AS BLOB)" for one in [copy, *texts[:MOST_HASHED]])
+        return f"streamveil_hash({parts})"
 
     def known(self, connection: Any) -> pa.Schema:
         """See `DatabaseSource`."""
@@ -276,6 +293,11 @@ class SqliteSource(DatabaseSource):
     def detail(self, error: Exception) -> str:
         """See `DatabaseSource`."""
         return f" ({error})" if str(error).startswith("no such ") else ""
+
+
+def hash_of(*parts: bytes) -> bytes:
+    """A hash of values as SQLite quotes them: none is empty."""
+    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()
 
 
 def as_utf8(raw: bytes) -> str | bytes:
@@ -332,6 +354,10 @@ class DuckdbSource(DatabaseSource):
         connection = self._duckdb.connect(self.path, read_only=True)
         connection.execute("SET TimeZone = 'UTC'")
         return connection
+
+    def hashed(self, texts: list[str], copy: str) -> str:
+        """See `DatabaseSource`. MD5, since DuckDB's own hash is another one in each version."""
+        return f"md5(concat({copy}, {', '.join(f'md5({one})' for one in texts)}))"
 
     def known(self, connection: Any) -> pa.Schema:
         """See `DatabaseSource`."""
@@ -413,6 +439,13 @@ class PostgresSource(DatabaseSource):
         connection.read_only = True
         connection.execute(PLAIN_TEXT)
         return connection
+
+    def hashed(self, texts: list[str], copy: str) -> str:
+        """See `DatabaseSource`. The hashes of its partitions: not every server has MD5."""
+        each = " # ".join(
+            f"COALESCE(hashtextextended({one}, {seed}), 0)" for seed, one in enumerate(texts)
+        )
+        return f"hashint8extended({each} # hashint8extended({copy}, 0), 0)"
 
     def known(self, connection: Any) -> pa.Schema:
         """See `DatabaseSource`."""
