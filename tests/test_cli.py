@@ -346,6 +346,19 @@ def test_a_followed_folder_without_new_rows_is_not_said_to_be_done(folder):
     assert "nothing left to do" in call(*again)[2]
 
 
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        (("run", "q.sql", "--keep-releases", "abc"), "--keep-releases 10"),
+        (("tune", "q.sql", "--fraction", "half"), "--fraction 0.95"),
+        (("derive", "top", "pages", "n", "-k", "abc"), "-k 10"),
+    ],
+)
+def test_a_value_that_is_no_number_shows_what_to_give(command, way):
+    code, _, err = call(*command)
+    assert (code, f"to fix  {way}" in err) == (2, True), err
+
+
 def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0

@@ -75,19 +75,32 @@ PANELS = {  # of the help, with their commands in the order in which people need
     "States": ("inspect", "verify", "backup", "restore", "fork", "rekey"),
 }
 ORDER = [name for names in PANELS.values() for name in names]
+EXAMPLES = {"integer": ("a whole number", "10"), "number": ("a number", "0.95")}  # by typer's word
 
 
-class Sorted(TyperGroup):
-    """The commands in the order of `PANELS`."""
+class Commands(TyperGroup):
+    """The commands in the order of `PANELS`, and what they say of values that are no numbers."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """See `TyperGroup.list_commands`."""
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
+    def invoke(self, ctx: Any) -> Any:
+        """See `TyperGroup.invoke`; says of a value that is no number what to give instead."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            kind = next((kind for kind in EXAMPLES if f"valid {kind}" in error.message), None)
+            if kind is not None and error.param is not None:
+                words, example = EXAMPLES[kind]
+                option = max(error.param.opts, key=len)
+                error.message = f"it is {words}.\n  to fix  {option} {example}"
+            raise
+
 
 app = typer.Typer(
     name="streamveil",
-    cls=Sorted,
+    cls=Commands,
     help="Differentially private answers over data that never stops changing.",
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
     "4 state or ledger, 5 source, 6 refuted by an audit, 7 little is left in a ledger, "

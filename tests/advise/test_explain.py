@@ -14,7 +14,7 @@ from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import threshold_of
 from streamveil.core.accounting import Budget
-from streamveil.errors import SourceError
+from streamveil.errors import PlanError, SourceError
 from streamveil.plan.look import with_look
 
 SUMMED = {"n": sv.count(), "ms": sv.sum("ms", bounds=(0, 60_000))}
@@ -73,6 +73,20 @@ def test_options_of_sources_and_sinks_are_checked_and_nothing_is_read():
     for place, option, message in WRONG:
         with pytest.raises(SourceError, match=message):
             sql(SCRIPT.format(**{**RIGHT, place: option})).explain()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"unit": "usr"}, {"key": "pgae"}, {"value": "mss"}],
+    ids=["the unit", "a key", "a value"],
+)
+def test_a_column_that_a_table_in_memory_lacks_is_refused(change):
+    names = {"unit": "user", "key": "page", "value": "ms"} | change
+    rows = sv.memory({"user": [1, 2], "page": ["a", "b"], "ms": [3, 4]}).protect(names["unit"])
+    made = rows.group_by(names["key"]).agg(ms=sv.sum(names["value"], bounds=(0, 9)))
+    asked = made.bound(max_rows=4).release(budget=sv.Budget(epsilon=2, delta=1e-8))
+    with pytest.raises(PlanError, match="unknown column"):
+        asked.explain()
 
 
 @pytest.mark.parametrize("kind", ["noise", "true"])

@@ -155,6 +155,8 @@ def test_a_fork_that_would_hold_a_part_of_a_window_is_refused():
     late = fixed_schedule(every_us=2, size_us=8, lateness_us=4, steps=40)
     with pytest.raises(PlanError, match="a window that has begun"):
         boundary(late, 5)
+    with pytest.raises(PlanError, match="at its end: nothing is left to fork"):
+        boundary(late, 40)
     for begun in range(1, 30):
         schedule = fixed_schedule(every_us=2, size_us=8, steps=40)
         step = boundary(schedule, begun)

@@ -138,10 +138,12 @@ class Query:
             forecast: adds the error that is expected for streams of the expected shape.
 
         Raises:
-            PlanError: the budget cannot pay for what is asked.
+            PlanError: the budget cannot pay for what is asked, or a table in memory lacks a column.
         """
         from streamveil.advise import explain
+        from streamveil.runtime.run import check_memory
 
+        check_memory(self.plan)
         return explain(self.plan, forecast=forecast)
 
     @fitting('run(state="clicks.veil")')

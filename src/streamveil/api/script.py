@@ -199,7 +199,10 @@ def over_answers(text: str, asked: Mapping[str, Query], number: int) -> Query | 
 def explain_joint(joint: JointPlan, together: Guarantee, *, forecast: bool = False) -> Explanation:
     """Describes every answer, and before them what all of them come to."""
     from streamveil.advise import explain  # loaded where it is asked for
+    from streamveil.runtime.run import check_memory
 
+    for part in joint.parts:
+        check_memory(part)
     each = [explain(part, forecast=forecast) for part in joint.parts]
     delta = sum(exact("delta", part.budget.quoted_delta) for part in joint.parts)
     costs = [(part.name, made.facts["epsilon"], made.facts["delta"])

@@ -337,6 +337,12 @@ def going_on(work: Work, clock: Clock, plan: Plan) -> Work:
     return replace(work, operator=operator, extension=charge)
 
 
+def check_memory(plan: Plan) -> None:
+    """PlanError where tables in memory are all that a plan reads, and lack one of its columns."""
+    if all(one.kind == "memory" for one in plan.source.relations):
+        check_schema(plan, open_rows(plan.source, plan.clock.arrival).schema())
+
+
 def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:
     """The micro-batches of a plan's source under its clock."""
     schema = source.schema()
