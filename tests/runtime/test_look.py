@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from fractions import Fraction
@@ -26,6 +27,7 @@ from streamveil.core.noise import KeyedNoise, SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan import Window, plain
 from streamveil.plan.look import divided, look_share, releases_told, told, with_look
+from streamveil.release_metadata import look_sentence
 from streamveil.runtime import look as looks
 from streamveil.runtime import run as runs
 from streamveil.runtime import survey as surveys
@@ -70,6 +72,17 @@ def test_the_first_query_that_everybody_writes_loses_hardly_a_row(rows, tmp_path
     assert sum(table["n"].to_pylist()) > 0.98 * ROWS
     blind = released(asked(rows, ", look_share = 0"), tmp_path / "b")
     assert error(table, rows) < 0.02 < 2 * 0.02 < error(blind, rows)
+
+
+@pytest.mark.parametrize("options", ["", ", max_groups_contributed = 3"])
+def test_the_bounds_after_a_look_are_told(rows, options, tmp_path):
+    plan = asked(rows, options)
+    table = released(plan, tmp_path / "a")
+    bounds = compile_plan(looks.remembered(plan, tmp_path / "a")).bounds
+    held = {bounds.max_rows, bounds.per_group, bounds.groups, bounds.quadratic} - {None}
+    said = look_sentence(table.schema)
+    assert held
+    assert {f"{number:,}" for number in held} <= set(re.findall("at most ([0-9,]+)", said)), said
 
 
 def test_the_forecast_after_a_look_is_about_the_error_that_is_met(rows, tmp_path):

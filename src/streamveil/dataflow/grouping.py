@@ -384,12 +384,30 @@ class NoisyCount(Protocol):
 FLAGS = ("non_negative", "integer", "monotone")
 
 
+def looked(operator: Grouping) -> list[str]:
+    """What a look said, and the bounds that hold since then."""
+    assert operator.look is not None  # noqa: S101  (asked of jobs that looked only)
+    bounds = operator.bounds
+    most = (
+        (bounds.max_rows, "rows of a unit"),
+        (bounds.per_group, "rows of a unit in one group"),
+        (bounds.groups, "groups of a unit"),
+    )
+    held = [f"at most {number:,} {what} count" for number, what in most if number is not None]
+    if bounds.quadratic is not None:
+        held.append(
+            "rows of a unit count while the sum over its groups of rows squared, weighted, is at"
+            f" most {bounds.quadratic:,}"
+        )
+    return [*operator.look.said, *held]
+
+
 def facts_of(operator: Grouping) -> Facts:
     """What is the same for every release of a job."""
     aggregation, schedule = operator.aggregation, operator.schedule
     return {
         "version": VERSION,
-        **({"look": list(operator.look.said)} if operator.look is not None else {}),
+        **({"look": looked(operator)} if operator.look is not None else {}),
         **({"omitted": list(operator.omitted)} if operator.omitted else {}),
         **({"guessed": operator.guessed} if operator.guessed else {}),
         **({"uncut": True} if operator.uncut else {}),
