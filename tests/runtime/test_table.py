@@ -191,6 +191,18 @@ def test_questions_are_paid_from_one_share_and_end_when_it_is_spent(tmp_path):
     assert kinds[27] == kinds[0]  # asked before
 
 
+def test_what_questions_cost_is_remembered_when_the_state_is_opened_again(tmp_path):
+    """A meter that is set back there would pay for answers for ever."""
+    made, spent = query(options=", ask_share = 0.5", by=""), []
+    list(made.run(tmp_path / "job", **SEEDED))
+    for asked in ([np.arange(30) // 10 != 1], []):
+        with run(made.plan, state=tmp_path / "job", **SEEDED) as job:
+            spent.append(job.held.asking.inner.meter.spent)
+            assert [job.ask(one).kind for one in asked] == ["HARD"] * len(asked)
+            spent.append(job.held.asking.inner.meter.spent)
+    assert spent[0] < spent[1] == spent[2]
+
+
 def test_there_is_nothing_to_ask_before_a_step_is_closed(tmp_path):
     made = query(options=", ask_share = 0.5")
     with pytest.raises(StoreError, match="run the query first"):
