@@ -125,6 +125,18 @@ def test_public_groups_of_the_columns_type_are_taken(key, groups):
     check_schema(grouped(key, groups), SCHEMA)
 
 
+@pytest.mark.parametrize("groups", [[0.25, None, float("nan"), float("inf")], [0.1], [1e300]])
+def test_public_groups_that_a_narrow_column_cannot_hold_are_refused(groups):
+    rows = sv.memory(pa.table({"u": [1, 2], "x": pa.array([0.1, 0.25], pa.float32())})).protect("u")
+    made = rows.group_by("x", keys=sv.public(groups)).agg(n=sv.count()).bound(max_rows=1)
+    asked = made.release(budget=sv.Budget(epsilon=9, delta=1e-9))
+    if groups[0] == 0.25:
+        asked.explain()
+        return
+    with pytest.raises(PlanError, match="does not have every public group"):
+        asked.explain()
+
+
 def test_public_groups_of_a_sketch_are_of_the_type_it_counts():
     query = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, \
         privacy_unit_column = user_id, max_rows_contributed = 1, public_groups = [{}]) \

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import (
@@ -154,6 +155,20 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
                 "  to fix  write them so, or CAST the column; a Parquet file of groups can hold "
                 "every type"
             )
+        for field in schema:
+            if field.name.lower() == text.lower() and pa.types.is_floating(field.type):
+                _check_held(field, held)
+
+
+def _check_held(field: pa.Field, public: pa.Array) -> None:
+    """Refuses public groups that no row can have: a column of 32 bits has no 0.1."""
+    finite = public.filter(pc.is_finite(public))
+    if not finite.cast(field.type).cast(public.type).equals(finite):
+        raise PlanError(
+            f"column '{shown(field.name)}' is of type {field.type}, which does not have every"
+            " public group exactly: no row would count there.\n"
+            f"  to fix  group by ROUND({shown(field.name)}, 6), or by as many digits as groups have"
+        )
 
 
 def check_declared(source: SourceSpec, schema: pa.Schema, names: set[str]) -> None:
