@@ -33,6 +33,7 @@ def test_a_float_is_the_decimal_it_prints() -> None:
         ({"epsilon": 1, "delta": 1.0}, "delta must be above 0 and below 1"),
         ({"epsilon": True}, "epsilon must be a number"),
         ({"epsilon": "much"}, "epsilon must be a finite number"),
+        ({"epsilon": "1/3"}, "in decimals"),
         ({"epsilon": [1]}, "epsilon must be a number"),
     ],
 )

@@ -43,7 +43,7 @@ def exact(name: str, value: Number) -> Fraction:
         decimal = Decimal(repr(float(value)) if isinstance(value, REALS) else value)
         return Fraction(decimal)
     except (InvalidOperation, ValueError, OverflowError):
-        raise PlanError(f"{name} must be a finite number, not {value}") from None
+        raise PlanError(f"{name} must be a finite number in decimals, not {value}") from None
 
 
 def held(name: str, value: Exact | float) -> Fraction:
