@@ -17,7 +17,7 @@ from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import SUFFIXES, UNBOUNDED, Facts
-from streamveil.results.intervals import deviations, open_ends, steps_of
+from streamveil.results.intervals import Part, deviations, open_ends, rounded_parts
 from streamveil.types import Array
 
 PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
@@ -279,10 +279,10 @@ class Answered:
                 low, high = low + np.minimum(*ends), high + np.maximum(*ends)
         return low, high
 
-    def steps_of(self, part: Sum) -> list[Array]:
-        """What each part of a sum takes multiples of."""
-        return steps_of(
-            (self.answers[name], name if TOTAL in facts else facts.get(SHIFT), factor)
+    def parts_of(self, part: Sum) -> list[Part]:
+        """The parts of a sum, as far as releases tell."""
+        return rounded_parts(
+            (facts, name if TOTAL in facts else facts.get(SHIFT), factor, self.column(name + "_sd"))
             for name, factor in part.factors.items()
             for facts in [self.answers[name]]
         )

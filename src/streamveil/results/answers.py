@@ -26,7 +26,15 @@ from streamveil.release_metadata import (
 )
 from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
-from streamveil.results.intervals import Interval, deviations, ends_of, plain, ratio, steps_of
+from streamveil.results.intervals import (
+    Interval,
+    Part,
+    deviations,
+    plain,
+    ratio,
+    room_of,
+    rounded_parts,
+)
 from streamveil.results.joint import Cell, Ends, Joint, joint_at, output_of
 from streamveil.results.ranks import Ranked, rank, with_moves, with_ranks
 from streamveil.results.releases import Releases
@@ -73,9 +81,11 @@ class WeightedSum:
         """The sum."""
         return np.asarray(sum(a * joint.value(cell) for cell, a in self.terms))
 
-    def steps(self, joint: Joint) -> list[Array]:
-        """What each part of it takes multiples of."""
-        return steps_of((joint.output(cell.name), cell.moment, a) for cell, a in self.terms)
+    def parts(self, joint: Joint) -> list[Part]:
+        """Its parts, as far as releases tell."""
+        return rounded_parts(
+            (joint.output(cell.name), cell.moment, a, joint.sd(cell)) for cell, a in self.terms
+        )
 
     def covariance(self, joint: Joint, other: WeightedSum) -> Ends:
         """Between two sums: the ends add up, each with its sign."""
@@ -281,8 +291,8 @@ class Answers(AnswerTable):
         level = self._confidence(confidence)
         cov = parts[0].covariance(joint, parts[1])
         sides = [(part.value(joint), part.covariance(joint, part).high) for part in parts]
-        top_step, bottom_step = (ends_of(part.steps(joint))[1] for part in parts)
-        found = ratio(sides[0], sides[1], cov, deviations(level), (top_step, bottom_step))
+        rooms = (room_of(parts[0].parts(joint)), room_of(parts[1].parts(joint)))
+        found = ratio(sides[0], sides[1], cov, deviations(level), rooms)
         return self._derived(name, joint, found, level, notes)
 
     def top(
@@ -356,7 +366,7 @@ class Answers(AnswerTable):
         joint, notes = self._joint([part])
         level = self._confidence(confidence)
         variance = part.covariance(joint, part).high
-        found = plain(part.value(joint), variance, deviations(level), part.steps(joint))
+        found = plain(part.value(joint), variance, deviations(level), part.parts(joint))
         return self._derived(name, joint, found, level, notes, whole=whole)
 
     def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:

@@ -42,7 +42,7 @@ from streamveil.results.answer_sums import (
     ratio_of,
     sum_of,
 )
-from streamveil.results.intervals import Interval, deviations, ends_of, open_ends, plain, ratio
+from streamveil.results.intervals import Interval, deviations, open_ends, plain, ratio, room_of
 from streamveil.types import Array
 
 END = "end of an interval"  # a column beside those of a release
@@ -120,8 +120,8 @@ class Leaves:
         if parts is not None:
             top, bottom = parts
             noises, cov = [answered.noise_of(part) for part in parts], answered.joint(top, bottom)
-            steps = ends_of(answered.steps_of(top))[1], ends_of(answered.steps_of(bottom))[1]
-            found = ratio(noises[0], noises[1], cov, z, steps)
+            rooms = room_of(answered.parts_of(top)), room_of(answered.parts_of(bottom))
+            found = ratio(noises[0], noises[1], cov, z, rooms)
             return within(self.spanned(found, top, bottom), answered.ratio_ends(top, bottom))
         one = answer_of(tree, answered)
         if one is not None and self.number == 1:
@@ -129,7 +129,7 @@ class Leaves:
             return Span(*open_ends(*ends), answered.column(one + "_sd"))
         part = sum_of(tree, answered)
         if part is not None and part.factors:
-            found = plain(*answered.noise_of(part), z, answered.steps_of(part))
+            found = plain(*answered.noise_of(part), z, answered.parts_of(part))
             return self.spanned(found, part)
         if one is None:
             return None

@@ -42,52 +42,69 @@ def open_ends(low: Array, high: Array) -> tuple[Array, Array]:
     return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
 
-def plain(value: Array, variance: Array, z: float, steps: Sequence[float | Array] = ()) -> Interval:
-    """A sum of numbers whose noise is Gaussian, each of which takes multiples of its step alone.
+class Part(NamedTuple):
+    """A part of a sum whose noise takes multiples of its step alone."""
 
-    Proof: see `reach_of`, which is true of a sum whose parts have the same step. Else let one part
-        have the largest step, and its noise be spread out over that step, evenly: the sum is then
-        Gaussian, nearly, and nowhere more than half that step from what it is.
+    step: Array
+    variance: Array  # of its noise
+
+
+def plain(value: Array, variance: Array, z: float, parts: Sequence[Part] = ()) -> Interval:
+    """A sum of numbers whose noise is Gaussian, rounded to the steps of its parts.
+
+    Proof: where all parts have one step so has the sum; see `reach_of`. For the others `room_of`.
     """
     sd = np.sqrt(np.maximum(variance, 0.0))
-    least, most = ends_of(steps)
-    reach = np.where(least == most, reach_of(sd, z, most), z * sd + most / 2)
+    reach = z * sd + room_of(parts)
+    if parts:
+        others = sum(1 * (part.step != parts[0].step) for part in parts)
+        reach = np.where(others == 0, reach_of(sd, z, parts[0].step), reach)
     return Interval(value, sd, value - reach, value + reach)
 
 
-def steps_of(terms: Iterable[tuple[Facts, object, float | Array]]) -> list[Array]:
-    """What each part of a sum takes multiples of, by facts, place and factor of its numbers.
+def room_of(parts: Sequence[Part]) -> Float64[Array, " keys"]:
+    """How much further than its deviations the interval of a sum reaches, for steps of its parts.
+
+    Proof: let the noise of one part, which takes multiples of a, be spread out over a, evenly. The
+        sum is then Gaussian, nearly, and nowhere more than a / 2 from what it is. Where parts of at
+        most half that step have a deviation s of a / 2 or more they spread it out: chances differ
+        from those of a Gaussian by exp(-2 (pi s / a)^2) of what a step has, less than a hundredth.
+    """
+    room = np.zeros(1)
+    for one in parts:
+        finer = sum(np.where(2 * two.step <= one.step, two.variance, 0.0) for two in parts)
+        half = one.step / 2
+        room = np.maximum(room, np.where(finer < half**2, half, 0.0))
+    return room
+
+
+def rounded_parts(terms: Iterable[tuple[Facts, object, float | Array, Array]]) -> list[Part]:
+    """The parts of a sum, by facts, place, factor and deviation of its numbers.
 
     A sum that is moved back by a count shares the noise of that count, which may cancel. By itself
     its own noise spreads out that of the count.
 
-    >>> count = {"lanes": [0], "step": 1.0}
-    >>> moved = {"lanes": [0, 1], "factors": [-40.0, 1.0], "step": 0.25}
-    >>> [float(one) for one in steps_of([(moved, None, 1.0)])]
-    [0.25]
-    >>> [float(one) for one in steps_of([(moved, None, 1.0), (count, None, 40.0)])]
-    [0.0, 0.25]
+    >>> count, sum = {"lanes": [0], "step": 1.0}, {"lanes": [0, 1], "factors": [-9, 1], "step": 0.5}
+    >>> terms = [(sum, None, 1.0, np.array([90.0])), (count, None, 9.0, np.array([6.0]))]
+    >>> [(float(one.step), float(one.variance[0])) for one in rounded_parts(terms)]
+    [(0.0, 0.0), (0.5, 5184.0)]
     """
-    found, counted = dict[Any, Array](), set[Any]()
-    for facts, place, factor in terms:
-        if "step" not in facts:
-            found[None] = np.zeros(())
-            counted.add(None)
-            continue
-        finite = np.where(np.isfinite(factor), factor, 0.0)
-        own = zip(facts["lanes"], facts.get("factors", [1.0]), strict=True)
-        for lane, share in own:
-            part, is_last = (str(lane), place), lane == facts["lanes"][-1]
-            size = facts["step"] if is_last else 1.0
-            found[part] = found.get(part, np.zeros(())) + share * size * finite
-            counted.update([part] * is_last)
-    return [step for part, step in found.items() if part in counted]
-
-
-def ends_of(steps: Sequence[float | Array]) -> tuple[Array, Array]:
-    """The smallest and the largest, whatever their signs."""
-    found = np.abs(np.broadcast_arrays(np.zeros(1), *steps)[1:])
-    return found.min(axis=0, initial=np.inf), found.max(axis=0, initial=0.0)
+    found = dict[Any, Array]()  # how many times a lane is in the sum
+    spread, steps = dict[Any, Array](), dict[Any, float]()  # of a lane: variance, step
+    for facts, place, factor, sd in sorted(terms, key=lambda term: len(term[0].get("lanes", ()))):
+        lanes = [(str(lane), place) for lane in (facts["lanes"] if "step" in facts else [None])]
+        shares = [float(share) for share in facts.get("factors", [1.0])[-len(lanes) :]]
+        for lane, share in zip(lanes, shares, strict=True):
+            times = share * np.where(np.isfinite(factor), factor, 0.0)
+            found[lane] = found.get(lane, np.zeros(())) + times
+        counts = zip(lanes[:-1], shares, strict=False)
+        known = sum(share**2 * spread.get(lane, 0.0 * sd) for lane, share in counts)
+        spread[lanes[-1]] = np.maximum(sd**2 - known, 0.0)
+        steps[lanes[-1]] = float(facts.get("step", 0.0))
+    return [
+        Part(abs(found[lane]) * step, found[lane] ** 2 * spread[lane])
+        for lane, step in steps.items()
+    ]
 
 
 def ratio(
@@ -95,7 +112,7 @@ def ratio(
     bottom: tuple[Array, Array],
     cov: tuple[Array, Array],
     z: float,
-    steps: tuple[float | Array, float | Array] = (0.0, 0.0),
+    rooms: tuple[float | Array, float | Array] = (0.0, 0.0),
 ) -> Interval:
     """Top / bottom, each given as (value, variance); `cov` bounds their covariance on both sides.
 
@@ -107,16 +124,16 @@ def ratio(
         set is unbounded, and so is the interval. With a covariance known to lie between two ends,
         v(r) is at most its value at one of them, so the union of both sets holds r at least as
         often.
-        Where top and bottom take multiples of `steps` alone, so does their noise, and each has the
-        variance of which z deviations are half a step more (`reach_of`).
+        Where the noise of top or bottom is rounded to steps, it has the variance of which z
+        deviations are more by the room that `room_of` says.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         value = top[0] / bottom[0]
         widest = np.maximum(*(top[1] - 2 * value * end + value**2 * bottom[1] for end in cov))
         sd = np.sqrt(np.maximum(widest, 0.0)) / np.abs(bottom[0])
     top, bottom = (
-        (one[0], (np.sqrt(np.maximum(one[1], 0.0)) + step / (2 * z)) ** 2)
-        for one, step in zip((top, bottom), steps, strict=True)
+        (one[0], (np.sqrt(np.maximum(one[1], 0.0)) + room / z) ** 2)
+        for one, room in zip((top, bottom), rooms, strict=True)
     )
     ends = [fieller(top, bottom, end, z) for end in cov]
     low, high = np.minimum(ends[0][0], ends[1][0]), np.maximum(ends[0][1], ends[1][1])
