@@ -25,7 +25,7 @@ from streamveil.dataflow.outputs import (
 from streamveil.dataflow.release import to_totals
 from streamveil.dataflow.release_tables import risen
 from streamveil.kinds import AGGREGATES, SKETCHES
-from streamveil.results.intervals import Part, plain, ratio
+from streamveil.results.intervals import RoundedPart, plain, ratio
 from tests.audit import queries
 from tests.statistics import ALPHA, assert_rate, discrete_gaussian, rounded_gaussian
 
@@ -98,7 +98,10 @@ def test_intervals_of_sums_of_whole_noise_cover_as_often_as_they_say(confidence)
                 np.zeros(1),
                 np.array([spread[0] + factor**2 * spread[1]]),
                 z,
-                [Part(np.ones(1), spread[0]), Part(np.array([abs(factor)]), factor**2 * spread[1])],
+                [
+                    RoundedPart(np.ones(1), spread[0]),
+                    RoundedPart(np.array([abs(factor)]), factor**2 * spread[1]),
+                ],
             )
             noise = np.add.outer(one.values, factor * two.values)
             covered.append(chances[np.abs(noise) <= found.high + 1e-9].sum())

@@ -17,7 +17,7 @@ from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import SUFFIXES, UNBOUNDED, Facts
-from streamveil.results.intervals import Part, deviations, open_ends, rounded_parts
+from streamveil.results.intervals import RoundedPart, deviations, open_ends, rounded_parts
 from streamveil.types import Array
 
 PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
@@ -279,7 +279,7 @@ class Answered:
                 low, high = low + np.minimum(*ends), high + np.maximum(*ends)
         return low, high
 
-    def parts_of(self, part: Sum) -> list[Part]:
+    def parts_of(self, part: Sum) -> list[RoundedPart]:
         """The parts of a sum, as far as releases tell."""
         return rounded_parts(
             (facts, name if TOTAL in facts else facts.get(SHIFT), factor, self.column(name + "_sd"))

@@ -28,7 +28,7 @@ from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
 from streamveil.results.intervals import (
     Interval,
-    Part,
+    RoundedPart,
     deviations,
     plain,
     ratio,
@@ -81,7 +81,7 @@ class WeightedSum:
         """The sum."""
         return np.asarray(sum(a * joint.value(cell) for cell, a in self.terms))
 
-    def parts(self, joint: Joint) -> list[Part]:
+    def parts(self, joint: Joint) -> list[RoundedPart]:
         """Its parts, as far as releases tell."""
         return rounded_parts(
             (joint.output(cell.name), cell.moment, a, joint.sd(cell)) for cell, a in self.terms

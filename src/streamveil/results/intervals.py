@@ -42,14 +42,14 @@ def open_ends(low: Array, high: Array) -> tuple[Array, Array]:
     return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
 
-class Part(NamedTuple):
+class RoundedPart(NamedTuple):
     """A part of a sum whose noise takes multiples of its step alone."""
 
     step: Array
     variance: Array  # of its noise
 
 
-def plain(value: Array, variance: Array, z: float, parts: Sequence[Part] = ()) -> Interval:
+def plain(value: Array, variance: Array, z: float, parts: Sequence[RoundedPart] = ()) -> Interval:
     """A sum of numbers whose noise is Gaussian, rounded to the steps of its parts.
 
     Proof: where all parts have one step so has the sum; see `reach_of`. For the others `room_of`.
@@ -62,7 +62,7 @@ def plain(value: Array, variance: Array, z: float, parts: Sequence[Part] = ()) -
     return Interval(value, sd, value - reach, value + reach)
 
 
-def room_of(parts: Sequence[Part]) -> Float64[Array, " keys"]:
+def room_of(parts: Sequence[RoundedPart]) -> Float64[Array, " keys"]:
     """How much further than its deviations the interval of a sum reaches, for steps of its parts.
 
     Proof: let the noise of one part, which takes multiples of a, be spread out over a, evenly. The
@@ -78,7 +78,7 @@ def room_of(parts: Sequence[Part]) -> Float64[Array, " keys"]:
     return room
 
 
-def rounded_parts(terms: Iterable[tuple[Facts, object, float | Array, Array]]) -> list[Part]:
+def rounded_parts(terms: Iterable[tuple[Facts, object, float | Array, Array]]) -> list[RoundedPart]:
     """The parts of a sum, by facts, place, factor and deviation of its numbers.
 
     A sum that is moved back by a count shares the noise of that count, which may cancel. By itself
@@ -102,7 +102,7 @@ def rounded_parts(terms: Iterable[tuple[Facts, object, float | Array, Array]]) -
         spread[lanes[-1]] = np.maximum(sd**2 - known, 0.0)
         steps[lanes[-1]] = float(facts.get("step", 0.0))
     return [
-        Part(abs(found[lane]) * step, found[lane] ** 2 * spread[lane])
+        RoundedPart(abs(found[lane]) * step, found[lane] ** 2 * spread[lane])
         for lane, step in steps.items()
     ]
 

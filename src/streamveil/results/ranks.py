@@ -11,7 +11,7 @@ import pyarrow as pa
 from streamveil.compiled import ndtri
 from streamveil.errors import at_least
 from streamveil.release_metadata import Facts
-from streamveil.results.intervals import Interval, Part, open_ends, plain
+from streamveil.results.intervals import Interval, RoundedPart, open_ends, plain
 from streamveil.types import Array, Bool, Int64
 
 HIDDEN_SHARE = 0.5  # of the error probability, for groups that are not shown
@@ -78,7 +78,7 @@ def rank(
     alpha = 1 - confidence
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha
     z = -float(ndtri(own / (2 * max(len(value), 1))))
-    interval = plain(value, sd**2, z, [Part(np.array(step), sd**2)])
+    interval = plain(value, sd**2, z, [RoundedPart(np.array(step), sd**2)])
     top = ceiling(facts, most, alpha * HIDDEN_SHARE, allowed)
     low, high = open_ends(interval.low, interval.high)
     lows, highs = np.sort(low), np.sort(high)
