@@ -438,6 +438,22 @@ MISTAKES = [
     ("must be one function", lambda: stream.protect("u").per_unit(s="SUM(ms) / COUNT(*)")),
     ("call it twice", lambda: stream.protect("u").per_unit("url", k="RANK() OVER (ORDER BY ts)")),
     ("did you mean 'tumble'", lambda: sv.tumbel("1 day")),
+    (
+        "follow = TRUE (files) waits for rows",
+        lambda: (
+            sv.files("*.csv", event_time="ts", follow=True)
+            .protect("u")
+            .agg(n=sv.count())
+            .bound(max_rows=1)
+            .release(
+                every="1 hour",
+                start="2026-01-01",
+                end="2026-01-02",
+                clock="event",
+                budget=sv.Budget(epsilon=1, delta=1e-6),
+            )
+        ),
+    ),
 ]
 
 

@@ -362,21 +362,7 @@ def check_clock(plan: Plan) -> Complaints:
     if clock.steps is not None and not 1 <= clock.steps <= 10**9:
         yield f"steps must be between 1 and 1,000,000,000, not {clock.steps}"
     if clock.kind == "event":
-        if plan.source.event_time is None and clock.arrival is None:
-            yield (
-                "a query by time needs event_time (of the source) or arrival.\n"
-                "  to fix  CREATE STREAM name WITH (source = ..., event_time = 'column'); in "
-                "Python event_time='column'"
-            )
-        if clock.start_us is None or clock.end_us is None:
-            yield (
-                "a replay needs a public start and end: they fix when triggers happen.\n"
-                "  why     taking them from the data would let one row move every trigger\n"
-                "  to fix  start = '2026-01-01', end = '2026-02-01' (or steps = n); for live data "
-                "clock = 'wall'"
-            )
-        elif clock.end_us <= clock.start_us:
-            yield "end must be later than start"
+        yield from _check_replay(plan)
     if clock.kind == "wall" and clock.start_us is None:
         yield (
             "a live query needs a public start: step i ends at start + i times the interval.\n"
@@ -384,6 +370,33 @@ def check_clock(plan: Plan) -> Complaints:
         )
     if clock.kind != "event" and clock.arrival is not None:
         yield "arrival belongs to a replay (clock = 'event')"
+
+
+def _check_replay(plan: Plan) -> Complaints:
+    """When a replay makes releases, all at once."""
+    clock = plan.clock
+    if plan.source.event_time is None and clock.arrival is None:
+        yield (
+            "a query by time needs event_time (of the source) or arrival.\n"
+            "  to fix  CREATE STREAM name WITH (source = ..., event_time = 'column'); in "
+            "Python event_time='column'"
+        )
+    if plan.source.is_endless:
+        yield (
+            f"a source with follow = TRUE ({plan.source.kind}) waits for rows, and clock = 'event'"
+            " makes all releases at once from the rows that are there: later ones would be in"
+            " none.\n"
+            "  to fix  leave clock out, and each release is made when it is due; or follow = FALSE"
+        )
+    if clock.start_us is None or clock.end_us is None:
+        yield (
+            "a replay needs a public start and end: they fix when triggers happen.\n"
+            "  why     taking them from the data would let one row move every trigger\n"
+            "  to fix  start = '2026-01-01', end = '2026-02-01' (or steps = n); for live data "
+            "clock = 'wall'"
+        )
+    elif clock.end_us <= clock.start_us:
+        yield "end must be later than start"
 
 
 def _calendar(plan: Plan) -> Complaints:
