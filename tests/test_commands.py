@@ -97,6 +97,10 @@ def test_read_lists_picks_and_writes(folder, tmp_path):
     first = call("read", folder / "q.veil").stdout
     assert first == call("read", folder / "q.veil").stdout
     assert "north" in call("read", folder / "out").stdout
+    for source, options, told in (("q.veil", (), True), ("out", (), False),
+                                  ("q.veil", ("--sql", folder / "q.sql"), False)):  # fmt: skip
+        said = call("read", folder / source, *options).output
+        assert ("--sql QUERY gives the columns" in said) == told
     notes = sv.read(folder / "q.veil").notes
     assert notes, "a release of bounded rows says what is in no number"
     assert all(f"note: {note}" in call("read", folder / "q.veil").output for note in notes)

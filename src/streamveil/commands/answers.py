@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from streamveil.results.answers import Answers, Derived
 
 MOST = 50  # rows shown
+DRAWN = (
+    "these are the numbers as they were drawn; --sql QUERY gives the columns, HAVING, ORDER BY and"
+    " LIMIT that the query makes of them"
+)
 
 app = typer.Typer(
     help="Differences, recent sums, ratios and top groups across releases, with correct intervals. "
@@ -95,7 +99,8 @@ def read(
         print_release(release, MOST)
     else:
         write_rows(release.table, out)
-    say_all(release.notes)
+    drawn = [DRAWN] if sql is None and published.is_state(source) else []
+    say_all([*release.notes, *drawn])
 
 
 def pair(text: str) -> tuple[str, str | None]:
