@@ -44,6 +44,7 @@ class Place:
     """Where rows lie. `live`: more of them may come."""
 
     kind, slow = "", 30_000  # bytes a second at which 1,500 rows take some seconds
+    amid = 15_000  # bytes after which some of 3,000 rows are read
     live = True
     server: Any = None
     ends = True  # silence amid its statements is noticed; else only at the first
@@ -247,7 +248,7 @@ class Iceberg(Place):
 class Database(Place):
     """A table that is read once; its rows are sorted."""
 
-    live, slow = False, 6_000
+    live, slow, amid = False, 6_000, 8_000
 
     def __init__(self, kind, folder, server, monkeypatch):
         self.kind, self.path, self.server = kind, str(folder / "db"), server

@@ -220,7 +220,7 @@ def test_a_server_that_falls_silent_is_named_in_time(place):
     """It takes connections and says nothing: from the beginning, and amid its rows."""
     place.put(range(3000))
     whole = rows_of(place.open().read(None, 100))
-    for after in (0, place.slow // 2) if place.ends else (0,):
+    for after in (0, place.amid) if place.ends else (0,):
         proxy = place.proxied(rate=2 * place.slow if after else 1e9)
         proxy.most = after
         try:
