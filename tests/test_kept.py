@@ -89,12 +89,14 @@ def test_nothing_is_kept_where_it_cannot_be(tmp_path, monkeypatch):
 
 QUERY = """
 import sys
+from datetime import datetime
 import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.counters.blt import _variances
 from streamveil.runtime.formats import calibration
 
-query = (sv.memory({"user": [1], "url": ["a"], "ts": ["2026-01-01"]}, event_time="ts")
+rows = {"user": [1], "url": ["a"], "ts": [datetime(2026, 1, 1)]}
+query = (sv.memory(rows, event_time="ts")
          .protect(unit="user").group_by("url").agg(n=sv.count()).bound(max_rows=4)
          .release(every="1 hour", start="2026-01-01", end="2026-01-02",
                   budget=sv.Budget(epsilon=1, delta=1e-7)))
