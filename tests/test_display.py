@@ -149,16 +149,19 @@ def test_numbers_are_for_people(value, shown):
 
 def test_people_see_neither_facts_for_programs_nor_digits_of_the_noise(tmp_path, capsys):
     """On paper, in a notebook and on the terminal alike; the title of a release has its trigger."""
-    release = next(iter(sv.sql(QUERY, {"clicks": CLICKS}).run(tmp_path / "clicks.veil")))
+    sums = "SUM(user / 7.0, contribution_bounds_per_row => (0, 80)) AS s"
+    text = QUERY.replace("COUNT(*) AS n", f"COUNT(*) AS n, {sums}")
+    release = next(iter(sv.sql(text, {"clicks": CLICKS}).run(tmp_path / "clicks.veil")))
     print_release(release)
     terminal = capsys.readouterr().out
     assert "trigger" not in terminal
     assert "release 1 (95 % intervals)" in terminal
     low, high = (release.table[name][0].as_py() for name in ("n_low", "n_high"))
-    sd = release.table["n_sd"][0].as_py()
-    assert f"{sd:.1f}" != f"{sd}", "there are digits to leave out"
+    ends = [release.table[name][0].as_py() for name in ("s_low", "s_high")]
+    assert all(f"{end:.1f}" != f"{end}" for end in ends), "there are digits to leave out"
     for shown in (str(release), release._repr_html_(), terminal):
         assert f"{low:,.1f} … {high:,.1f}" in shown
+        assert not any(f"{end:,}" in shown for end in ends)
         for hidden in ("opened", "noise_weight", "n_sd", "n_low"):
             assert hidden not in shown
 

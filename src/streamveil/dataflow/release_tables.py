@@ -80,8 +80,8 @@ def with_cut(answer: Estimate, output: Output, odds: CutOdds, confidence: float)
     lower, upper = (answer.low, answer.high) if rises else (-answer.high, -answer.low)
     low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence, output.step)
     if rises:
-        return replace(answer, low=np.maximum(low, output.least), high=high)
-    return replace(answer, low=-high, high=-low)
+        return inwards(replace(answer, low=np.maximum(low, output.least), high=high), output)
+    return inwards(replace(answer, low=-high, high=-low), output)
 
 
 def ends_with_cut(
@@ -344,7 +344,6 @@ def to_columns(
             answer = since_shown(answer, output, totals, order, tested, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds, shape.confidence)
-        answer = inwards(answer, output)
         if output.monotone:
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
@@ -455,11 +454,11 @@ def since_shown(
     near, low, high = some_of(totals, lanes, order[rows]), answer.low.copy(), answer.high.copy()
     if len(lanes) == 1:
         low[rows] = since_published(near, thresholds.at(rows), low[rows], confidence)
-        return replace(answer, low=low)
+        return inwards(replace(answer, low=low), output)
     correct = since_divided if output.function in MOMENTS else since_counted
     ends = low[rows], high[rows]
     low[rows], high[rows] = correct(output, near, thresholds.at(rows), ends, confidence)
-    return replace(answer, low=low, high=high)
+    return inwards(replace(answer, low=low, high=high), output)
 
 
 def some_of(totals: Totals, lanes: Int64[Array, " some"], keys: Int32[Array, " some"]) -> Totals:
@@ -470,9 +469,9 @@ def some_of(totals: Totals, lanes: Int64[Array, " some"], keys: Int32[Array, " s
 
 
 def inwards(answer: Estimate, output: Output) -> Estimate:
-    """The ends of a whole number's interval as whole numbers: none is lost.
+    """The ends of a count's interval moved inwards to whole numbers: it holds the same ones.
 
-    Ends that are multiples of its step already stay as they are.
+    To halves, where the count is moved back by half the rows. Ends that are such already stay.
     """
     if not output.step or not (output.function in COUNTS or output.step == 1):
         return answer
