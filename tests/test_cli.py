@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from streamveil import cli, kept
 from streamveil.commands.answers import place
 from streamveil.commands.common import print_rows, read_query, size_of, write_rows
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, SourceError
 
 SECRET = "patient-4711"
 QUERY = """
@@ -325,6 +326,32 @@ def test_an_option_of_the_other_engine_is_refused_not_passed_over(option, value,
     assert (code, shown) == (2, "")
     assert option in errors
     assert not (folder / "s").exists()
+
+
+def test_a_live_job_that_is_run_before_a_step_ends_does_nothing_and_says_when(folder):
+    """Run by a timer more often than steps come, it closed one each time, ahead of the calendar."""
+    begins = datetime.now(UTC).replace(microsecond=0)
+    (folder / "in").mkdir()
+    rows = pa.table({"person": np.arange(400), "page": np.arange(400) % 3})
+    pq.write_table(rows, folder / "in" / "1.parquet")
+
+    def first_hour(state, more):
+        (folder / "f.sql").write_text(f"""
+            CREATE STREAM visits (person INT64, page INT64)
+              WITH (source = 'files', path = '{folder}/in/*.parquet', follow = TRUE);
+            SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-7, clock = 'wall',
+                     privacy_unit_column = person, steps = 2{more},
+                     start = TIMESTAMP '{begins:%Y-%m-%d %H:%M:%S}')
+                   page, COUNT(*) AS n FROM visits GROUP BY page EMIT EVERY INTERVAL 1 HOUR""")
+        return call("run", folder / "f.sql", "--state", folder / state, "--once")
+
+    ends = begins + timedelta(hours=1)
+    code, shown, said = first_hour("a.veil", ", max_rows_contributed = 1, look_share = 0")
+    assert (code, shown) == (0, "")
+    assert f"nothing to do yet: step 1 ends at {ends:%Y-%m-%d %H:%M:%S} UTC" in said
+    code, shown, said = first_hour("b.veil", "")
+    assert (code, shown) == (cli.CODES[SourceError], "")
+    assert "the first release is not due yet" in said
 
 
 def test_a_followed_folder_without_new_rows_is_not_said_to_be_done(folder):

@@ -3,6 +3,8 @@
 import json
 import shutil
 import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -351,13 +353,20 @@ def test_a_job_that_is_cut_off_at_any_commit_counts_every_message_once(
     shutil.rmtree(tmp_path / "s")
 
 
+def after_hours_of_2090(hours, monkeypatch):
+    """Sets the clock of live jobs."""
+    at = (datetime(2090, 1, 1, tzinfo=UTC) + timedelta(hours=hours)).timestamp()
+    clock = SimpleNamespace(time=lambda: at, time_ns=lambda: int(at * 1e9), sleep=time.sleep)
+    monkeypatch.setattr("streamveil.runtime.run.time", clock)
+
+
 @needs_broker
-def test_a_live_job_takes_what_is_there_when_a_step_closes(broker, topic, tmp_path):
-    """No step is due, so a run that waits for nothing closes one."""
+def test_a_live_job_takes_what_is_there_when_a_step_closes(broker, topic, tmp_path, monkeypatch):
     asked = query(broker, topic, every="1 hour", start="2090-01-01", end="2090-01-03", clock="wall")
     totals = []
     for step in range(1, 4):
         broker.send(topic, sent(range(100 * step, 100 * step + 100)))
+        after_hours_of_2090(step, monkeypatch)
         made = list(run(asked.plan, state=str(tmp_path / "s"), pace=Pace(once=True)))
         totals += [sum(counts(one.table).values()) for one in made if one.step == step]
     assert totals == [100, 200, 300]
@@ -365,7 +374,7 @@ def test_a_live_job_takes_what_is_there_when_a_step_closes(broker, topic, tmp_pa
 
 @needs_broker
 def test_a_live_job_looks_at_the_messages_of_its_first_release_and_counts_them(
-    broker, topic, tmp_path
+    broker, topic, tmp_path, monkeypatch
 ):
     stream = sv.source(
         "kafka", topic, servers=broker.servers, topic=topic, columns=COLUMNS, follow=True
@@ -377,6 +386,7 @@ def test_a_live_job_looks_at_the_messages_of_its_first_release_and_counts_them(
     totals = []
     for step in range(1, 4):
         broker.send(topic, sent(range(400 * step, 400 * step + 400)))
+        after_hours_of_2090(step, monkeypatch)
         made = list(run(asked.plan, state=str(tmp_path / "s"), pace=Pace(once=True)))
         assert (tmp_path / "s" / "look.json").exists()
         totals += [sum(counts(one.table).values()) for one in made if one.step == step]

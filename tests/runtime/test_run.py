@@ -208,13 +208,19 @@ def test_a_changed_query_is_refused(clicks: Path, tmp_path: Path) -> None:
         released(plan(clicks, bounding=Bounding(max_rows=7)), tmp_path / "s", 100)
 
 
-def test_a_wall_clock_job_stops_at_the_end_when_asked(clicks: Path, tmp_path: Path) -> None:
-    now = int(dt.datetime.now(dt.UTC).timestamp() * 1e6)
-    live = plan(clicks, clock=Clock(kind="wall", every=60_000_000, start_us=now, steps=10))
-    with run(
-        live, state=tmp_path / "s", noise=SilentNoise(), insecure=True, pace=Pace(once=True)
-    ) as job:
-        assert len(list(job)) == 1
+@pytest.mark.parametrize("ended", [0, 3])
+def test_a_job_that_stops_at_once_closes_the_steps_that_are_due_and_no_other(
+    clicks: Path, tmp_path: Path, ended: int
+) -> None:
+    start = int(dt.datetime.now(dt.UTC).timestamp() * 1e6) - ended * 3_600_000_000
+    live = plan(clicks, clock=Clock(kind="wall", every=3_600_000_000, start_us=start, steps=10))
+    closed = set[int]()
+    for _ in range(2):  # the second gives the last release again
+        with run(
+            live, state=tmp_path / "s", noise=SilentNoise(), insecure=True, pace=Pace(once=True)
+        ) as job:
+            closed |= {release.trigger for release in job}
+        assert closed == set(range(1, ended + 1))
 
 
 def test_a_one_shot_query_is_answered_once_whatever_comes_later(tmp_path: Path) -> None:

@@ -191,6 +191,19 @@ def test_the_wall_clock_closes_a_step_at_its_public_time_only():
     assert time[0] == 4.0
 
 
+def test_a_run_that_stops_at_once_ends_though_steps_end_faster_than_they_are_made():
+    time = [6.5]
+
+    def slow():
+        time[0] += 10
+        return time[0]
+
+    clock = Clock(kind="wall", every=2_000_000, start_us=0)
+    s = MicroBatches(source([1, 2]), clock, now=slow, sleep=time.append, once=True)
+    assert run(s)[1:] == ([*range(1, 9)], {1: [0, 1]} | {step: [] for step in range(2, 9)})
+    assert len(time) == 1, "it never waits"
+
+
 def test_a_clock_that_is_set_back_is_told_and_every_step_closes_once_at_its_time(caplog):
     """Set back by three steps within a life, and by two between two lives."""
     time, back = [0.0], [(5.0, 6.0)]  # when, and by how much

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -51,7 +52,7 @@ def run(
         bool,
         typer.Option(
             "--once",
-            help="Stop when what is there is read and the steps that are due are closed.",
+            help="Close the steps that are due, with the rows that are there, and stop.",
         ),
     ] = False,
     table: Tables = None,
@@ -179,8 +180,13 @@ def run(
 
 def idle(plan: Plan, closed: int) -> str:
     """Why a run did nothing, after so many closed steps."""
-    if plan.source.is_endless and closed < (plan.clock.steps or closed + 1):
-        return f"nothing to do yet: step {closed + 1:,} has not all of its rows"
+    clock, step = plan.clock, closed + 1
+    more = closed < (clock.steps or step)
+    if more and clock.kind == "wall":
+        ends = datetime.fromtimestamp(clock.due_us(step) / 1e6, UTC)
+        return f"nothing to do yet: step {step:,} ends at {ends:%Y-%m-%d %H:%M:%S} UTC"
+    if more and plan.source.is_endless:
+        return f"nothing to do yet: step {step:,} has not all of its rows"
     return "nothing left to do: all releases were made before; rows that came since are in none"
 
 

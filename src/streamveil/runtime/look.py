@@ -25,7 +25,7 @@ from streamveil.connectors import Source, micros
 from streamveil.core.noise import Noise
 from streamveil.dataflow.windows import periods_until
 from streamveil.disk import Lock
-from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.expressions import column_named
 from streamveil.kinds import SQUARED
 from streamveil.plan import Plan, combined_plan
@@ -245,6 +245,11 @@ def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
         yield batch.rows
         if batch.closes_step:
             return
+    raise SourceError(
+        "the first release is not due yet, and a look at its rows chooses the settings.\n"
+        "  to fix  run again when it is, leave --once out (in Python, Pace(once=True)), or give"
+        " look_share => 0 and expected_rows: nothing is looked at then"
+    )
 
 
 def releases_in_words(known: dict[str, Any], releases: int) -> str:

@@ -160,12 +160,13 @@ class MicroBatches:
     def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
         """Step i closes once the wall clock passes its end and what is there is read.
 
-        `once`: all that are due close, and one in any case.
+        `once`: those close that are due when it begins, however long that takes.
         """
         if self.now is None or self.sleep is None or self.clock.start_us is None:
             raise PlanError("a wall-clock schedule needs a start time and a running clock")
         step, place = at["step"], at.get("source")
-        while self.clock.steps is None or step <= self.clock.steps:
+        last = self.clock.due(self.now()) if self.once else self.clock.steps
+        while last is None or step <= last:
             self._wait_for(step, self.now, self.sleep)
             hand_on(self.source, "begin_step", self.clock.due_us(step - 1))
             for chunk in self.source.read(place, self.max_rows, self.columns):
@@ -177,8 +178,6 @@ class MicroBatches:
             after = {"step": step + 1, "source": place}
             yield Batch(self.nothing, step, True, json.dumps(after))  # noqa: FBT003
             step += 1
-            if self.once and step > self.clock.due(self.now()):
-                return
 
     def _wait_for(
         self, step: int, now: Callable[[], float], sleep: Callable[[float], None]
@@ -186,7 +185,7 @@ class MicroBatches:
         """Waits until a step ends by the wall clock; says so where that clock was set back."""
         begin, due = (self.clock.due_us(one) / 1e6 for one in (step - 1, step))
         told = step == 1  # a job may start before its first step
-        while (left := due - now()) > 0 and not self.once:
+        while (left := due - now()) > 0:
             if not told and left > due - begin:
                 told = True
                 LOG.warning(
