@@ -297,10 +297,10 @@ AGGREGATE_NOTES = {
     "AVG": "mean; both noisy parts are used, interval by Fieller's method",
     "VARIANCE": "same as VAR_SAMP",
     "VAR_SAMP": "sample variance",
-    "VAR_POP": "answered like VAR_SAMP: the factor n / (n - 1) is far below the noise",
+    "VAR_POP": "variance of the values: VAR_SAMP without its factor n / (n - 1)",
     "STDDEV": "same as STDDEV_SAMP",
     "STDDEV_SAMP": "square root of VAR_SAMP",
-    "STDDEV_POP": "answered like STDDEV_SAMP",
+    "STDDEV_POP": "square root of VAR_POP",
     "PERCENTILE_CONT": "`PERCENTILE_CONT(x, q, contribution_bounds_per_row => (low, high))`; the "
     "interval holds for any distribution and ends with the finest classes of the tree",
     "APPROX_QUANTILES": "`APPROX_QUANTILES(x, n, ...) AS q`: columns `q_0` .. `q_n` of one tree",

@@ -51,8 +51,8 @@ SINKS = {  # kind -> module and class
 }
 
 Function: TypeAlias = Literal[
-    "count", "count_units", "count_distinct", "sum", "avg", "variance", "stddev", "quantile",
-    "approx_frequency", "heavy_hitters",
+    "count", "count_units", "count_distinct", "sum", "avg", "variance", "stddev", "var_pop",
+    "stddev_pop", "quantile", "approx_frequency", "heavy_hitters",
 ]  # fmt: skip
 
 
@@ -71,8 +71,10 @@ AGGREGATES: Mapping[Function, AggregateKind] = {
     "count_distinct": AggregateKind("count"),
     "sum": AggregateKind("sum", ("SUM",), combines="sum"),
     "avg": AggregateKind("moments", ("AVG",), combines="avg"),
-    "variance": AggregateKind("moments", ("VARIANCE", "VAR_SAMP", "VAR_POP"), squares=True),
-    "stddev": AggregateKind("moments", ("STDDEV", "STDDEV_SAMP", "STDDEV_POP"), squares=True),
+    "variance": AggregateKind("moments", ("VARIANCE", "VAR_SAMP"), squares=True),
+    "stddev": AggregateKind("moments", ("STDDEV", "STDDEV_SAMP"), squares=True),
+    "var_pop": AggregateKind("moments", ("VAR_POP",), squares=True),
+    "stddev_pop": AggregateKind("moments", ("STDDEV_POP",), squares=True),
     "quantile": AggregateKind("order"),
     "approx_frequency": AggregateKind("sketch"),
     "heavy_hitters": AggregateKind("sketch"),

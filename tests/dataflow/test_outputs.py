@@ -11,6 +11,7 @@ import streamveil as sv
 from streamveil.dataflow.outputs import (
     AT_ONCE,
     FUNCTIONS,
+    OF_POPULATIONS,
     Estimate,
     Output,
     Totals,
@@ -196,7 +197,8 @@ def test_intervals_of_means_and_variances_cover_them(summary, n, sds):
     """Fails on the delta method: at 0.95 it covered 84 of 100 means and 1 of 100 variances."""
     mean, distance = SUMMARIES[summary]
     sample = distance * n / (n - 1)
-    truths, moments = {"avg": mean, "variance": sample}, noisy_moments(n, summary, sds)
+    truths = {"avg": mean, "variance": sample, "var_pop": distance}
+    moments = noisy_moments(n, summary, sds)
     for (function, true), confidence in product(truths.items(), (0.95, 0.999)):
         lanes = (0, 1) if function == "avg" else (0, 1, 2)
         output = Output(name="x", function=function, lanes=lanes, low=0.0, high=1.0, centre=0.5)
@@ -207,14 +209,25 @@ def test_intervals_of_means_and_variances_cover_them(summary, n, sds):
         assert np.all(found.low >= 0)
 
 
-def test_a_standard_deviation_is_the_root_of_its_variance_with_its_interval():
+@pytest.mark.parametrize(("of", "square"), [("stddev", "variance"), ("stddev_pop", "var_pop")])
+def test_a_standard_deviation_is_the_root_of_its_variance_with_its_interval(of, square):
     """So what covers the one covers the other."""
     moments = noisy_moments(30, "near a bound", (10.0, 2.5, 1.25))
-    asked = Output(name="x", function="variance", lanes=(0, 1, 2), low=0.0, high=1.0, centre=0.5)
+    asked = Output(name="x", function=square, lanes=(0, 1, 2), low=0.0, high=1.0, centre=0.5)
     square = asked.answer(moments, 0.95)
-    root = replace(asked, function="stddev").answer(moments, 0.95)
+    root = replace(asked, function=of).answer(moments, 0.95)
     for name in ("value", "low", "high"):
         assert np.allclose(getattr(root, name) ** 2, getattr(square, name), atol=1e-12)
+
+
+def test_the_variance_of_a_population_is_that_of_its_values():
+    """And of a sample n / (n - 1) times as much."""
+    values = np.array([0.1, 0.4, 0.4, 0.9]) - 0.5
+    exact = Totals(np.array([[4.0], [values.sum()], [(values**2).sum()]]), np.zeros((3, 1)))
+    for function, wanted in {"var_pop": np.var(values), "variance": np.var(values, ddof=1)}.items():
+        output = Output(name="x", function=function, lanes=(0, 1, 2), high=1.0, centre=0.5)
+        found = output.answer(exact, 0.95)
+        assert [found.low[0], found.value[0], found.high[0]] == pytest.approx([wanted] * 3)
 
 
 @pytest.mark.parametrize("function", ["avg", "variance"])
@@ -285,4 +298,5 @@ def test_totals_are_quanta_times_their_size_in_every_span():
 def test_every_aggregate_has_a_formula_and_a_place_in_the_account():
     asked = AGGREGATES.keys() - set(SKETCHES)
     assert asked == FUNCTIONS.keys()
-    assert asked == {one.function for one in queries.AGGREGATES}
+    same_lanes = set(OF_POPULATIONS)  # as those of samples
+    assert asked - same_lanes == {one.function for one in queries.AGGREGATES}

@@ -156,13 +156,20 @@ def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None
 
 
 @fitting('variance("ms", bounds=(0, 60_000))')
-def variance(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
+def variance(
+    column: str,
+    *,
+    bounds: Ends | None = None,
+    quantum: float | None = None,
+    population: bool = False,
+) -> Measure:
     """The sample variance of values clamped to the bounds, in the column's unit squared.
 
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column, as for `sum`.
         quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
+        population: of the values themselves, and not of a sample: without the factor n / (n - 1).
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -171,17 +178,24 @@ def variance(column: str, *, bounds: Ends | None = None, quantum: float | None =
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.variance("ms", bounds=(0, 60_000)))
     """
-    return Measure("variance", column, bounds, quantum)
+    return Measure("var_pop" if population else "variance", column, bounds, quantum)
 
 
 @fitting('stddev("ms", bounds=(0, 60_000))')
-def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
+def stddev(
+    column: str,
+    *,
+    bounds: Ends | None = None,
+    quantum: float | None = None,
+    population: bool = False,
+) -> Measure:
     """The standard deviation of values clamped to the bounds, in the column's unit.
 
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column, as for `sum`.
         quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
+        population: of the values themselves, and not of a sample: without the factor n / (n - 1).
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -190,7 +204,7 @@ def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = N
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.stddev("ms", bounds=(0, 60_000)))
     """
-    return Measure("stddev", column, bounds, quantum)
+    return Measure("stddev_pop" if population else "stddev", column, bounds, quantum)
 
 
 @fitting('quantile("ms", 0.5, bounds=(0, 60_000))')

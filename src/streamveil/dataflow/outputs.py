@@ -16,6 +16,7 @@ from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
 SHARES = (0.85, 0.1, 0.05)  # of errors of a variance: of its ratio, of the mean, of the count
+OF_POPULATIONS = ("var_pop", "stddev_pop")  # the others are of samples
 PLACES = 9  # of the interval of a mean that are looked at
 AT_ONCE = 1 << 20  # leaves of quantile trees, of several keys, that are looked at together
 
@@ -225,31 +226,39 @@ def ratio_between(
 def variance_of(
     output: Output, estimate: Array, variance: Array, z: float, fewest: Fewest | None = None
 ) -> Estimate:
-    """The sample variance from sums of centred values and squares; see `spread_between`.
+    """The variance from sums of centred values and squares; see `spread_between`.
 
-    The standard deviation is that of the delta method.
+    Of a sample n / (n - 1) times that of the values. The standard deviation is that of the delta
+    method.
     """
     count = np.maximum(estimate[0], 1)
     mean, square = estimate[1] / count, estimate[2] / count
     value = square - mean**2
     slope = square - 2 * mean**2
     sd = np.sqrt(variance[2] + 4 * mean**2 * variance[1] + slope**2 * variance[0]) / count
-    bessel, most = count / np.maximum(count - 1, 1), (output.high - output.low) ** 2 / 4
+    bessel, most = bessel_of(output, count), (output.high - output.low) ** 2 / 4
     value = np.clip(value * bessel, 0.0, most * bessel)
     low, high = spread_between(output, estimate, variance, z, fewest)
     return Estimate(value, sd * bessel, np.minimum(low, value), np.maximum(high, value))
 
 
+def bessel_of(output: Output, count: Array) -> Array:
+    """By what the variance of so many values is multiplied."""
+    if output.function in OF_POPULATIONS:
+        return np.ones_like(count, np.float64)
+    return np.asarray(count / np.maximum(count - 1, 1))
+
+
 def spread_between(
     output: Output, estimate: Array, variance: Array, z: float, fewest: Fewest | None = None
 ) -> tuple[Array, Array]:
-    """The ends of an interval for the sample variance; `fewest` as in `ratio_between`.
+    """The ends of an interval for the variance; `fewest` as in `ratio_between`.
 
     Proof: with m the true mean, the squared distances from m have the sum q - 2 m s + m^2 n, whose
         ratio to the count n is the variance: (q - 2 m s) / n + m^2, an interval at m holds it.
         Unless the interval of the mean fails, m is one of its places, so the union over them holds
-        the variance; and unless that of the count fails, n / (n - 1) is between the factors at its
-        ends. The three share the chance of errors.
+        the variance; and unless that of the count fails, n / (n - 1), of a sample, is between the
+        factors at its ends. The three share the chance of errors.
     Error: the union is taken at `PLACES` of the mean and where the sum is least; tests measure that
         what lies between is covered as well.
     """
@@ -268,7 +277,7 @@ def spread_between(
     least = n - some * np.sqrt(n_var) if fewest is None else fewest(some)
     ends = [np.maximum(end, 2) for end in (least, n + some * np.sqrt(n_var))]
     low, high = (np.clip(end, 0.0, half**2) for end in (low, high))
-    return low * (ends[1] / (ends[1] - 1)), high * (ends[0] / (ends[0] - 1))
+    return low * bessel_of(output, ends[1]), high * bessel_of(output, ends[0])
 
 
 def apart(z: float, share: float) -> float:
@@ -379,8 +388,8 @@ def clip(answer: Estimate, low: float, high: float | Float64[Array, " keys"]) ->
 FUNCTIONS: dict[str, Function] = {  # those of moments also take what the count is at least
     **dict.fromkeys(TOTALS, total),
     "avg": average,
-    "variance": variance_of,
-    "stddev": deviation,
+    **dict.fromkeys(("variance", "var_pop"), variance_of),
+    **dict.fromkeys(("stddev", "stddev_pop"), deviation),
     "quantile": quantile,
 }
 
