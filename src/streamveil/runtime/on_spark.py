@@ -5,7 +5,9 @@ Nothing of Spark is imported before a query is started.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from streamveil.plan import Plan
     from streamveil.runtime.progress import Listener
     from streamveil.runtime.spark import Publish, SparkJob
+
+MASTERS = r"local(\[.+\])?|yarn|(spark|k8s)://.+"
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class SparkEngine:
         for name, value in (("shards", self.shards), ("tasks", self.tasks)):
             if value is not None and (isinstance(value, bool) or value < 1):
                 raise PlanError(f"{name} counts from 1, so it cannot be {value}")
+        if self.session is None and not re.fullmatch(MASTERS, self.master):
+            raise PlanError(
+                f"Spark knows no master '{self.master}'.\n"
+                "  to fix  local[*], yarn, or an address that begins with spark:// or k8s://"
+            )
 
     def start(  # noqa: PLR0913  (the options of `Query.run`)
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
@@ -63,9 +72,9 @@ class SparkEngine:
         if plan.source.kind == "files":  # sooner, and in fewer words, than Spark would tell
             require_parquet(cast(FilesSource, open_source("files", plan.source.options)))
         layout = SparkLayout(shards=self.shards, storage=self.storage, tasks=self.tasks)
-        made = self.session if self.session is not None else session(self.master)
+        start = partial(session, self.master)  # after what can be refused without Java
         return SparkJob(
-            plan, state=state, session=made, layout=layout,
+            plan, state=state, session=self.session or start, layout=layout,
             keys=Randomness(secret, noise, insecure), once=once, progress=progress,
             ledger=ledger, publish=self.publish,
         )  # fmt: skip

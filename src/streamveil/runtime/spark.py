@@ -19,7 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
 from streamveil.compiler.group_by import check_public
 from streamveil.connectors import open_sinks, open_source, signed
+from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Topic
 from streamveil.dataflow import Operator, total
@@ -39,6 +40,7 @@ from streamveil.engines.spark.session import require_callbacks
 from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.source_offsets import FilesReading, Reading, options_for
+from streamveil.engines.spark.splits import require_columns
 from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan import Plan, TableSource, combined_plan
@@ -62,6 +64,7 @@ from streamveil.runtime.spark_state import (
     SecretFrom,
     SparkLayout,
     missing,
+    place_of,
 )
 from streamveil.sql.schema import check_schema, needed_columns, time_named
 
@@ -125,17 +128,23 @@ class SparkJob:
         require_post(plan, self.schema)
         check_public(self.operator, combined_schema(plan, self.schema))
         self.spread = spread_of(plan, self.operator)
+        if plan.source.kind == "files":
+            files = cast(FilesSource, open_source("files", plan.source.options))
+            require_columns(files, self._reads())
         path, account = Path(state).absolute(), self._account(ledger)
-        self.home = Home(path)
+        self.home, keys = Home(path), keys or Randomness()
         if self.home.is_new:  # refused before anything is made
             self.home.require_empty()
+            place_of(keys, path)
             account.require_room()
             warn_of_noise(plan, self.operator)
+            self.session = begun(session)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.lock = Lock(path)
         try:
             made = Made(fingerprint, calibration(self.operator))
-            header, secret = self.home.open(made, self.layout, keys or Randomness())
+            header, secret = self.home.open(made, self.layout, keys)
+            self.session = begun(self.session)
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.setup = self._setup(header.shards, secret)
             self.home.charge(header, account)
@@ -249,12 +258,16 @@ class SparkJob:
         name = (clock.arrival or self.plan.source.event_time) if clock.kind == "event" else None
         return time_named(self.arriving, name)
 
-    def _setup(self, shards: int, secret: SecretFrom) -> tasks.Setup:
-        """What tasks need; the types of the keys follow from the schema alone."""
+    def _reads(self) -> list[str]:
+        """The columns of the source that tasks read."""
         names = needed_columns(self.plan, self.schema)
         if self.own is not None:
             names = self.own.reads(self.arriving, [*names, *filter(None, [self._arrival])])
-        wanted = pa.schema([self.arriving.field(name) for name in names])
+        return names
+
+    def _setup(self, shards: int, secret: SecretFrom) -> tasks.Setup:
+        """What tasks need; the types of the keys follow from the schema alone."""
+        wanted = pa.schema([self.arriving.field(name) for name in self._reads()])
         made = tasks.Setup(
             tasks.Packed.of(self.plan, self.operator), shards, shards, self.shards, secret, b"",
             self._reading(wanted), self.own,
@@ -345,6 +358,11 @@ class SparkJob:
             made = spark_schema(tasks.RELEASED if stage is rest[-1] else tasks.MOVING)
             rows = rows.repartitionById(count, rows["task"]).mapInArrow(stage(setup, step), made)
         return tasks.unpacked(rows.toArrow(), step)
+
+
+def begun(session: Any) -> Any:
+    """A Spark session; given a function that starts one, started now."""
+    return session() if callable(session) else session
 
 
 def operator_of(plan: Plan) -> Operator:

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import streamveil as sv
 from streamveil.connectors.files import FilesSource
 from streamveil.core.noise import SeededNoise
-from streamveil.errors import SourceError, StoreError
+from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.runtime.secret import Randomness
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
@@ -297,3 +298,45 @@ def test_a_worker_keeps_the_operators_of_few_jobs(monkeypatch):
     for one in packed:
         assert one.open() == one.fingerprint
     assert list(tasks.OPENED) == [one.fingerprint for one in packed[-tasks.JOBS :]]
+
+
+def asked(folder, **changes):
+    """A count of rows by `k` from files of `u` and `k`; `changes` are those of the query."""
+    said = {"columns": None, "unit": "u", "key": "k"} | changes
+    rows = sv.files(str(folder / "*.parquet"), columns=said["columns"]).protect(unit=said["unit"])
+    grouped = rows.group_by(said["key"]).agg(n=sv.count()).bound(max_rows=1)
+    return grouped.release(budget=sv.Budget(epsilon=1, delta=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ({"key": "nobody"}, {}, "unknown column 'nobody'"),
+        ({"columns": {"nobody": "STRING"}, "key": "nobody"}, {}, "'nobody' is not in '0.parquet'"),
+        ({}, {"secret": "5e" * 32}, "a secret is named by its place"),
+        ({}, {"ledger": "none.ledger"}, "there is no ledger"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_java_starts(
+    change, options, said, tmp_path, monkeypatch
+):
+    def started(*_):
+        raise AssertionError("Java was started")
+
+    monkeypatch.setattr("streamveil.engines.spark.session.session", started)
+    pq.write_table(pa.table({"u": [1, 2], "k": ["a", "b"]}), tmp_path / "0.parquet")
+    home = tmp_path / "state"
+    with pytest.raises(StreamveilError, match=said):
+        asked(tmp_path, **change).run(state=home, engine=sv.spark(), **options)
+    assert not home.exists()
+    with pytest.raises(AssertionError, match="Java was started"):
+        asked(tmp_path).run(state=home, engine=sv.spark())
+    assert not home.exists(), "nothing is made where Java does not start"
+
+
+def test_a_master_that_spark_does_not_know_is_refused():
+    for known in ("local", "local[2]", "local[*]", "yarn", "spark://h:7077", "k8s://https://h"):
+        assert sv.spark(master=known).master == known
+    for unknown in ("loca", "", "local[2", "http://h"):
+        with pytest.raises(PlanError, match="knows no master"):
+            sv.spark(master=unknown)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -95,6 +95,13 @@ def require_parquet(source: FilesSource) -> None:
                 f"Spark reads Parquet in parallel; '{path.name}' is of another format.\n"
                 "  to fix  convert it, or run on the embedded engine"
             )
+
+
+def require_columns(source: FilesSource, names: list[str]) -> None:
+    """Refuses columns that the first file lacks, though they are declared."""
+    for path in source.files()[:1]:
+        held = guarded(path, partial(pq.read_schema, path))
+        select(held, names, f"'{path.name}'")
 
 
 @lru_cache(maxsize=100_000)
