@@ -24,7 +24,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
 from streamveil.core.noise import KeyedNoise, SeededNoise
-from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.errors import BudgetError, PlanError, StoreError, StreamveilError
 from streamveil.plan import Window, plain
 from streamveil.plan.look import divided, look_share, releases_told, told, with_look
 from streamveil.release_metadata import look_sentence
@@ -202,6 +202,40 @@ def test_a_look_is_made_once_and_remembered(rows, tmp_path, monkeypatch):
 
 
 ORIGINAL = surveys.survey
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ({"sql": ", counter = 'nope'"}, "unknown counter"),
+        ({"column": "SUM(y, contribution_bounds_per_row => (0, 1))"}, "unknown column 'y'"),
+        ({"sink": "format = 'xml'"}, "unknown format"),
+        ({"sink": "colour = 'red'"}, "no option 'colour'"),
+        ({"secret": "zz"}, "64 hexadecimal digits"),
+        ({"secret": "env:NO_SUCH_VARIABLE"}, "is not set"),
+        ({"keep_releases": 0}, "keep_releases must be"),
+        ({"rejects": "s"}, "a directory of their own"),
+        ({"ledger": "none.ledger"}, "no ledger"),
+        ({"pace": runs.Pace(memory=10 << 20)}, "memory limit"),
+    ],
+    ids=lambda one: "".join(one) if isinstance(one, dict) else "",
+)
+def test_what_needs_no_row_to_be_refused_is_refused_before_a_look_reads_all(
+    rows, tmp_path, monkeypatch, mistake, words
+):
+    """A wrong word in a sink's options was told after hours of reading."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(surveys, "survey", lambda *_, **__: pytest.fail("it looked"))
+    said = {"sql": "", "column": "COUNT(*)", "sink": "format = 'csv'"} | mistake
+    text = (
+        f"CREATE SINK o WITH (sink = 'files', path = 'o', {said['sink']}); INSERT INTO o"
+        " SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-9,"
+        f" privacy_unit_column = user{said['sql']}) page, {said['column']} AS n FROM t GROUP BY page"
+    )
+    options = {name: one for name, one in mistake.items() if name not in ("sql", "column", "sink")}
+    with pytest.raises(StreamveilError, match=words):
+        run(sv.sql(text, {"t": rows}).plan, state="s", **options)
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_job_that_was_cut_off_after_its_look_goes_on_with_it(rows, tmp_path):

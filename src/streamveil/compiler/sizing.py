@@ -54,6 +54,13 @@ class ReadOption(Protocol):
         """What the query says, or a default that is noted with its reason; else the option's."""
 
 
+def require_counter(plan: Plan) -> None:
+    """Refuses a counter that nobody knows."""
+    kind, known = plan.counter, [*COUNTERS, "auto"]
+    if kind not in known:
+        raise PlanError(f"unknown counter '{kind}'{nearest(kind, known)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
     """The question: lanes and how often each is read, bounds, triggers, budget, options."""
@@ -70,9 +77,7 @@ class Sizing:
     sequel: Sequel | None = None  # what a look left room for
 
     def __post_init__(self) -> None:
-        kind, known = self.plan.counter, [*COUNTERS, "auto"]
-        if kind not in known:
-            raise PlanError(f"unknown counter '{kind}'{nearest(kind, known)}")
+        require_counter(self.plan)
 
     @property
     def collision(self) -> Fraction:

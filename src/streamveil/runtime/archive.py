@@ -83,6 +83,12 @@ class Contents:
         return self.is_damaged or self.dropped + len(self.entries) > number
 
 
+def require_most(most: int | None) -> None:
+    """Refuses an archive of no release."""
+    if most is not None and most < 1:
+        raise PlanError(f"keep_releases must be at least 1, not {most}")
+
+
 class Archive:
     """The archive of an open state directory; inactive where a sink keeps releases itself."""
 
@@ -95,8 +101,7 @@ class Archive:
         most: int | None = None,
     ) -> None:
         """`needed`: what the checkpoint knew; `most`: releases to keep, None: all."""
-        if most is not None and most < 1:
-            raise PlanError(f"keep_releases must be at least 1, not {most}")
+        require_most(most)
         self.path, self.epoch, self._most = directory / ARCHIVE, epoch, most
         self._fd = -1
         self._next = needed.releases if needed else 0  # number of the next release

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch
-from streamveil.compiler import is_sketched, operator_of
+from streamveil.compiler import is_sketched, operator_of, require_ends
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
+from streamveil.compiler.sizing import require_counter
 from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
@@ -27,6 +28,7 @@ from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, warn
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.look import first_alone, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
+from streamveil.runtime.archive import require_most
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
@@ -138,6 +140,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     if wanted is None:
         work = made(plan := remembered(plan, home), clock=clock)
     else:
+        require_before_look(wanted, home, keys, rejects, keep_releases)
         drawing, rows = keys.once(), rows_of_first(wanted, pace)
         shared = not (ledger is None and is_new and rows is None)
         known = in_any_case(wanted)
@@ -156,6 +159,24 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
         warn_of_noise(plan, work.operator)
         warn_of_future(plan)
     return work, keys
+
+
+def require_before_look(
+    plan: Plan,
+    state: Path,
+    keys: Randomness,
+    rejects: str | Path | None,
+    keep_releases: int | None,
+) -> None:
+    """Refuses what needs no row to be refused: a look may read for hours. Asks no sink's server."""
+    require_ends(plan)
+    require_counter(plan)
+    require_most(keep_releases)
+    if rejects is not None:
+        Routing(directory=Path(rejects), columns=pa.schema([])).require(state, epoch_of(state))
+    if keys.noise is None:
+        keys.given_secret  # noqa: B018  (raises)
+    checked_rows(plan)
 
 
 def rows_of_first(plan: Plan, pace: Pace | None) -> Iterator[pa.Table] | None:
@@ -269,12 +290,7 @@ def work_of(  # noqa: PLR0913  (the options of a job, by name)
     """
     inner = combined_plan(plan)
     operator: Operator = (engine or operator_of)(inner)
-    source = opened = open_rows(plan.source, plan.clock.arrival, trace=rejects is not None)
-    check_schema(plan, source.schema())
-    if plan.post:
-        from streamveil.results.post import require_post  # loaded when there is some
-
-        require_post(plan, source.schema())
+    source = opened = checked_rows(plan, trace=rejects is not None)
     if inner is not plan:
         from streamveil.plan.combine import combine_rows  # loaded where totals are bounded
         from streamveil.runtime.combined import CombinedSource
@@ -301,6 +317,17 @@ def work_of(  # noqa: PLR0913  (the options of a job, by name)
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
     return work if clock is None else going_on(work, clock, inner)
+
+
+def checked_rows(plan: Plan, *, trace: bool = False) -> Source:
+    """The source of a plan, which has the columns that it asks for; no row is read."""
+    source = open_rows(plan.source, plan.clock.arrival, trace=trace)
+    check_schema(plan, source.schema())
+    if plan.post:
+        from streamveil.results.post import require_post  # loaded when there is some
+
+        require_post(plan, source.schema())
+    return source
 
 
 def is_limited(pace: Pace | None) -> bool:
@@ -340,7 +367,7 @@ def going_on(work: Work, clock: Clock, plan: Plan) -> Work:
 def check_memory(plan: Plan) -> None:
     """PlanError where tables in memory are all that a plan reads, and lack one of its columns."""
     if all(one.kind == "memory" for one in plan.source.relations):
-        check_schema(plan, open_rows(plan.source, plan.clock.arrival).schema())
+        checked_rows(plan)
 
 
 def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:

@@ -13,6 +13,7 @@ import shlex
 import stat
 import subprocess  # the user's own key command, no shell
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeGuard
 
@@ -142,6 +143,11 @@ class Randomness:
                 "  to fix  leave noise out; in a test, give insecure=True"
             )
 
+    @cached_property
+    def given_secret(self) -> bytes | None:
+        """The secret that the caller gives, asked for once; raises StoreError as `given` does."""
+        return given(self.secret)
+
     def noise_of(self, store: stores.Store, identity: stores.Identity) -> Noise:
         """The noise of a store's job. Creates the header of a new store, checks that of an old."""
         if store.header is None:
@@ -171,7 +177,7 @@ class Randomness:
         """The noise of a new state, and its sealed key where the secret is kept elsewhere."""
         if self.noise is not None:
             return self._given(self.noise, epoch), ""
-        secret = given(self.secret)
+        secret = self.given_secret
         if secret is None:
             fresh = not (store.directory / stores.SECRET).exists()
             secret = (create if fresh else kept)(store.directory)
@@ -186,7 +192,7 @@ class Randomness:
         epoch = bytes.fromhex(header.epoch)
         if self.noise is not None:
             return self._given(self.noise, epoch)
-        secret = given(self.secret)
+        secret = self.given_secret
         if secret is None:
             secret = kept(store.directory)
         if header.key:
