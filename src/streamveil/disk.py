@@ -308,12 +308,13 @@ class Lock:
     """An exclusive lock on a directory, released by `close` or by the end of the process.
 
     A child that was forked meanwhile has the same lock. It can neither use nor release it, and it
-    does not keep it when the parent lets go.
+    does not keep it when the parent lets go. A lock whose file was removed, or whose directory was
+    moved, keeps nobody out any more.
     """
 
     def __init__(self, directory: Path) -> None:
         self._process, self._name = os.getpid(), directory.name
-        path = directory / LOCK
+        self._path = path = directory.absolute() / LOCK
         with crash_only("open", path):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         try:
@@ -329,13 +330,26 @@ class Lock:
             ) from error
 
     def require_own(self) -> None:
-        """Refuses a process that was forked from the one that took the lock."""
+        """Refuses a process forked from the one that took the lock, and a lock that is gone."""
         if os.getpid() != self._process:
             raise StoreError(
                 f"the job in the state directory '{self._name}' was opened before this process was"
                 " forked, and belongs to its parent.\n"
                 "  to fix  open the job in the process that runs it"
             )
+        if self._fd >= 0 and not self._keeps_out():
+            raise StoreError(
+                f"while the job ran, its state directory '{self._name}' was moved, or the file"
+                f" '{LOCK}' in it was removed, which keeps a second job with the same noise out.\n"
+                "  to fix  see that no other process runs this job, then start it again"
+            )
+
+    def _keeps_out(self) -> bool:
+        """Whether who takes the lock at its place takes this one."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Releases the lock."""

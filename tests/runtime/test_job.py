@@ -23,6 +23,7 @@ from streamveil.runtime.job import Job, Work
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import CheckpointPolicy
+from streamveil.runtime.wal import Log, Record
 from tests.runtime.toy import LIMIT, SEEDED, State, Stream, Toy, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
@@ -315,6 +316,50 @@ def test_a_second_start_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="another process"):
             Job(tmp_path / "s", work(), SEEDED)
     assert run(tmp_path / "s")
+
+
+def lock_removed(state: Path) -> None:
+    """What somebody does who takes a lock for a left-over."""
+    (state / "lock").unlink()
+
+
+def moved_and_restored(state: Path) -> None:
+    """What somebody does who takes a job for dead."""
+    shutil.copytree(state, state.with_name("backup"))
+    state.rename(state.with_name("old"))
+    state.with_name("backup").rename(state)
+
+
+@pytest.mark.parametrize("lost", [lock_removed, moved_and_restored])
+@pytest.mark.parametrize("when", ["before", "while it commits"])
+def test_a_job_that_lost_its_lock_publishes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None], when: str
+) -> None:
+    """A second job with its noise may have begun, and may read other rows.
+
+    The planted fault, until this was mended: both went on, and their difference had no noise.
+    """
+    append = Log.append
+
+    def losing(log: Log, *records: Record) -> None:
+        append(log, *records)
+        lost(log.directory)
+
+    sink = MemorySink()
+    with Job(tmp_path / "s", replace(work(), sink=sink), SEEDED) as job:
+        seen = [next(job) for _ in range(2)]
+        published = len(sink.releases)
+        if when == "before":
+            lost(tmp_path / "s")
+        else:
+            monkeypatch.setattr(Log, "append", losing)
+        with pytest.raises(StoreError, match="was moved, or the file 'lock' in it was removed"):
+            list(job)
+        assert len(sink.releases) <= published + 1, "what was being sent"
+        monkeypatch.undo()
+        with Job(tmp_path / "s", work(), SEEDED) as second:
+            seen += list(second)
+    assert values(seen[-4:]) == values(run(tmp_path / "whole"))[-4:]
 
 
 def in_a_child(action: Callable[[], object]) -> str:

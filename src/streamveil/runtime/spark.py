@@ -316,6 +316,7 @@ class SparkJob:
         if step != self.mark.step + 1:
             raise missing("step after the last committed one")
         found, report = self._compute(frame, step)
+        self.lock.require_own()
         releases = found
         if not self.spread.alone:
             releases = stages.merged(found, len(self.plan.keys))

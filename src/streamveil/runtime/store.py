@@ -191,9 +191,13 @@ class Store:
             yield from self._log.replay(after, until)
 
     def commit(self, *records: wal.Record) -> None:
-        """Makes micro-batches durable. On return they survive any crash."""
+        """Makes micro-batches durable. On return they survive any crash.
+
+        The lock is looked at once more: a process that has the directory since has read them.
+        """
         with self.fatal():
             self._log.append(*records)
+            self.require_own()
 
     def used_up(self, effort: float) -> float:
         """How much of the patience is gone, 1 when a checkpoint is due.
