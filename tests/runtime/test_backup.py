@@ -11,6 +11,7 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.commands.audit import audit_state
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.runtime import backup as backups
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork
 from streamveil.runtime.run import run
@@ -89,6 +90,28 @@ def test_a_full_disk_leaves_no_half_of_a_copy(way, tmp_path):
         assert len(told) > 4
         assert all("No space left" in words and "to fix" in words for words in told[:-1])
         assert all(one.is_whole for one in verify(tmp_path / "small" / "copy"))
+
+
+def test_of_two_copies_to_one_place_the_second_is_refused(monkeypatch):
+    """The planted fault, until this was mended: one emptied what the other was about to name."""
+    some(run(plan(), state="s"), 4)
+    backup("s", "kept")
+    backup("s", "other")
+    sync, told = backups.sync_directory, []
+
+    def meanwhile(path):
+        if not told:
+            told.append("")
+            try:
+                restore("other", "copy")
+            except StoreError as error:
+                told.append(str(error))
+        sync(path)
+
+    monkeypatch.setattr(backups, "sync_directory", meanwhile)
+    restore("kept", "copy")
+    assert "'copy.tmp'" in told[1]
+    assert all(one.is_whole for one in verify("copy"))
 
 
 def test_a_fork_has_noise_and_a_charge_of_its_own():

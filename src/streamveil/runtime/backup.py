@@ -21,7 +21,7 @@ from streamveil.disk import LOCK, Lock, sync_directory
 from streamveil.errors import StoreError
 from streamveil.runtime import formats
 from streamveil.runtime.store import BACKUP, SCRATCH, require_header
-from streamveil.runtime.verify import verify
+from streamveil.runtime.verify import examined
 
 LEFT = frozenset([LOCK, SCRATCH, BACKUP])  # no part of a state
 
@@ -50,37 +50,49 @@ def restore(copy: str | Path, state: str | Path) -> str:
 
 
 def copied(home: Path, place: Path, note: formats.Content | None) -> None:
-    """A verified copy, with a note or without one; it has its name when it is durable."""
+    """A verified copy, with a note or without one; it has its name when it is durable.
+
+    The draft has a lock of its own: of two copies to one place the second is refused.
+    """
     if place.exists():
         raise StoreError(f"'{place.name}' exists already; name a place where there is nothing")
-    disk.make_directory(place.parent)
     draft = place.with_name(place.name + disk.TEMPORARY)
+    disk.make_directory(draft)
+    own = Lock(draft)
+    try:
+        with whole_or_gone(draft, place):
+            own.require_own()  # it has not been given its name meanwhile
+            fill(draft, home, place)
+            faults = [one for one in examined(draft) if not one.is_whole]
+            if faults:
+                raise StoreError(f"{faults[0].part}: {faults[0].words}")
+            if note is not None:
+                formats.write(draft / BACKUP, "backup", note)
+            sync_directory(draft)
+            draft.rename(place)
+            sync_directory(place.parent)
+    finally:
+        own.close()
+
+
+def fill(draft: Path, home: Path, place: Path) -> None:
+    """Copies a state into a draft, under the lock of the state."""
     lock = Lock(home)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        with whole_or_gone(draft, place):
+        for path in draft.iterdir():  # of a copy that was cut off
+            if path.name != LOCK:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-            def copy(source: str, target: str) -> None:
-                with whole_or_gone(draft, place):  # else `copytree` goes on, and tells no reason
-                    shutil.copy2(source, target)
+        def copy(source: str, target: str) -> None:
+            with whole_or_gone(draft, place):  # else `copytree` goes on, and tells no reason
+                shutil.copy2(source, target)
 
-            shutil.copytree(
-                home, draft, ignore=lambda _, names: LEFT & {*names}, copy_function=copy
-            )
-            for path in [*draft.rglob("*")]:
-                sync_directory(path)
+        left = shutil.ignore_patterns(*LEFT)
+        shutil.copytree(home, draft, ignore=left, copy_function=copy, dirs_exist_ok=True)
+        for path in [*draft.rglob("*")]:
+            sync_directory(path)
     finally:
         lock.close()
-    with whole_or_gone(draft, place):
-        faults = [one for one in verify(draft) if not one.is_whole]
-        (draft / LOCK).unlink(missing_ok=True)
-        if faults:
-            raise StoreError(f"{faults[0].part}: {faults[0].words}")
-        if note is not None:
-            formats.write(draft / BACKUP, "backup", note)
-        sync_directory(draft)
-        draft.rename(place)
-        sync_directory(place.parent)
 
 
 @contextmanager

@@ -44,30 +44,35 @@ class Finding:
 def verify(directory: str | Path) -> list[Finding]:
     """Reads everything in a state directory; no job may be running in it."""
     home = Path(directory).absolute()
-    if (home / SPARK_HEADER).is_file():
-        lock = Lock(home)
-        try:
-            return [examine(name, home, part) for name, part in SPARK_PARTS.items()]
-        finally:
-            lock.close()
-    found: list[Header] = []
-
-    def identity(home: Path) -> Words:
-        header = read_header(home) if home.is_dir() else None
-        if header is None:
-            raise StoreError(f"'{home.name}' is not a state directory")
-        found.append(header)
-        return f"job '{header.identity.job}', epoch {header.epoch}"
-
-    first = examine("identity", home, identity)
-    if not found:
-        return [first]
+    if not (home / SPARK_HEADER).is_file():
+        first = examine("identity", home, identity)
+        if not first.is_whole:
+            return [first]
     lock = Lock(home)
     try:
-        parts = {name: bound(part, found[0]) for name, part in PARTS.items()}
-        return [first, *(examine(name, home, part) for name, part in parts.items())]
+        return examined(home)
     finally:
         lock.close()
+
+
+def identity(home: Path) -> Words:
+    """Whose state it is."""
+    header = read_header(home) if home.is_dir() else None
+    if header is None:
+        raise StoreError(f"'{home.name}' is not a state directory")
+    return f"job '{header.identity.job}', epoch {header.epoch}"
+
+
+def examined(home: Path) -> list[Finding]:
+    """The same of a directory whose lock is held."""
+    if (home / SPARK_HEADER).is_file():
+        return [examine(name, home, part) for name, part in SPARK_PARTS.items()]
+    first = examine("identity", home, identity)
+    header = read_header(home) if first.is_whole else None
+    if header is None:
+        return [first]
+    parts = {name: bound(part, header) for name, part in PARTS.items()}
+    return [first, *(examine(name, home, part) for name, part in parts.items())]
 
 
 def bound(part: Callable[[Path, Header], Words], header: Header) -> Callable[[Path], Words]:
