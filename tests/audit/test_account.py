@@ -6,14 +6,19 @@ import time
 import numpy as np
 import pytest
 
+from streamveil.audit.neighbours import Pair
 from streamveil.audit.worst import accounts
+from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
+from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
+from streamveil.plan import Bounding, Clock, KeySet, Window
 from tests.audit.many import accounts_of_many
-from tests.audit.queries import BESIDE, BUDGETS, compiled
+from tests.audit.queries import BESIDE, BUDGETS, EVERY, KEYS, compiled
 from tests.dataflow.streams import plan_of
 
 ALONE, TOGETHER = 2, 2  # pairs of a query, each in runs of its own; runs of many pairs
+LIVE = Clock(kind="event", every=EVERY, start_us=0, end_us=4 * EVERY)
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
 
 
@@ -37,6 +42,53 @@ def test_hundreds_of_pairs_lose_no_more_than_is_claimed():
              "cut rows", "all counters together"}  # fmt: skip
     assert {kind for kind, most in best.items() if most > 0.999} >= tight, best
     assert best["groups of one unit"] > 0.9
+
+
+def of_a_late_job(pair, world, *, with_unit):
+    """Micro-batches of a live job that begins when all steps are due.
+
+    Rows of every second group wait for it, and come at once with the first step; the others come
+    with their steps, as it closes one after the other.
+    """
+    parts = [pair.added, pair.shared] if pair.ahead else [pair.shared, pair.added]
+    rows = [row for part in (parts if with_unit else [pair.shared]) for row in part]
+    for step in range(1, pair.steps + 1):
+        now = [row for row in rows if (row[0] if row[3] % 2 else 1) == step]
+        yield Batch(world.table(now), step, True, "", due=pair.steps)
+
+
+def forgets_what_is_due(patch):
+    """Units of a period are forgotten when it is over by the clock, not at the step that closes."""
+    honest = GroupBy.fold
+
+    def fold(self, state, batch, noise):  # fmt: skip
+        delta = honest(self, state, batch, noise)
+        self.expire(state, batch.due)
+        return delta
+
+    patch.setattr(GroupBy, "fold", fold)
+
+
+PLANS = {
+    "periods in windows": {"window": Window(kind="tumble", size_us=20, lateness_us=10),
+                           "period_us": 20},
+    "a stream of periods": {"period_us": 20},
+    "hopping windows": {"window": Window(kind="hop", size_us=20, slide_us=10)},
+    "found groups": {"window": Window(kind="tumble", size_us=20), "period_us": 20,
+                     "key_set": KeySet()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_waits_for_a_late_job_loses_no_more_than_is_claimed(name, monkeypatch):
+    settings = {"budget": BUDGETS[0], "clock": LIVE, "key_set": KeySet(public=KEYS),
+                "bounding": Bounding(max_rows=3)}  # fmt: skip
+    operator = compile_plan(plan_of(**{**settings, **PLANS[name]}))
+    monkeypatch.setattr(Pair, "batches", of_a_late_job)
+    assert all(one.account.stands for one in accounts(operator, 3, 8))
+    if "period_us" in PLANS[name]:
+        forgets_what_is_due(monkeypatch)
+        assert not all(one.account.stands for one in accounts(operator, 3, 8))
 
 
 @pytest.mark.parametrize("changes", [{"counter": "honaker"}])
