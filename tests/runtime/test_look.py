@@ -217,6 +217,7 @@ ORIGINAL = surveys.survey
         ({"rejects": "s"}, "a directory of their own"),
         ({"ledger": "none.ledger"}, "no ledger"),
         ({"pace": runs.Pace(memory=10 << 20)}, "memory limit"),
+        ({"path": "t.txt/o"}, "cannot write to .*[Nn]ot a directory"),
     ],
     ids=lambda one: "".join(one) if isinstance(one, dict) else "",
 )
@@ -226,16 +227,33 @@ def test_what_needs_no_row_to_be_refused_is_refused_before_a_look_reads_all(
     """A wrong word in a sink's options was told after hours of reading."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(surveys, "survey", lambda *_, **__: pytest.fail("it looked"))
-    said = {"sql": "", "column": "COUNT(*)", "sink": "format = 'csv'"} | mistake
+    said = {"sql": "", "column": "COUNT(*)", "sink": "format = 'csv'", "path": "o"} | mistake
+    (tmp_path / "t.txt").touch()
     text = (
-        f"CREATE SINK o WITH (sink = 'files', path = 'o', {said['sink']}); INSERT INTO o"
-        " SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-9,"
-        f" privacy_unit_column = user{said['sql']}) page, {said['column']} AS n FROM t GROUP BY page"
+        f"CREATE SINK o WITH (sink = 'files', path = '{said['path']}', {said['sink']});"
+        " INSERT INTO o SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-9,"
+        f" privacy_unit_column = user{said['sql']})"
+        f" page, {said['column']} AS n FROM t GROUP BY page"
     )
-    options = {name: one for name, one in mistake.items() if name not in ("sql", "column", "sink")}
+    known = {"sql", "column", "sink", "path"}
+    options = {name: one for name, one in mistake.items() if name not in known}
     with pytest.raises(StreamveilError, match=words):
         run(sv.sql(text, {"t": rows}).plan, state="s", **options)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_job_that_looks_keeps_rejected_rows(rows, tmp_path):
+    holes = pa.array([None, *rows["user"].to_pylist()[1:]], pa.int64())
+    pq.write_table(rows.set_column(0, "user", holes), tmp_path / "rows.parquet")
+    plan = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 6, delta = 1e-9,"
+        " privacy_unit_column = user)"
+        f" page, COUNT(*) AS n FROM '{tmp_path}/rows.parquet' GROUP BY page"
+    ).plan
+    assert look_share(with_look(plan))
+    with run(plan, state=tmp_path / "s", rejects=tmp_path / "kept") as job:
+        list(job)
+    assert sum(pq.read_table(one).num_rows for one in (tmp_path / "kept").glob("*.parquet")) == 1
 
 
 def test_a_job_that_was_cut_off_after_its_look_goes_on_with_it(rows, tmp_path):

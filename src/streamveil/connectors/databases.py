@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -92,14 +92,23 @@ class DatabaseSink(Database, MarkedSink):
         """Adds rows to the table."""
         raise NotImplementedError
 
-    @contextmanager
-    def opened(self, job: str, release: Release) -> Iterator[Any]:
-        """A connection with an open transaction."""
-        with self.connection(
+    def writing(self) -> AbstractContextManager[Any]:
+        """A connection for a release."""
+        return self.connection(
             f"the sink cannot write to {self.what} of {self.where}",
             "check that the database is there, has room and lets this user make and write tables,"
             " then start again: what is committed is sent then",
-        ) as connection:
+        )
+
+    def try_out(self) -> None:
+        """See `try_sinks`."""
+        with self.writing():
+            pass
+
+    @contextmanager
+    def opened(self, job: str, release: Release) -> Iterator[Any]:
+        """A connection with an open transaction."""
+        with self.writing() as connection:
             self._ask(connection, self.begin)
             self._prepare(connection)
             yield connection

@@ -19,7 +19,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from streamveil.batch import Release
@@ -51,18 +51,29 @@ class KafkaSink(MarkedSink):
         self._jobs: dict[str, tuple[Any, Marks]] = {}
         self.what = f"the topic '{topic}'"
 
-    @contextmanager
-    def opened(self, job: str, release: Release) -> Iterator[tuple[Any, Marks]]:
-        """A producer of the job, and the marks of its releases; forgotten where brokers fail."""
+    def writing(self) -> AbstractContextManager[None]:
+        """Tells errors of brokers in words."""
         from confluent_kafka import KafkaException
 
-        with in_words(
+        return in_words(
             KafkaException,
             f"the sink cannot write to {self.what}",
             "check that the brokers answer, know the topic and let this user write to it and to"
             f" '{self.marks.topic}', then start again: it is sent then",
             lambda error: str(error.args[0].name()),
-        ):
+        )
+
+    def try_out(self) -> None:
+        """See `try_sinks`."""
+        with self.writing():
+            ends_of(self.topic)
+
+    @contextmanager
+    def opened(self, job: str, release: Release) -> Iterator[tuple[Any, Marks]]:
+        """A producer of the job, and the marks of its releases; forgotten where brokers fail."""
+        from confluent_kafka import KafkaException
+
+        with self.writing():
             try:
                 if job not in self._jobs:
                     self._jobs[job] = self._begun(job)

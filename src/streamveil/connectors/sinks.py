@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import date, datetime
+from errno import EACCES, ENOTDIR
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,14 +98,26 @@ class FilesSink(Sink):
             tables = {release.trigger: release.table for release in run}
             self._published(job, run[0].window, tables)
 
-    def _published(self, job: str, window: int, tables: dict[int, pa.Table]) -> None:
-        """Publishes some releases in a row of a window."""
-        with in_words(
+    def try_out(self) -> None:
+        """See `try_sinks`."""
+        above = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
+        with self._in_words():
+            if not above.is_dir():
+                raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+            if not os.access(above, os.W_OK | os.X_OK):
+                raise PermissionError(EACCES, os.strerror(EACCES))
+
+    def _in_words(self) -> AbstractContextManager[None]:
+        return in_words(
             OSError,
             f"the sink cannot write to '{self.path}'",
             "make room or repair its permissions, then start again: what is committed is sent then",
             lambda error: str(error.strerror),
-        ):
+        )
+
+    def _published(self, job: str, window: int, tables: dict[int, pa.Table]) -> None:
+        """Publishes some releases in a row of a window."""
+        with self._in_words():
             folder = folder_of(window, next(iter(tables.values())))
             self._write(self.path / require_file_name("job", job) / folder, tables)
 

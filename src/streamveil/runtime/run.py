@@ -19,7 +19,7 @@ from streamveil.compiler import is_sketched, operator_of, require_ends
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.compiler.sizing import require_counter
-from streamveil.connectors import Source, open_sinks, open_source
+from streamveil.connectors import Source, open_sinks, open_source, try_sinks
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
@@ -119,6 +119,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     keys, home = Randomness(secret, noise, insecure), Path(state)
     is_new = epoch_of(home) is None
     if is_new:
+        try_sinks([(one.kind, one.options) for one in plan.sinks])
         warn_of_nothing(plan)
     clock = None
     if (home / FORK).is_file():
@@ -168,15 +169,16 @@ def require_before_look(
     rejects: str | Path | None,
     keep_releases: int | None,
 ) -> None:
-    """Refuses what needs no row to be refused: a look may read for hours. Asks no sink's server."""
+    """Refuses what needs no row to be refused: a look may read for hours."""
     require_ends(plan)
     require_counter(plan)
     require_most(keep_releases)
-    if rejects is not None:
-        Routing(directory=Path(rejects), columns=pa.schema([])).require(state, epoch_of(state))
     if keys.noise is None:
         keys.given_secret  # noqa: B018  (raises)
-    checked_rows(plan)
+    schema = checked_rows(plan).schema()
+    if rejects is not None:
+        columns = pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
+        Routing(directory=Path(rejects), columns=columns).require(state, epoch_of(state))
 
 
 def rows_of_first(plan: Plan, pace: Pace | None) -> Iterator[pa.Table] | None:
