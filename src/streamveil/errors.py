@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 INTERRUPTED = 130  # exit code after Ctrl-C
+INNER = "streamveil "  # begins the names of columns that are added to a user's
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -269,6 +270,19 @@ def require_file_name(what: str, name: str) -> str:
             " control characters"
         )
     return name
+
+
+def require_outer(names: Iterable[str]) -> None:
+    """Refuses columns that are called as those which are added while an answer is computed.
+
+    >>> require_outer(["streamveil_copy", "__step"])
+    """
+    for name in names:
+        if name.lower().startswith(INNER):
+            raise PlanError(
+                f"a column is called '{visible(name)}': names that begin with '{INNER}' are those"
+                " of columns that are added to rows.\n  to fix  give it another name"
+            )
 
 
 def nearest(word: str, known: Collection[str]) -> str:

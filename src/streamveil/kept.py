@@ -2,8 +2,9 @@
 
 What is kept are choices that nothing private entered: the shape of a table of coins, the rates of
 a counter, a scale of noise. None is believed to keep a promise: the core derives the loss of what
-was chosen, and the ledger refuses one that is over its budget. A file that is damaged, or written
-by other code, is passed over; where the cache cannot be written, every process searches again.
+was chosen, and the ledger refuses one that is over its budget. A file of other code is passed over,
+and one that is damaged too, with a warning; where the cache cannot be written, every process
+searches again.
 
 The files are in `streamveil` below `$XDG_CACHE_HOME`, by default `~/.cache`; `STREAMVEIL_CACHE` is
 another folder, or `off`. Deleting them is safe.
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -53,8 +55,13 @@ def kept(*types: type) -> Callable[[Searching], Searching]:
                 asked = json.dumps([search.__module__, search.__qualname__, to_json(args)])
             except TypeError:
                 return search(*args)
-            with suppress(OSError, ValueError, KeyError, TypeError):
+            try:
                 return from_json(read(asked), known)
+            except OSError:
+                pass  # nothing is kept yet
+            except (ValueError, KeyError, TypeError):
+                told = "a result that was kept is damaged, or somebody changed it; it is searched"
+                warnings.warn(f"{told} for and kept anew: {place(asked)}", stacklevel=2)
             answer = search(*args)
             with suppress(OSError):
                 write(asked, to_json(answer))

@@ -238,6 +238,34 @@ MOVED = {  # over rows in the order of k: an expression, and what it is of exact
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["n_shift_1", "n_shift_1_row", "total_2", "total_2_sd", "place_3"])
+def test_a_group_may_be_called_as_anything_that_is_computed_beside_it(name, tmp_path):
+    """A group `n_shift_1` was shown as the number of another group."""
+    told = {}
+    for column in ("k", name):
+        found = shown(
+            f"SELECT {column}, n - LAG(n) OVER (ORDER BY {column}) AS d, n / SUM(n) OVER () AS s,"
+            f" RANK() OVER (ORDER BY {column} DESC) AS place FROM ({PRIVATE} c AS {column},"
+            " COUNT(*) AS n FROM t GROUP BY 1)", tmp_path / column,
+        )  # fmt: skip
+        told[column] = found.pop(column), found.keys()
+    assert told[name] == told["k"]
+    assert told[name][0] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("text", [
+    f"{PRIVATE} c AS `streamveil row`, COUNT(*) AS n FROM t GROUP BY 1",
+    f"{PRIVATE} c, COUNT(*) AS `Streamveil row` FROM t GROUP BY c",
+    f"SELECT c, n + 1 AS `streamveil row` FROM ({PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c)",
+    f"{PRIVATE} `streamveil place`, COUNT(*) AS n FROM (SELECT u, c AS `streamveil place` FROM t)"
+    " GROUP BY 1",
+])  # fmt: skip
+def test_no_column_is_called_as_those_that_are_added(text, tmp_path):
+    with pytest.raises(PlanError, match="names that begin with 'streamveil '"):
+        run(text, tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
 def eight(values):
     return np.repeat(values.reshape(-1, 8).sum(axis=1), 8)
 

@@ -148,6 +148,17 @@ def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):
     assert small[1:] == large[1:]
 
 
+@pytest.mark.parametrize("name", ["__step", "step", ""])
+def test_a_replay_on_disk_takes_columns_of_any_name(name, monkeypatch):
+    monkeypatch.setattr(module, "SPILL_BYTES", 100)
+    at = pa.array(range(100, 150), pa.timestamp("us", tz="UTC"))
+    table = pa.table({"at": at, name: pa.array(range(50))})
+    batches = MicroBatches(MemorySource(table), EVENT, event_time="at", max_rows=30).batches()
+    rows = pa.concat_tables([batch.rows for batch in batches])
+    assert rows.schema.names == ["at", name]
+    assert sorted(rows.column(1).to_pylist()) == [*range(50)]
+
+
 @pytest.mark.parametrize("spill", [1 << 30, 100])
 def test_a_replay_takes_more_words_than_one_dictionary_holds(monkeypatch, spill):
     monkeypatch.setattr(module, "SPILL_BYTES", spill)

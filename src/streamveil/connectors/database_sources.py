@@ -49,11 +49,11 @@ from streamveil.connectors.rejected_rows import (
     text_or_none,
 )
 from streamveil.connectors.sinks import as_text
-from streamveil.errors import SourceError, requires_extra
+from streamveil.errors import INNER, SourceError, requires_extra
 
 Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what did not fit
 AT_ONCE = 50_000  # rows
-COPY = "streamveil_copy"  # the number of a row among those that are equal to it
+COPY = f"{INNER}copy"  # the number of a row among those that are equal to it
 MOST_HASHED = 100  # columns that a function of SQLite takes; rows that differ in others tie
 
 

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from streamveil.batch import plain, whole
 from streamveil.connectors import Source, as_they_lie, floored, micros, slices
 from streamveil.display import rows_of
-from streamveil.errors import SourceError
+from streamveil.errors import INNER
 from streamveil.types import Array, Bool, Int64
 
-PLACE = "streamveil place"  # column of a traced row: number of its file, and of itself there
+PLACE = f"{INNER}place"  # column of a traced row: number of its file, and of itself there
 NUMBER_BITS = 40
 MOST_LINE = 1 << 16  # bytes of a line that are kept
 MALFORMED = "malformed row"
@@ -52,11 +52,6 @@ class TracedSource:
 
 def traced(source: Source) -> Source:
     """The same source with the places of its rows, and with what it cannot read."""
-    if PLACE in source.schema().names:
-        raise SourceError(
-            f"the source has a column '{PLACE}', the name under which rejected rows are kept.\n"
-            "  to fix  rename the column, or leave rejects out"
-        )
     if isinstance(source, TracedSource):
         source = copy(source)
         object.__setattr__(source, "traced", True)  # some are frozen

@@ -23,7 +23,7 @@ import numpy as np
 
 from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting import Budget
-from streamveil.errors import require_file_name
+from streamveil.errors import require_file_name, require_outer
 from streamveil.kinds import AGGREGATES, SOURCES, Function, SourceKind
 from streamveil.types import own
 
@@ -37,6 +37,9 @@ class PostColumn:
 
     name: str
     expression: str
+
+    def __post_init__(self) -> None:
+        require_outer([self.name])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,19 @@ from numbers import Real
 from sqlglot import exp
 
 from streamveil.calendars import DAY, END_US, Cells
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, nearest, require_outer
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
 from streamveil.kinds import MOMENTS, SINKS, SKETCHES, SOURCES, SQUARED, VALUED
-from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
+from streamveil.plan import (
+    RESERVED,
+    Aggregate,
+    Clock,
+    Plan,
+    Window,
+    combined_plan,
+    options,
+)
 from streamveil.plan.look import (
     cannot_choose_bounds,
     is_open,
@@ -229,6 +237,7 @@ def check_names(plan: Plan) -> Complaints:
             yield f"two output columns are called '{name}'; give one another name with AS"
         if name in RESERVED and (name not in grouped or name == "trigger"):
             yield f"'{name}' is a column of every release; give yours another name with AS"
+        require_outer([name])
         taken.add(name)
     for agg in plan.aggregates:
         for suffix in SUFFIXES:

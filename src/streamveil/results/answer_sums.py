@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.dataflow.outputs import reach_of
+from streamveil.errors import INNER
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
 from streamveil.kinds import COUNTS, TOTALS
@@ -24,7 +25,7 @@ PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
 SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
 TOTAL = "total"  # among the facts of a total over rows: the columns that `TotalParts` names
 REPEATED = "repeated"  # among the facts of a number that may stand in several rows, as one draw
-ROW = "row of the release"  # a column, where numbers of other rows stand beside
+ROW = f"{INNER}row"  # a column, where numbers of other rows stand beside
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
 HALF = 0.5  # by which a released count may lie below the number it was rounded from

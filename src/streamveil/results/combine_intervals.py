@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
+from streamveil.errors import INNER
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.release_metadata import ENDS
@@ -45,7 +46,7 @@ from streamveil.results.answer_sums import (
 from streamveil.results.intervals import Interval, deviations, open_ends, plain, ratio, room_of
 from streamveil.types import Array
 
-END = "end of an interval"  # a column beside those of a release
+END = f"{INNER}end"  # a column beside those of a release
 RISING = {  # functions that never fall -> where they begin
     "SQRT": 0.0, "LN": 0.0, "LOG10": 0.0, "EXP": -np.inf, "ROUND": -np.inf, "FLOOR": -np.inf,
     "CEIL": -np.inf, "CEILING": -np.inf, "TRUNC": -np.inf,

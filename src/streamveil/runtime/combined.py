@@ -14,6 +14,7 @@ from streamveil.connectors import Chunk, Source, changed, hand_on, open_source, 
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow import NOT_FINITE, count
 from streamveil.disk import crc32
+from streamveil.errors import require_outer
 from streamveil.expressions import compile_unit
 from streamveil.plan import SourceSpec
 from streamveil.plan.combine import Combined
@@ -170,5 +171,6 @@ def all_rows(spec: OwnRows) -> pa.Table:
 def no_rows(spec: OwnRows) -> pa.Table:
     """The columns of another relation."""
     schema = open_source(spec.kind, spec.options, spec.event_time).schema()
+    require_outer(schema.names)
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     return schema.empty_table()

@@ -46,7 +46,7 @@ from streamveil.connectors import Chunk, Source, decoded, hand_on, open_source
 from streamveil.connectors.manifest import append
 from streamveil.connectors.rejected_rows import PLACE
 from streamveil.disk import make_directory
-from streamveil.errors import StoreError
+from streamveil.errors import StoreError, require_outer
 from streamveil.expressions import compile_unit
 from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.joins import FAR_US, OwnJoin, joined, met, newest, side_by_side, times_of
@@ -534,6 +534,7 @@ def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:
         if isinstance(step, WITH_OTHERS):
             other: Any = step.other
             schema = open_source(other.kind, other.options, other.event_time).schema()
+            require_outer(schema.names)
             theirs = after_steps(
                 other, decoded(schema.empty_table()), nothing_else, spec.steps[place:]
             )

@@ -35,7 +35,7 @@ from streamveil.connectors import (
 from streamveil.connectors.rejected_rows import PLACE, rejected_table, traced
 from streamveil.dataflow import count
 from streamveil.disk import crc32, in_scratch, scratch_folder
-from streamveil.errors import PlanError, SourceError
+from streamveil.errors import PlanError, SourceError, require_outer
 from streamveil.plan import Clock, SourceSpec
 from streamveil.runtime.checkpoint import SpillBuffer
 from streamveil.types import Array, Int64
@@ -206,12 +206,15 @@ class MicroBatches:
 def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
     """The source of a plan; `trace`: keep rejected rows as they came."""
     source = open_source(spec.kind, spec.options, spec.event_time, arrival)
+    require_outer(source.schema().names)
     source = traced(source) if trace else source
     if not spec.combines:
         return source
     from streamveil.runtime.combined import per_unit  # loaded where rows are combined
 
-    return per_unit(spec, source)
+    source = per_unit(spec, source)
+    require_outer(source.schema().names)
+    return source
 
 
 def replay_of(schedule: MicroBatches, steps: int, at: dict[str, Any]) -> Replay:
@@ -331,11 +334,11 @@ class Replay:
         self.folder = scratch_folder()
         buckets = min(self.steps, 64)
         self.width = -(-self.steps // buckets)
-        schema = parts[0][0].schema.append(pa.field("__step", pa.int64()))
+        schema = parts[0][0].schema.append(pa.field("", pa.int64()))  # known by its place
         writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
         for source in (parts, rest):
             for table, step in source:
-                whole = table.append_column("__step", pa.array(step))
+                whole = table.append_column("", pa.array(step))
                 home = (step - 1) // self.width
                 for bucket in np.unique(home):
                     with in_scratch("sort the replay"):
@@ -352,8 +355,9 @@ class Replay:
             return self._adopt(bucket, [])
         with pa.memory_map(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
-        steps = table.column("__step").to_numpy()
-        return self._adopt(bucket, [(table.drop_columns("__step"), steps)])
+        last = table.num_columns - 1
+        steps = table.column(last).to_numpy()
+        return self._adopt(bucket, [(table.remove_column(last), steps)])
 
     def _path(self, bucket: int) -> str:
         folder = cast("tempfile.TemporaryDirectory[str]", self.folder)

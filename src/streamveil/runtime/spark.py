@@ -42,7 +42,14 @@ from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.source_offsets import FilesReading, Reading, options_for
 from streamveil.engines.spark.splits import require_columns
 from streamveil.engines.spark.stage_plan import spread_of
-from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
+from streamveil.errors import (
+    INNER,
+    PlanError,
+    SourceError,
+    StoreError,
+    StreamveilError,
+    require_outer,
+)
 from streamveil.plan import Plan, TableSource, combined_plan
 from streamveil.plan.combine import combined_schema
 from streamveil.plan.joins import OwnJoin, OwnSelect, digest_of
@@ -411,7 +418,7 @@ def require_alone(plan: Plan, source: OwnRows) -> None:
         )
 
 
-UNIT = "streamveil unit"  # column of rows that are held, after their own steps
+UNIT = f"{INNER}unit"  # column of rows that are held, after their own steps
 
 
 def with_rows(source: OwnRows) -> OwnRows:
@@ -426,6 +433,7 @@ def with_rows(source: OwnRows) -> OwnRows:
     for step in source.steps:
         if isinstance(step, OwnJoin) and isinstance(step.other, OwnRows):
             table, units = after_steps(step.other, all_rows(step.other), all_rows)
+            require_outer(table.column_names)
             columns = dict(zip(table.column_names, table.columns, strict=True))
             held = pa.table({**columns, UNIT: units}).combine_chunks()
             other = OwnRows(
@@ -481,7 +489,9 @@ def schema_of(plan: Plan) -> pa.Schema:
     options = plan.source.options
     if plan.source.kind == "kafka":
         return TopicRows(Topic.of(options)).schema
-    return open_source(plan.source.kind, options).schema()
+    schema = open_source(plan.source.kind, options).schema()
+    require_outer(schema.names)
+    return schema
 
 
 def explained(error: Exception) -> StreamveilError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import INNER, PlanError, nearest
 from streamveil.expressions import columns_of, normalize_expression
 from streamveil.expressions.dialect import (
     canonical,
@@ -172,7 +172,8 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
 
     def added(column: str | None) -> exp.Expr:
         found = released.added(
-            f"total {column} {by}", lambda n: PostTotal(name=f"total_{n}", column=column, by=by)
+            f"total {column} {by}",
+            lambda n: PostTotal(name=f"{INNER}total {n}", column=column, by=by),
         )
         return exp.column(found.name, quoted=True)
 
@@ -202,7 +203,7 @@ def place(call: exp.Expr, node: exp.Expr, released: PostScope) -> exp.Expr:
     name = function_name(call)
     found = released.added(
         f"{name} {by} {order}",
-        lambda n: PostPlace(name=f"place_{n}", function=name, by=by, order=order),
+        lambda n: PostPlace(name=f"{INNER}place {n}", function=name, by=by, order=order),
     )
     return exp.column(found.name, quoted=True)
 
@@ -252,7 +253,7 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
     def shift(rows: int, *, filled: bool) -> PostShift:
         found: PostShift = released.added(
             f"{column} {rows} {by} {order} {filled}",
-            lambda n: PostShift(name=f"{column}_shift_{n}", column=column, rows=rows, by=by,
+            lambda n: PostShift(name=f"{INNER}shift {n}", column=column, rows=rows, by=by,
                                 order=order, filled=filled),
         )  # fmt: skip
         return found
