@@ -160,7 +160,7 @@ def test_people_see_neither_facts_for_programs_nor_digits_of_the_noise(tmp_path,
     ends = [release.table[name][0].as_py() for name in ("s_low", "s_high")]
     assert all(f"{end:.1f}" != f"{end}" for end in ends), "there are digits to leave out"
     for shown in (str(release), release._repr_html_(), terminal):
-        assert f"{low:,.1f} … {high:,.1f}" in shown
+        assert f" {low:,.0f} … {high:,.0f}" in shown.replace(">", "> "), "whole, as the count is"
         assert not any(f"{end:,}" in shown for end in ends)
         for hidden in ("opened", "noise_weight", "n_sd", "n_low"):
             assert hidden not in shown

@@ -42,6 +42,7 @@ from streamveil.commands.common import (
 from streamveil.commands.stopping import Stopped, stop
 from streamveil.errors import (
     INTERRUPTED,
+    PACKAGE,
     BudgetError,
     NoiseWarning,
     OperatorWarning,
@@ -171,7 +172,8 @@ def is_of_memory(error: BaseException | None) -> bool:
 
 def warned(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
     """Shows a warning; `place`: file and line."""
-    if category in (NoiseWarning, OperatorWarning):  # of the job, not of a line of code
+    ours = category is UserWarning and str(place[0]).startswith(PACKAGE)
+    if ours or category in (NoiseWarning, OperatorWarning):  # of the job, not of a line of code
         say(f"warning: {message}", err=True)
         return
     say(warnings.formatwarning(message, category, *place[:2]), err=True, nl=False)

@@ -166,17 +166,21 @@ def heads_of(columns: Sequence[str], numbers: Sequence[str]) -> list[tuple[str, 
 
 
 def cells_of(row: dict[str, Any], columns: Sequence[str], numbers: Sequence[str]) -> list[str]:
-    """The cells of one row: a number and its interval as precise as its noise.
+    """The cells of one row: a number and its interval, whole or as precise as its noise.
 
     >>> row = {"page": None, "n": 1234, "n_sd": 8.2, "n_low": 1217.93, "n_high": 1250.07}
     >>> cells_of(row, ["page", "n"], ["n"])
     ['none', '1,234', '1,217.9 … 1,250.1']
+    >>> cells_of(row | {"n_low": 1218.0, "n_high": 1250.0}, ["n"], ["n"])
+    ['1,234', '1,218 … 1,250']
     """
     made = []
     for name in columns:
         value = row[name]
         if name in numbers:
-            low, high = (row[name + end] for end in ENDS)
+            low, high = ends = [row[name + end] for end in ENDS]
+            if isinstance(value, int) and all(one is not None and one % 1 == 0 for one in ends):
+                low, high = map(int, ends)
             form = partial(figure, sd=row.get(f"{name}_sd"))
             made += [form(value), "none" if low is high is None else f"{form(low)} … {form(high)}"]
         elif name in RANKS and not isinstance(value, bool):

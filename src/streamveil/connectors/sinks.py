@@ -29,7 +29,7 @@ from streamveil.batch import Release, alike, require_release
 from streamveil.connectors import Sink, in_words
 from streamveil.connectors.parquet import to_parquet
 from streamveil.disk import ROOM_BYTES, room, sync_directory, write_all
-from streamveil.display import rows_of
+from streamveil.display import cells_of, columns_of, heads_of, rows_of
 from streamveil.errors import SourceError, StoreError, require_file_name, require_one_of
 from streamveil.release_metadata import (
     PACKED,
@@ -298,25 +298,14 @@ class ConsoleSink(Sink):
         from rich.table import Table
 
         window, trigger, table = require_release(release).identity
-        head = table.slice(0, self.rows)
+        columns, numbers = columns_of(table.column_names)
         shown = Table(
             title=f"{label(job)} · window {window} · trigger {trigger} · {table.num_rows} rows"
         )
-        for name in head.column_names:
-            shown.add_column(label(name), justify="right" if is_number(head, name) else "left")
-        for row in rows_of(head):
-            shown.add_row(*[label(cell(value)) for value in row.values()])  # no markup
+        for head, is_figure in heads_of(columns, numbers):
+            shown.add_column(label(head), justify="right" if is_figure else "left")
+        for row in rows_of(table.slice(0, self.rows)):
+            shown.add_row(*map(label, cells_of(row, columns, numbers)))  # no markup
         self.console.print(shown)
         for sentence in sentences(table):
             self.console.print(label(sentence))
-
-
-def is_number(table: pa.Table, name: str) -> bool:
-    """Whether a column holds numbers."""
-    kind = table.schema.field(name).type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def cell(value: Any) -> str:
-    """One cell as text."""
-    return f"{value:,.1f}" if isinstance(value, float) else str(value)
