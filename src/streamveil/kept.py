@@ -55,13 +55,11 @@ def kept(*types: type) -> Callable[[Searching], Searching]:
                 asked = json.dumps([search.__module__, search.__qualname__, to_json(args)])
             except TypeError:
                 return search(*args)
-            try:
-                return from_json(read(asked), known)
-            except OSError:
-                pass  # nothing is kept yet
-            except (ValueError, KeyError, TypeError):
-                told = "a result that was kept is damaged, or somebody changed it; it is searched"
-                warnings.warn(f"{told} for and kept anew: {place(asked)}", stacklevel=2)
+            with suppress(OSError):  # nothing is kept yet
+                try:
+                    return from_json(read(asked), known)
+                except (ValueError, KeyError, TypeError):
+                    warn_of_damage(asked)
             answer = search(*args)
             with suppress(OSError):
                 write(asked, to_json(answer))
@@ -77,6 +75,12 @@ def read(asked: str) -> Any:
     digest, _, text = place(asked).read_text("ascii").partition("\n")
     whole = digest == hashlib.sha256(f"{asked}\n{text}".encode()).hexdigest()
     return json.loads(text if whole else "")
+
+
+def warn_of_damage(asked: str) -> None:
+    """Names the file of a question, which is then searched for again and kept anew."""
+    told = "a result of a search is damaged, or somebody changed it; it is searched for again"
+    warnings.warn(f"{told}: {place(asked)}", stacklevel=3)
 
 
 def write(asked: str, answer: Any) -> None:
