@@ -131,6 +131,31 @@ def test_a_worker_that_starts_too_late_costs_another_attempt(
     assert charges(tmp_path) == 1
 
 
+def test_a_job_that_lost_its_lock_publishes_nothing_more(session, tmp_path, monkeypatch):
+    """See `tests/runtime/test_job.py`: a second job with its noise may have begun."""
+    case, before = CASES[0], []
+    case.write(tmp_path / "data")
+    compute = driver.SparkJob._compute
+
+    def losing(job, frame, step):
+        made = compute(job, frame, step)
+        if step == 2:
+            (job.home.path / "lock").unlink()
+            before.append(published(tmp_path / "out"))
+        return made
+
+    monkeypatch.setattr(driver.SparkJob, "_compute", losing)
+    with job(case, tmp_path, session) as running:
+        with pytest.raises(StoreError, match="the file 'lock' in it was removed"):
+            list(running)
+        assert running.committed == 1
+    assert before == [published(tmp_path / "out")]
+    monkeypatch.undo()
+    with job(case, tmp_path, session) as again:
+        assert {release.step for release in again} == {2, 3}
+    assert published(tmp_path / "out") == embedded(case, tmp_path)
+
+
 def test_a_step_that_is_tried_again_gives_no_release_twice(session, tmp_path, monkeypatch):
     case, late = CASES[2], []
     case.write(tmp_path / "data")
