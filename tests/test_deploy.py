@@ -85,6 +85,7 @@ def test_the_pod_is_closed_but_for_what_it_needs():
     pod = stateful["spec"]["template"]["spec"]
     [job] = pod["containers"]
     assert stateful["spec"]["replicas"] == 1, "a state is written by one process"
+    assert service["spec"]["publishNotReadyAddresses"], "metrics say that a job is behind"
     assert pod["securityContext"]["runAsNonRoot"]
     assert job["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,

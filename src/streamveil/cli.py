@@ -236,9 +236,14 @@ def fork(
 
     from streamveil.runtime.fork import fork as prepare
 
-    begins = prepare(read_query(query, table, name).plan, state, new)
+    plan = read_query(query, table, name).plan
+    begins = prepare(plan, state, new)
     time_of = datetime.fromtimestamp(begins / 1e6, UTC).isoformat(" ")
     say(f"it begins at {time_of}: streamveil run {query} --state {new}")
+    if plan.sinks:
+        sinks = ", ".join(one.name for one in plan.sinks)
+        say(f"if the first job goes on, give {sinks} a path or table of its own for the fork: both"
+            " release the same windows, and a sink refuses the second")  # fmt: skip
 
 
 @app.command(epilog="Example: streamveil backup pages.veil pages.backup")

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -163,6 +164,21 @@ def test_a_fork_is_forked_and_audited_like_any_job():
         assert [one.horizon for one in ledger.entries()] == [len(last)]
     for state in ("s", "one", "two"):
         audit_state(plan(), Path(state), 1e-4)
+
+
+def test_a_fork_needs_a_sink_of_its_own_beside_a_job_that_goes_on(monkeypatch):
+    """Whichever job comes second to a window is refused: that may be the first job."""
+    first = run(plan(sink="out"), state="s")
+    some(first, 1)
+    monkeypatch.setattr(cli, "read_query", lambda *_: SimpleNamespace(plan=plan(sink="out")))
+    done = CliRunner().invoke(cli.app, ["fork", "q.sql", "s", "one"])
+    assert done.exit_code == 0
+    assert "give out a path or table of its own" in done.output
+    told(run(plan(sink="out"), state="one"))
+    with pytest.raises(StoreError, match="holds another release of this job"):
+        told(run(plan(sink="out"), state="s"))
+    fork(plan(sink="out"), "s", "two")
+    assert told(run(plan(sink="other"), state="two"))
 
 
 def test_a_fork_that_would_hold_a_part_of_a_window_is_refused():
