@@ -471,3 +471,11 @@ def test_each_row_is_of_one_period_in_all_answers(relation, name, time):
 def test_periods_of_other_tables_may_follow_other_times():
     given = {"t": TIMES, "u": TIMES.slice(0, 1).take([0])}
     sv.sql(BY_DAY.format("SELECT user, page, seen AS day FROM u"), given)
+
+
+def test_a_sink_that_cannot_be_reached_is_told_before_a_row_is_read(tmp_path):
+    sink = f"CREATE SINK o WITH (sink = 'sqlite', path = '{tmp_path}/no/o.db', table = 'o');"
+    query = sv.sql(f"{sink} INSERT INTO o {SHARE}", {"t": ROWS})
+    with pytest.raises(SourceError, match="cannot write to the table 'o'"):
+        list(query.run(state=str(tmp_path / "s")))
+    assert not (tmp_path / "s").exists()

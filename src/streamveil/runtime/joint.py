@@ -23,7 +23,7 @@ import pyarrow as pa
 from streamveil.accounts.ledger import Ledger, Where
 from streamveil.batch import Moment, Release
 from streamveil.compiler import operator_of
-from streamveil.connectors import open_sinks
+from streamveil.connectors import open_sinks, try_sinks
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import BudgetError, PlanError, StoreError
@@ -87,6 +87,9 @@ def run_joint(
             " keeps one of each.\n  to fix  give it a directory of its own"
         )
     require_joint(joint, tuple(open_rows(one.source).schema() for one in joint.parts))
+    asked = [(one.kind, one.options) for one in joint.sinks]
+    if not any(epoch_of(home / part.name) for part in joint.parts):
+        try_sinks(asked)
     progress = options.pop("progress", None)
     listeners = [
         [one.hear for one in watches[place : place + 1]] + [progress] * (progress is not None)
@@ -95,7 +98,7 @@ def run_joint(
     with ExitStack() as stack:
         begin_all = embedded_jobs if spark is None else partial(spark_jobs, spark)
         jobs, held = begin_all(stack, joint, home, listeners, **options)
-        sink = open_sinks([(one.kind, one.options) for one in joint.sinks])
+        sink = open_sinks(asked)
         for watch, job in zip(watches, jobs, strict=False):
             watch.begin(job.closed_steps)
         told = set[Moment]()
