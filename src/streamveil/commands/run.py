@@ -27,8 +27,9 @@ from streamveil.commands.common import (
     size_of,
 )
 from streamveil.commands.stopping import stopping
+from streamveil.display import name_of
 from streamveil.errors import PlanError, nearest
-from streamveil.plan import Plan
+from streamveil.plan import Clock, Plan
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import look_sentence
 from streamveil.sql.sql import PlannedJoint
@@ -293,6 +294,19 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
         say(f"{last.place}: {sentence}", err=True)
 
 
+def first_words(clock: Clock, now: float) -> str:
+    """What the progress line says before anything is read; `now`: seconds since 1970.
+
+    >>> hours = Clock(kind="wall", every=3_600_000_000, start_us=0, steps=24)
+    >>> first_words(hours, -60.0), first_words(hours, 7200.0)
+    ('waits: the first release is due at 1970-01-01 01:00 UTC', 'starting')
+    """
+    due = clock.due_us(1) / 1e6 if clock.kind == "wall" and clock.start_us is not None else now
+    if due <= now:
+        return "starting"
+    return f"waits: the first release is due at {name_of(datetime.fromtimestamp(due, UTC))}"
+
+
 @contextmanager
 def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
     """A progress line on stderr; yields the listener for a job, which keeps what it heard last.
@@ -310,7 +324,8 @@ def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
         disable=quiet or not console.is_terminal,
     )
     with bar:
-        task = bar.add_task("starting", total=plan.clock.steps, rate="")
+        begins = first_words(plan.clock, time.time())  # noqa: TID251  (an operator's clock)
+        task = bar.add_task(begins, total=plan.clock.steps, rate="")
 
         def listen(seen: Any) -> None:
             last[:] = [seen]
