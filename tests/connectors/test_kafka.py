@@ -353,6 +353,16 @@ def test_a_job_that_is_cut_off_at_any_commit_counts_every_message_once(
     shutil.rmtree(tmp_path / "s")
 
 
+@needs_broker
+def test_a_topic_that_is_not_there_is_told_when_a_job_begins(broker, tmp_path):
+    """A live job said so at the end of its first step."""
+    asked = query(broker, "nope", every="1 hour", start="2090-01-01", end="2090-01-03",
+                  clock="wall")  # fmt: skip
+    with pytest.raises(SourceError, match="do not know the topic 'nope'"):
+        run(asked.plan, state=str(tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+
+
 def after_hours_of_2090(hours, monkeypatch):
     """Sets the clock of live jobs."""
     at = (datetime(2090, 1, 1, tzinfo=UTC) + timedelta(hours=hours)).timestamp()

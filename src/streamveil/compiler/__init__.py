@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamveil.connectors import require_connectors
+from streamveil.connectors import require_connectors, try_connectors
 from streamveil.dataflow import Operator
 from streamveil.kinds import SKETCHES
 from streamveil.plan import Plan, TableSource
@@ -28,9 +28,13 @@ def is_sketched(plan: Plan) -> bool:
     return any(aggregate.function in SKETCHES for aggregate in plan.aggregates)
 
 
-def require_ends(plan: Plan) -> None:
-    """SourceError unless the sources and sinks of a plan take their options. Reads no data."""
-    require_connectors(
+def require_ends(plan: Plan, *, there: bool = False) -> None:
+    """SourceError unless the sources and sinks of a plan take their options. Reads no data.
+
+    `there`: unless they are there as well, where one can be asked.
+    """
+    check = try_connectors if there else require_connectors
+    check(
         [(one.kind, one.options) for one in plan.source.relations],
         [(one.kind, one.options) for one in plan.sinks],
     )

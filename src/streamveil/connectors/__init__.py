@@ -71,11 +71,11 @@ def decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def hand_on(connector: Any, what: str, *said: Any) -> None:
-    """Calls a method of a source or a sink, if it has one of that name."""
-    hear = getattr(connector, what, None)
+def hand_on(source: Source, what: str, said: Any) -> None:
+    """Calls a method of a source, if it has one of that name."""
+    hear = getattr(source, what, None)
     if hear is not None:
-        hear(*said)
+        hear(said)
 
 
 @runtime_checkable
@@ -403,19 +403,6 @@ def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
     return SeveralSinks(sinks)
 
 
-def try_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """SourceError unless sinks are there: asked before a new job reads its rows. Writes nothing.
-
-    A sink that has no method `try_out` tells when it is written to, which loses no release.
-    """
-    for kind, options in asked:
-        sink = open_sink(kind, options)
-        try:
-            hand_on(sink, "try_out")
-        finally:
-            sink.close()
-
-
 def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, Any]) -> Any:
     """Builds one connector from its registry."""
     made = class_of(what, known, kind)
@@ -442,6 +429,20 @@ def require_connectors(
             require_options(what, kind, made, {**dict.fromkeys(later), **options})
             if getattr(made, "looks_at_options_alone", False):
                 opened(what, known, kind, options)
+
+
+def try_connectors(
+    sources: Iterable[tuple[str, dict[str, Any]]], sinks: Iterable[tuple[str, dict[str, Any]]]
+) -> None:
+    """SourceError where a server does not answer, or a place is not there: before a new job begins.
+
+    Reads no row and writes nothing. A connector without a method `try_out` tells when it is used;
+    nothing is lost then.
+    """
+    for what, known, asked in (("source", made_by(), sources), ("sink", SINKS, sinks)):
+        for kind, options in asked:
+            if hasattr(class_of(what, known, kind), "try_out"):
+                opened(what, known, kind, options).try_out()
 
 
 def class_of(what: str, known: Mapping[str, str], kind: str) -> Callable[..., Any]:
@@ -511,5 +512,5 @@ __all__ = [
     "open_sinks",
     "open_source",
     "require_connectors",
-    "try_sinks",
+    "try_connectors",
 ]

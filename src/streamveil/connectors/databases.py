@@ -101,7 +101,7 @@ class DatabaseSink(Database, MarkedSink):
         )
 
     def try_out(self) -> None:
-        """See `try_sinks`."""
+        """See `try_connectors`."""
         with self.writing():
             pass
 

@@ -23,6 +23,7 @@ from streamveil.connectors.kafka_topic import (
     Format,
     Range,
     Topic,
+    ends_of,
     left,
     made_anew,
     messages,
@@ -76,6 +77,10 @@ class KafkaSource(TracedSource):
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
         return self.rows.schema
+
+    def try_out(self) -> None:
+        """See `try_connectors`."""
+        ends_of(self.topic)
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None

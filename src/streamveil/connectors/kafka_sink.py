@@ -24,7 +24,7 @@ from typing import Any
 
 from streamveil.batch import Release
 from streamveil.connectors import in_words
-from streamveil.connectors.kafka_topic import QUIET, WAIT, Range, Topic, messages
+from streamveil.connectors.kafka_topic import QUIET, WAIT, Range, Topic, ends_of, messages
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.sinks import to_json as to_json_lines
 from streamveil.display import rows_of
@@ -64,7 +64,7 @@ class KafkaSink(MarkedSink):
         )
 
     def try_out(self) -> None:
-        """See `try_sinks`."""
+        """See `try_connectors`."""
         with self.writing():
             ends_of(self.topic)
 
@@ -147,15 +147,6 @@ def produce(
         else:
             producer.poll(0)
             return
-
-
-def ends_of(topic: Topic) -> dict[int, tuple[int, int]]:
-    """Where partitions begin and end, behind transactions that are open. Raises SourceError."""
-    consumer = topic.consumer("read_uncommitted")
-    try:
-        return topic.ends(consumer)
-    finally:
-        consumer.close()
 
 
 def make_compacted(topic: Topic) -> None:

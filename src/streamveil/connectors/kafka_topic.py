@@ -312,3 +312,12 @@ def at_end(message: Any) -> bool:
         "a range of the topic cannot be read; was it deleted by retention?\n"
         "  to fix  keep messages for longer than a job may be stopped"
     )
+
+
+def ends_of(topic: Topic) -> dict[int, tuple[int, int]]:
+    """Where partitions begin and end, behind transactions that are open. Raises SourceError."""
+    consumer = topic.consumer("read_uncommitted")
+    try:
+        return topic.ends(consumer)
+    finally:
+        consumer.close()

@@ -62,6 +62,11 @@ class NatsSource(Messages):
         super().__init__(columns, stream, follow=follow)
         self.servers, self.stream, self.config = servers, stream, config
 
+    def try_out(self) -> None:
+        """See `try_connectors`."""
+        with self._words(), connected(self.servers, settings_of(self.config)) as server:
+            server.ask(self._span(server.context))
+
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:

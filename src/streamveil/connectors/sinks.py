@@ -99,7 +99,7 @@ class FilesSink(Sink):
             self._published(job, run[0].window, tables)
 
     def try_out(self) -> None:
-        """See `try_sinks`."""
+        """See `try_connectors`."""
         above = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
         with self._in_words():
             if not above.is_dir():

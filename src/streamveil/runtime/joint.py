@@ -23,7 +23,7 @@ import pyarrow as pa
 from streamveil.accounts.ledger import Ledger, Where
 from streamveil.batch import Moment, Release
 from streamveil.compiler import operator_of
-from streamveil.connectors import open_sinks, try_sinks
+from streamveil.connectors import open_sinks, try_connectors
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import BudgetError, PlanError, StoreError
@@ -89,7 +89,7 @@ def run_joint(
     require_joint(joint, tuple(open_rows(one.source).schema() for one in joint.parts))
     asked = [(one.kind, one.options) for one in joint.sinks]
     if not any(epoch_of(home / part.name) for part in joint.parts):
-        try_sinks(asked)
+        try_connectors([], asked)
     progress = options.pop("progress", None)
     listeners = [
         [one.hear for one in watches[place : place + 1]] + [progress] * (progress is not None)

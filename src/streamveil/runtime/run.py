@@ -19,7 +19,7 @@ from streamveil.compiler import is_sketched, operator_of, require_ends
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.compiler.sizing import require_counter
-from streamveil.connectors import Source, open_sinks, open_source, try_sinks
+from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
@@ -119,7 +119,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     keys, home = Randomness(secret, noise, insecure), Path(state)
     is_new = epoch_of(home) is None
     if is_new:
-        try_sinks([(one.kind, one.options) for one in plan.sinks])
+        require_ends(plan, there=True)
         warn_of_nothing(plan)
     clock = None
     if (home / FORK).is_file():

@@ -26,8 +26,9 @@ import pyarrow as pa
 from streamveil import compiler
 from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
+from streamveil.compiler import require_ends
 from streamveil.compiler.group_by import check_public
-from streamveil.connectors import open_sinks, open_source, signed, try_sinks
+from streamveil.connectors import open_sinks, open_source, signed
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Topic
@@ -143,7 +144,7 @@ class SparkJob:
         if self.home.is_new:  # refused before anything is made
             self.home.require_empty()
             place_of(keys, path)
-            try_sinks([(one.kind, one.options) for one in plan.sinks])
+            require_ends(plan, there=True)
             account.require_room()
             warn_of_noise(plan, self.operator)
             self.session = begun(session)
