@@ -24,8 +24,10 @@ from streamveil.connectors.rejected_rows import (
     with_places,
 )
 from streamveil.connectors.text_files import CsvReader
-from streamveil.errors import SourceError
+from streamveil.errors import PlanError
 from streamveil.kinds import SOURCES, SourceKind
+from streamveil.plan import SourceSpec
+from streamveil.runtime.schedule import open_rows
 
 COLUMNS = {"user": "INT64", "page": "STRING"}
 LINES = [b"1,a", b"2", b"", b"x,b", b'3,"c', b"4,\xff", b'5,"d"', b"\xff", b"6,e,7",
@@ -195,8 +197,9 @@ def test_a_source_that_nobody_traces_sets_nothing_aside(tmp_path):
 
 
 def test_a_column_of_the_same_name_is_refused():
-    with pytest.raises(SourceError, match=PLACE):
-        traced(open_source("memory", {"table": pa.table({PLACE: [1]})}))
+    spec = SourceSpec(name="s", kind="memory", options={"table": pa.table({PLACE: [1]})})
+    with pytest.raises(PlanError, match=PLACE):
+        open_rows(spec, trace=True)
 
 
 @example([b"\xef\xbb\xbf"])

@@ -474,7 +474,7 @@ def test_periods_of_other_tables_may_follow_other_times():
 
 
 def test_a_sink_that_cannot_be_reached_is_told_before_a_row_is_read(tmp_path):
-    sink = f"CREATE SINK o WITH (sink = 'sqlite', path = '{tmp_path}/no/o.db', table = 'o');"
+    sink = f"CREATE SINK o WITH (sink = 'sqlite', path = '{tmp_path}', table = 'o');"
     query = sv.sql(f"{sink} INSERT INTO o {SHARE}", {"t": ROWS})
     with pytest.raises(SourceError, match="cannot write to the table 'o'"):
         list(query.run(state=str(tmp_path / "s")))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -77,6 +78,7 @@ class DatabaseSink(Database, MarkedSink):
     """
 
     types: ClassVar[Words]
+    folder: Path | None = None  # of a file
     begin: ClassVar[str] = "BEGIN TRANSACTION"
     known: ClassVar[str] = (
         "SELECT column_name, data_type FROM information_schema.columns"
@@ -101,9 +103,10 @@ class DatabaseSink(Database, MarkedSink):
         )
 
     def try_out(self) -> None:
-        """See `try_connectors`."""
-        with self.writing():
-            pass
+        """See `try_connectors`; a folder that is not there may be made by another sink."""
+        if self.folder is None or self.folder.is_dir():
+            with self.writing():
+                pass
 
     @contextmanager
     def opened(self, job: str, release: Release) -> Iterator[Any]:
@@ -266,7 +269,7 @@ class SqliteSink(DatabaseSink):
 
     def __init__(self, path: str, table: str, mode: str = "append") -> None:
         super().__init__(f"'{require_file(path)}'", table, mode)
-        self.path = path
+        self.path, self.folder = path, Path(path).absolute().parent
 
     def connect(self) -> Any:
         """See `DatabaseSink`."""
@@ -298,7 +301,8 @@ class DuckdbSink(DatabaseSink):
         with requires_extra("the sink 'duckdb'", "duckdb"):
             import duckdb
         super().__init__(f"'{require_file(path)}'", table, mode)
-        self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
+        self.path, self.folder = path, Path(path).absolute().parent
+        self._duckdb, self.error = duckdb, duckdb.Error
 
     def connect(self) -> Any:
         """See `DatabaseSink`."""
