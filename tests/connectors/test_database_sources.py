@@ -156,16 +156,16 @@ def test_a_condition_that_casts_a_column_by_itself_fails_for_all_rows_or_for_non
     assert [row for row in told[0] if row != (2,)] == [row for row in told[1] if row != (2,)]
 
 
-@pytest.mark.parametrize("page", ["page", "streamveil_copy"])
-def test_a_bound_on_rows_favours_neither_groups_nor_values(page, place):
+def test_a_bound_on_rows_favours_neither_groups_nor_values(place):
     """Each unit has 20 equal rows of `a`, as many of `b`, and values from 0 to 19 in both."""
+    name = "streamveil_copy"  # as a column was called that is added to rows
     real = {"duckdb": "DOUBLE", "postgres": "double precision", "sqlite": "REAL"}[place["kind"]]
     rows = [(u, page, float(value)) for u in range(200) for page in "ab" for value in range(20)]
-    create = f"CREATE TABLE taps (u BIGINT, {page} VARCHAR(9), amount {real})"
+    create = f"CREATE TABLE taps (u BIGINT, {name} VARCHAR(9), amount {real})"
     run(place, create, "INSERT INTO taps VALUES ({})", rows=rows)
-    more = {"columns": {"u": "INT64", page: "STRING", "amount": "FLOAT64"}}
+    more = {"columns": {"u": "INT64", name: "STRING", "amount": "FLOAT64"}}
     source = opened(place, table="taps", **(more if place["kind"] == "sqlite" else {}))
-    for columns in (["u", page], ["u", page, "amount"]):
+    for columns in (["u", name], ["u", name, "amount"]):
         kept, of_unit = [], Counter()
         for row in whole(source.read(None, 100, columns)):
             of_unit[row[0]] += 1
