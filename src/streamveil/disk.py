@@ -345,7 +345,7 @@ class Lock:
             )
 
     def _keeps_out(self) -> bool:
-        """Whether who takes the lock at its place takes this one."""
+        """Whether the file at its path is still the one that is locked."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._fd))
         except OSError:

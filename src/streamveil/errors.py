@@ -273,7 +273,7 @@ def require_file_name(what: str, name: str) -> str:
 
 
 def require_outer(names: Iterable[str]) -> None:
-    """Refuses columns that are called as those which are added while an answer is computed.
+    """Refuses names that are kept for columns added while an answer is computed.
 
     >>> require_outer(["streamveil_copy", "__step"])
     """

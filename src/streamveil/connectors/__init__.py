@@ -434,10 +434,10 @@ def require_connectors(
 def try_connectors(
     sources: Iterable[tuple[str, dict[str, Any]]], sinks: Iterable[tuple[str, dict[str, Any]]]
 ) -> None:
-    """SourceError where a server does not answer, or a place is not there: before a new job begins.
+    """SourceError unless connectors can be reached; asked before a new job begins.
 
-    Reads no row and writes nothing. A connector without a method `try_out` tells when it is used;
-    nothing is lost then.
+    Reads no row and writes nothing. A connector without a method `try_out` fails when it is first
+    used; nothing is lost then.
     """
     for what, known, asked in (("source", made_by(), sources), ("sink", SINKS, sinks)):
         for kind, options in asked:

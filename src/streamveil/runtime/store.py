@@ -193,7 +193,8 @@ class Store:
     def commit(self, *records: wal.Record) -> None:
         """Makes micro-batches durable. On return they survive any crash.
 
-        The lock is looked at once more: a process that has the directory since has read them.
+        Then the lock is checked again: if it still holds, whoever opens the directory later reads
+        them.
         """
         with self.fatal():
             self._log.append(*records)
