@@ -109,7 +109,7 @@ def test_a_signal_ends_a_run_after_a_commit_and_says_what_is_committed(
     assert all(one.is_whole for one in verify(folder / "s"))
     again = start(folder)
     [told] = again.communicate(timeout=100)[1].splitlines()
-    assert "they were over the contribution bound" in told
+    assert "over the contribution bound" in told
     assert again.returncode == 0
     assert len(of_state(folder / "s").moments) == ROWS // 20
 
