@@ -320,7 +320,7 @@ def explain(
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
-    """The promise in words, the plan, the noise and every default. Reads no data."""
+    """The promise in words, the plan, the noise and every default. Reads no row."""
     from streamveil.advise.explain_memory import Limit
 
     planned = read_script(query, table).named(name)

@@ -1,10 +1,15 @@
 """EXPLAIN: computed from the mechanisms, complete, and without reading data."""
 
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from math import hypot
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
@@ -87,6 +92,36 @@ def test_a_column_that_a_table_in_memory_lacks_is_refused(change):
     asked = made.bound(max_rows=4).release(budget=sv.Budget(epsilon=2, delta=1e-8))
     with pytest.raises(PlanError, match="unknown column"):
         asked.explain()
+
+
+ASKED = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-8,"
+    " privacy_unit_column = user_id{more}) {column}, COUNT(*) AS n FROM s GROUP BY {column}"
+)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "sqlite", "kafka"])
+def test_a_column_that_is_known_to_be_missing_without_a_server_is_refused(form, tmp_path):
+    table = pa.table({"user_id": [1, 2], "page": ["a", "b"]})
+    pq.write_table(table, tmp_path / "s.parquet")
+    pyarrow.csv.write_csv(table, tmp_path / "s.csv")
+    with closing(sqlite3.connect(tmp_path / "s.sqlite")) as database:
+        database.execute("CREATE TABLE s (user_id INTEGER, page TEXT)")
+    declared, path = "(user_id INT64, page STRING)", f"path = '{tmp_path}/s.{form}'"
+    stream = {
+        "sqlite": f"{declared} WITH (source = 'sqlite', table = 's', {path})",
+        "kafka": f"{declared} WITH (source = 'kafka', servers = 'nowhere:9', topic = 's')",
+    }.get(form, f"WITH (source = 'files', {path})")
+    live = ", start = TIMESTAMP '2026-01-01 00:00:00', end = TIMESTAMP '2026-01-03 00:00:00'"
+    more, ending = (live, " EMIT EVERY INTERVAL 1 DAY") if form == "kafka" else ("", "")
+
+    def explained(column: str) -> str:
+        query = ASKED.format(column=column, more=more)
+        return str(sv.sql(f"CREATE STREAM s {stream}; {query}{ending}").explain())
+
+    assert "one user_id" in explained("page")
+    with pytest.raises(PlanError, match=r"unknown column 'pages'; did you mean 'page'\?"):
+        explained("pages")
 
 
 @pytest.mark.parametrize("kind", ["noise", "true"])

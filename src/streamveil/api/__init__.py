@@ -132,18 +132,19 @@ class Query:
 
     @fitting("explain(), or explain(forecast=True)")
     def explain(self, *, forecast: bool = False) -> Explanation:
-        """The promise in words, the plan, the noise and every default. Reads no data.
+        """The promise in words, the plan, the noise and every default. Reads no row.
 
         Args:
             forecast: adds the error that is expected for streams of the expected shape.
 
         Raises:
-            PlanError: the budget cannot pay for what is asked, or a table in memory lacks a column.
+            PlanError: the budget cannot pay for what is asked, or a column is missing in a
+                table, a file or a stream, as far as no server need be asked.
         """
         from streamveil.advise import explain
-        from streamveil.runtime.run import check_memory
+        from streamveil.runtime.run import check_at_hand
 
-        check_memory(self.plan)
+        check_at_hand(self.plan)
         return explain(self.plan, forecast=forecast)
 
     @fitting('run(state="clicks.veil")')

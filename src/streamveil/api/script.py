@@ -47,13 +47,13 @@ class JointQuery:
 
     @fitting("explain()")
     def explain(self, *, forecast: bool = False) -> Explanation:
-        """What all answers together promise and what each one does. Reads no data.
+        """What all answers together promise and what each one does. Reads no row.
 
         Args:
             forecast: adds the errors that are expected, of each answer.
 
         Raises:
-            PlanError: the budget of one cannot pay for what is asked.
+            PlanError: as for the explanation of one.
         """
         from streamveil.runtime.joint import guarantee_of  # loaded where it is asked for
 
@@ -199,10 +199,10 @@ def over_answers(text: str, asked: Mapping[str, Query], number: int) -> Query | 
 def explain_joint(joint: JointPlan, together: Guarantee, *, forecast: bool = False) -> Explanation:
     """Describes every answer, and before them what all of them come to."""
     from streamveil.advise import explain  # loaded where it is asked for
-    from streamveil.runtime.run import check_memory
+    from streamveil.runtime.run import check_at_hand
 
     for part in joint.parts:
-        check_memory(part)
+        check_at_hand(part)
     each = [explain(part, forecast=forecast) for part in joint.parts]
     delta = sum(exact("delta", part.budget.quoted_delta) for part in joint.parts)
     costs = [(part.name, made.facts["epsilon"], made.facts["delta"])

@@ -201,10 +201,12 @@ def print_explanation(
 ) -> None:
     """Text for people, or JSON for programs."""
     from streamveil.advise import explain as describe
+    from streamveil.runtime.run import check_at_hand
 
     def made() -> Explanation:
         if isinstance(plan, JointPlan):
             return JointQuery(plan).explain(forecast=forecast)
+        check_at_hand(plan)
         return describe(plan, forecast=forecast, limit=limit)
 
     console = Terminal(stderr=True)

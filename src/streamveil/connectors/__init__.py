@@ -431,6 +431,13 @@ def require_connectors(
                 opened(what, known, kind, options)
 
 
+def is_at_hand(kind: str, options: dict[str, Any]) -> bool:
+    """Whether a source tells its columns without a server: its attribute `at_hand` says so."""
+    known = made_by()
+    made = class_of("source", known, kind)
+    return hasattr(made, "at_hand") and bool(opened("source", known, kind, options).at_hand)
+
+
 def try_connectors(
     sources: Iterable[tuple[str, dict[str, Any]]], sinks: Iterable[tuple[str, dict[str, Any]]]
 ) -> None:

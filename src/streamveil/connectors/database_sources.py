@@ -239,6 +239,7 @@ class SqliteSource(DatabaseSource):
     """A file of SQLite. All columns are declared: SQLite has types of values, not of columns."""
 
     dialect = "sqlite"
+    at_hand = True
     error = sqlite3.Error
     sorted_by = "quote({})"
 
@@ -334,6 +335,7 @@ class DuckdbSource(DatabaseSource):
     """A file of DuckDB, which no job that reads it writes to."""
 
     dialect = "duckdb"
+    at_hand = True
     text = "CAST({} AS VARCHAR)"
     sorted_by = "CAST({} AS VARCHAR)"
 

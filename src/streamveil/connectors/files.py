@@ -124,6 +124,8 @@ class FilesSource(TracedSource):
         """Whether the files need not be copied to be read."""
         return isinstance(self._store, LocalFiles)
 
+    at_hand = on_disk
+
     def keep_in(self, folder: Path) -> None:
         """Tells where the job's state is: which files were read is kept there."""
         self._folder = folder

@@ -51,6 +51,8 @@ class KafkaSource(TracedSource):
     else is a copy, on other brokers, if it has that message at its offset; else it is refused.
     """
 
+    at_hand = True
+
     def __init__(  # noqa: PLR0913  (options of SQL, given by name)
         self,
         servers: str,

@@ -16,7 +16,7 @@ from streamveil.connectors.rejected_rows import TracedSource
 class MemorySource(TracedSource):
     """Rows of one table, in table order. The position is a row number."""
 
-    bounded = True
+    bounded = at_hand = True
     is_explained_without: ClassVar = ("table",)  # a query may be explained before it has its rows
 
     def __init__(self, table: Any) -> None:

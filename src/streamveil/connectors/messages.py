@@ -59,6 +59,7 @@ class Messages(TracedSource):
     """
 
     own: ClassVar[Own]
+    at_hand = True
 
     def __init__(self, columns: dict[str, str], name: str, *, follow: bool = True) -> None:
         self.declared = declared_beside(columns, self.own)

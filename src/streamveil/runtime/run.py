@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,12 +20,12 @@ from streamveil.compiler import is_sketched, operator_of, require_ends
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.compiler.sizing import require_counter
-from streamveil.connectors import Source, open_sinks, open_source
+from streamveil.connectors import Source, is_at_hand, open_sinks, open_source
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.engines import within
-from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, warn
+from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, SourceError, warn
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.look import first_alone, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
@@ -366,10 +367,14 @@ def going_on(work: Work, clock: Clock, plan: Plan) -> Work:
     return replace(work, operator=operator, extension=charge)
 
 
-def check_memory(plan: Plan) -> None:
-    """PlanError where tables in memory are all that a plan reads, and lack one of its columns."""
-    if all(one.kind == "memory" for one in plan.source.relations):
-        checked_rows(plan)
+def check_at_hand(plan: Plan) -> None:
+    """PlanError where a column is missing of what a plan reads, as far as no server is asked.
+
+    No row is read. What is not there yet, or cannot be opened, is left to the job.
+    """
+    with suppress(SourceError):
+        if all(is_at_hand(one.kind, one.options) for one in plan.source.relations):
+            checked_rows(plan)
 
 
 def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:
