@@ -38,6 +38,7 @@ from streamveil.commands.common import (
     read_query,
     read_script,
     size_of,
+    time_text,
 )
 from streamveil.commands.stopping import Stopped, stop
 from streamveil.errors import (
@@ -232,14 +233,11 @@ def fork(
     It begins at the first time from which all its windows are new. Run it with the same query and
     `--state NEW`; it is charged then, to its own ledger and to the one it is given.
     """
-    from datetime import UTC, datetime
-
     from streamveil.runtime.fork import fork as prepare
 
     plan = read_query(query, table, name).plan
     begins = prepare(plan, state, new)
-    time_of = datetime.fromtimestamp(begins / 1e6, UTC).isoformat(" ")
-    say(f"it begins at {time_of}: streamveil run {query} --state {new}")
+    say(f"it begins at {time_text(begins / 1e6)}: streamveil run {query} --state {new}")
     if plan.sinks:
         sinks = ", ".join(one.name for one in plan.sinks)
         say(f"if the first job goes on, give {sinks} a path or table of its own for the fork: both"

@@ -15,6 +15,7 @@ from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime import backup as backups
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork
+from streamveil.runtime.inspect import inspect
 from streamveil.runtime.run import run
 from streamveil.runtime.store import read_header
 from streamveil.runtime.verify import verify
@@ -174,6 +175,9 @@ def test_a_fork_needs_a_sink_of_its_own_beside_a_job_that_goes_on(monkeypatch):
     done = CliRunner().invoke(cli.app, ["fork", "q.sql", "s", "one"])
     assert done.exit_code == 0
     assert "give out a path or table of its own" in done.output
+    with pytest.raises(StoreError, match="fork that has not started"):
+        inspect("one")
+    assert ["fork that has not started" in one.words for one in verify("one")] == [True]
     told(run(plan(sink="out"), state="one"))
     with pytest.raises(StoreError, match="holds another release of this job"):
         told(run(plan(sink="out"), state="s"))

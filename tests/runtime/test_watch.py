@@ -3,12 +3,15 @@
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +21,7 @@ from typer.testing import CliRunner
 
 from streamveil import compiled
 from streamveil.cli import app
+from streamveil.commands.stopping import Stopped
 from streamveil.errors import (
     MissingExtraError,
     NoiseWarning,
@@ -144,6 +148,17 @@ def test_a_log_has_no_line_of_what_is_compiled(script, tmp_path, monkeypatch):
     for more, told in ((["--log", "json"], 0), (["--quiet"], 0), ([], 1)):
         run(script("q", [1]), tmp_path / "s", *more)
         assert len(compiled.ON_COMPILING) == told
+
+
+@pytest.mark.parametrize("options", [[], ["--log", "text"]])
+def test_a_run_says_when_its_first_release_is_due(options, script, tmp_path, monkeypatch):
+    path, stops = script("q", [1]), Stopped(signal.SIGTERM)
+    path.write_text(WALL.format(path=path.with_suffix(".parquet")).replace("1970", "2970"))
+    clock = mock.Mock(wraps=time, sleep=mock.Mock(side_effect=stops))
+    monkeypatch.setattr("streamveil.runtime.run.time", clock)
+    result = CliRunner().invoke(app, ["run", str(path), "--state", str(tmp_path / "s"), *options])
+    assert result.exception is stops
+    assert "waits: the first release is due at 2970-01-01 01:00:00 UTC" in result.stderr
 
 
 def test_a_line_that_names_no_job_is_of_all(capsys):

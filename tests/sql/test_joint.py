@@ -422,6 +422,20 @@ def test_a_state_of_one_query_is_no_state_of_several(tmp_path):
         list(sv.sql(SHARE, {"t": ROWS}).run(str(tmp_path / "s")))
 
 
+@pytest.mark.parametrize("ledger", [None, "shared.ledger"])
+def test_no_answer_is_charged_where_another_one_is_refused(ledger, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Ledger.open("shared.ledger", Budget(epsilon=20, delta=1e-8), Neighbours("user")).close()
+    folder = tmp_path / "rejects" / "bought"
+    folder.mkdir(parents=True)
+    (folder / "letter.txt").write_text("dear")
+    with pytest.raises(StoreError, match="'bought'"):
+        list(sv.sql(SHARE, {"t": ROWS}).run("s", ledger=ledger, rejects="rejects"))
+    assert not list(tmp_path.glob("s/*/ledger"))
+    with Ledger.load("shared.ledger") as shared:
+        assert not shared.entries()
+
+
 def test_only_what_may_leave_is_put_together():
     with pytest.raises((TypeError, PlanError), match=r"may leave|may hold data|Noisy"):
         Release(pa.table({"n": [1]}), 0, 1, 1)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,6 +177,15 @@ def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> 
     from streamveil.runtime.ask import ask as answer
 
     say(str(answer(plan, question, state=state, secret=secret)))
+
+
+def time_text(seconds: float) -> str:
+    """A time for an operator; `seconds` since 1970.
+
+    >>> time_text(3600)
+    '1970-01-01 01:00:00 UTC'
+    """
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def size_of(text: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -25,11 +24,11 @@ from streamveil.commands.common import (
     print_release,
     read_script,
     size_of,
+    time_text,
 )
 from streamveil.commands.stopping import stopping
-from streamveil.display import name_of
 from streamveil.errors import PlanError, nearest
-from streamveil.plan import Clock, Plan
+from streamveil.plan import Plan
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import look_sentence
 from streamveil.sql.sql import PlannedJoint
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("embedded", "spark")
 LOCAL = "local[*]"
+STARTING = "starting"
 
 
 def run(
@@ -133,7 +133,8 @@ def run(
     ON_COMPILING[:] = [lambda: say(COMPILING, err=True)] if told_of else []
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
-    pace, told = Pace(once=once, memory=size, threads=threads), Told(log, metrics, exact_metrics)
+    pace = Pace(once=once, memory=size, threads=threads)
+    told = Told(log, metrics, exact_metrics, first_words(planned.plan, once=once))
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
@@ -146,8 +147,8 @@ def run(
     on = spark_with(master or LOCAL, shards, storage) if engine == "spark" else None
     if isinstance(planned, PlannedJoint):
         more = {"pace": pace, "keep_releases": keep_releases} if on is None else {"once": once}
-        run_several(planned.plan, told, state=state, secret=secret, ledger=shared, spark=on,
-                    rejects=rejects, **more)  # fmt: skip
+        run_several(planned.plan, told, quiet=not told_of, state=state, secret=secret,
+                    ledger=shared, spark=on, rejects=rejects, **more)  # fmt: skip
         return
     if planned.asks:
         require_answers(planned.plan, engine, once=once)
@@ -155,7 +156,7 @@ def run(
     quiet = quiet or log is not None  # counts of rows are no log lines
     seen: list[Any] = []  # the last progress
     watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
-    bar = progress_bar(planned.plan, seen, quiet=quiet)
+    bar = progress_bar(told.begins, planned.plan.clock.steps, seen, quiet=quiet)
     with told.of(planned.plan.name, watch), stopping(seen), bar as show:
         listen = partial(tell_all, (show, watch.hear))
         common: dict[str, Any] = {
@@ -184,8 +185,7 @@ def idle(plan: Plan, closed: int) -> str:
     clock, step = plan.clock, closed + 1
     more = closed < (clock.steps or step)
     if more and clock.kind == "wall":
-        ends = datetime.fromtimestamp(clock.due_us(step) / 1e6, UTC)
-        return f"nothing to do yet: step {step:,} ends at {ends:%Y-%m-%d %H:%M:%S} UTC"
+        return f"nothing to do yet: step {step:,} ends at {time_text(clock.due_us(step) / 1e6)}"
     if more and plan.source.is_endless:
         return f"nothing to do yet: step {step:,} has not all of its rows"
     return "nothing left to do: all releases were made before; rows that came since are in none"
@@ -206,6 +206,7 @@ class Told(NamedTuple):
     log: str | None
     metrics: str | None
     exact: bool
+    begins: str  # what a run says first
 
     @contextmanager
     def of(self, job: str, *watches: Watch) -> Iterator[None]:
@@ -216,7 +217,7 @@ class Told(NamedTuple):
             raise PlanError("--exact-metrics adds to --metrics PORT.\n  to fix  give both")
         at = self.metrics
         serving = served(at, *watches, exact=self.exact) if at else nullcontext()
-        with logged(self.log, job, several=len(watches) > 1), serving:
+        with logged(self.log, job, self.begins, several=len(watches) > 1), serving:
             yield
 
 
@@ -227,13 +228,15 @@ def spark_with(master: str, shards: int | None, storage: str | None) -> Any:
     return spark(master=master, shards=shards, storage=storage)
 
 
-def run_several(plan: JointPlan, told: Told, *, state: Path, **options: Any) -> None:
+def run_several(plan: JointPlan, told: Told, *, quiet: bool, state: Path, **options: Any) -> None:
     """Runs several private answers, and shows the last of what is made of their releases."""
     from streamveil.runtime.joint import run_joint
     from streamveil.runtime.watch import Watch
 
     watches = [Watch(part, state / part.name, now=time.time) for part in plan.parts]  # noqa: TID251
     last, seen = None, list[Any]()
+    if told.begins != STARTING and not quiet:
+        say(told.begins, err=True)
 
     def hear(progress: Any) -> None:
         seen[:] = [progress]
@@ -294,21 +297,19 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
         say(f"{last.place}: {sentence}", err=True)
 
 
-def first_words(clock: Clock, now: float) -> str:
-    """What the progress line says before anything is read; `now`: seconds since 1970.
-
-    >>> hours = Clock(kind="wall", every=3_600_000_000, start_us=0, steps=24)
-    >>> first_words(hours, -60.0), first_words(hours, 7200.0)
-    ('waits: the first release is due at 1970-01-01 01:00 UTC', 'starting')
-    """
-    due = clock.due_us(1) / 1e6 if clock.kind == "wall" and clock.start_us is not None else now
-    if due <= now:
-        return "starting"
-    return f"waits: the first release is due at {name_of(datetime.fromtimestamp(due, UTC))}"
+def first_words(plan: Plan | JointPlan, *, once: bool) -> str:
+    """What a run says before anything is read."""
+    now = time.time()  # noqa: TID251  (an operator's clock)
+    clocks = [part.clock for part in (plan.parts if isinstance(plan, JointPlan) else (plan,))]
+    live = [one for one in clocks if one.kind == "wall" and one.start_us is not None]
+    due = max((clock.due_us(1) / 1e6 for clock in live), default=now)
+    if once or due <= now:
+        return STARTING
+    return f"waits: the first release is due at {time_text(due)}"
 
 
 @contextmanager
-def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
+def progress_bar(begins: str, steps: int | None, last: list[Any], *, quiet: bool) -> Iterator[Any]:
     """A progress line on stderr; yields the listener for a job, which keeps what it heard last.
 
     Only where somebody watches: in a log it would be noise.
@@ -324,8 +325,9 @@ def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
         disable=quiet or not console.is_terminal,
     )
     with bar:
-        begins = first_words(plan.clock, time.time())  # noqa: TID251  (an operator's clock)
-        task = bar.add_task(begins, total=plan.clock.steps, rate="")
+        if bar.disable and not quiet and begins != STARTING:
+            say(begins, err=True)
+        task = bar.add_task(begins, total=steps, rate="")
 
         def listen(seen: Any) -> None:
             last[:] = [seen]

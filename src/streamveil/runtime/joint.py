@@ -32,7 +32,7 @@ from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import in_units, with_look
 from streamveil.results.post import post_processed, processed_together, require_joint
 from streamveil.results.releases import Releases, of_folder
-from streamveil.runtime.job import Job, Work, begin
+from streamveil.runtime.job import Job, Work, begin, require
 from streamveil.runtime.progress import Listener, tell_all
 from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
 from streamveil.runtime.run import prepared
@@ -130,8 +130,11 @@ def embedded_jobs(
         for part, place in both
     ]  # fmt: skip
     works = [one(look=ledger is None) for one in prepare]
+    for (work, _), place in zip(works, places, strict=True):
+        require(work, place)
+    epochs = [begin(place, *work)[0] for work, place in zip(works, places, strict=True)]
     if ledger is not None:
-        charge_together(works, places, new, ledger)
+        charge_together(works, places, epochs, new, ledger)
         works = [
             one() if work.calibration == BEFORE_LOOK else (work, keys)
             for one, (work, keys) in zip(prepare, works, strict=True)
@@ -168,9 +171,11 @@ def spark_jobs(
         sink = SinkSpec(name=part.name, kind="files", options={"path": path})
         made = spark.start(
             replace(part, sinks=(sink,)), state=home / part.name,
-            progress=partial(tell_all, heard), **options,
+            progress=partial(tell_all, heard), charge=False, **options,
         )  # fmt: skip
         jobs.append(stack.enter_context(made))
+    for job in jobs:  # after all that another one could be refused for
+        job.charge()
     return jobs, held
 
 
@@ -190,15 +195,15 @@ def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:
 
 
 def charge_together(
-    works: list[tuple[Work, Randomness]], places: list[Path], new: list[Path], ledger: Where
-) -> None:
+    works: list[tuple[Work, Randomness]], places: list[Path], epochs: list[str],
+    new: list[Path], ledger: Where,
+) -> None:  # fmt: skip
     """Charges a shared ledger for all answers at once, before any looks; no other comes between.
 
     Proof: `Ledger.charge_all` takes all charges with one write, or none. Each is known by the epoch
         of its state, which is made before; its job finds the charge there and pays nothing more.
         Where the ledger refuses, states that were made now are removed: nothing was shown of them.
     """
-    epochs = [begin(place, *work)[0] for work, place in zip(works, places, strict=True)]
     try:
         with Ledger.load(ledger) as shared:
             shared.charge_all([

@@ -48,9 +48,12 @@ class SparkEngine:
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
         noise: Noise | None = None, insecure: bool = False, once: bool = False,
         progress: Listener | None = None, ledger: Where | None = None,
-        rejects: str | Path | None = None,
+        rejects: str | Path | None = None, charge: bool = True,
     ) -> SparkJob:  # fmt: skip
-        """Creates or resumes the job of a plan; iterating over it yields its releases."""
+        """Creates or resumes the job of a plan; iterating over it yields its releases.
+
+        Without `charge` a new one is charged when it begins to run.
+        """
         if rejects is not None:
             raise PlanError(
                 "rows that cannot be used are kept by the embedded engine only.\n"
@@ -76,7 +79,7 @@ class SparkEngine:
         return SparkJob(
             plan, state=state, session=self.session or start, layout=layout,
             keys=Randomness(secret, noise, insecure), once=once, progress=progress,
-            ledger=ledger, publish=self.publish,
+            ledger=ledger, publish=self.publish, charge=charge,
         )  # fmt: skip
 
 

@@ -114,17 +114,19 @@ class LateWorkerError(StreamveilError):
 
 
 class SparkJob:
-    """Runs or resumes a plan on a Spark session; iterating gives its releases."""
+    """Runs or resumes a plan on a Spark session; iterating gives its releases.
+
+    A new job is charged at once, or without `charge` when it begins to run.
+    """
 
     def __init__(  # noqa: PLR0913  (what `SparkEngine.start` was given)
         self, plan: Plan, *, state: str | Path, session: Any, layout: SparkLayout | None = None,
         keys: Randomness | None = None, once: bool = False, progress: Listener | None = None,
-        ledger: Where | None = None, publish: Publish | None = None,
+        ledger: Where | None = None, publish: Publish | None = None, charge: bool = True,
     ) -> None:  # fmt: skip
-        self.publish = publish
         fingerprint, plan = plan.fingerprint, placed(plan)
         self.plan, self.session, self.once = plan, session, once
-        self.layout, self.tell = layout or SparkLayout(), progress or silent
+        self.layout, self.tell, self.publish = layout or SparkLayout(), progress or silent, publish
         self.operator, self.arriving = operator_of(plan), schema_of(plan)
         self.own: OwnRows | None = None
         self.schema = self.arriving
@@ -139,13 +141,13 @@ class SparkJob:
         if plan.source.kind == "files":
             files = cast(FilesSource, open_source("files", plan.source.options))
             require_columns(files, self._reads())
-        path, account = Path(state).absolute(), self._account(ledger)
+        path, self.account = Path(state).absolute(), self._account(ledger)
         self.home, keys = Home(path), keys or Randomness()
         if self.home.is_new:  # refused before anything is made
             self.home.require_empty()
             place_of(keys, path)
             require_ends(plan, there=True)
-            account.require_room()
+            self.account.require_room()
             warn_of_noise(plan, self.operator)
             self.session = begun(session)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -156,9 +158,10 @@ class SparkJob:
             self.session = begun(self.session)
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.setup = self._setup(header.shards, secret)
-            self.home.charge(header, account)
+            self.home.require_charged(header, self.account)
             self.home.require_whole(self.shards, self.spread.shards(header.shards))
             self.sink = open_sinks([(one.kind, one.options) for one in plan.sinks])
+            self.header = self.home.charge(header, self.account) if charge else header
         except BaseException:
             self.lock.close()
             raise
@@ -175,6 +178,7 @@ class SparkJob:
             raise explained(error) from None
 
     def _attempts(self) -> Iterator[Release]:
+        self.charge()
         session, self.ran = self.session.newSession(), True
         for name, value in CONF.items():
             session.conf.set(name, value)
@@ -225,6 +229,10 @@ class SparkJob:
             self.ran, cleaner = False, Thread(target=self._forget_replicas, daemon=True)
             cleaner.start()
             cleaner.join(PATIENCE)
+
+    def charge(self) -> None:
+        """Charges a new job; a job that was charged pays nothing."""
+        self.header = self.home.charge(self.header, self.account)
 
     @property
     def committed(self) -> int:

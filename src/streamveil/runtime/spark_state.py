@@ -226,15 +226,19 @@ class Home:
                 "  to fix  name the storage that the state was created with"
             )
 
-    def charge(self, header: SparkHeader, account: Account) -> None:
-        """Charges a new job once; an existing one must still have its charge."""
-        path, key = self.path / LEDGER, header.epoch
+    def require_charged(self, header: SparkHeader, account: Account) -> None:
+        """Refuses a job that was charged and has lost its charge."""
         if header.ready:
-            require_present(path, "ledger")
-            account.require_charged(path, key)
-        else:
-            account.charge(path, key)
-            self._write(replace(header, ready=True))
+            require_present(self.path / LEDGER, "ledger")
+            account.require_charged(self.path / LEDGER, header.epoch)
+
+    def charge(self, header: SparkHeader, account: Account) -> SparkHeader:
+        """Charges a new job, once."""
+        if not header.ready:
+            account.charge(self.path / LEDGER, header.epoch)
+            header = replace(header, ready=True)
+            self._write(header)
+        return header
 
     def _write(self, header: SparkHeader) -> None:
         formats.write(self.path / HEADER, "state on Spark", asdict(header))

@@ -330,6 +330,11 @@ def read_header(directory: Path) -> Header | None:
 def require_header(directory: Path) -> Header:
     """The header of a state; StoreError where there is none."""
     header = read_header(directory) if directory.is_dir() else None
+    if header is None and (directory / FORK).is_file():
+        raise StoreError(
+            f"'{directory.name}' is a fork that has not started: it holds no state yet.\n"
+            f"  to fix  streamveil run QUERY --state {directory} starts it"
+        )
     if header is None:
         raise StoreError(
             f"'{directory.name}' is not a state directory of the embedded engine.\n"

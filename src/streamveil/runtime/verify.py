@@ -27,7 +27,7 @@ from streamveil.runtime.published import kept_by_sink, led_to, of_state, require
 from streamveil.runtime.secret import check
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
-from streamveil.runtime.store import LEDGER, SECRET, SPARK_HEADER, Header, read_header
+from streamveil.runtime.store import LEDGER, SECRET, SPARK_HEADER, Header, require_header
 
 Words = str  # what was found whole
 
@@ -57,9 +57,7 @@ def verify(directory: str | Path) -> list[Finding]:
 
 def identity(home: Path) -> Words:
     """Whose state it is."""
-    header = read_header(home) if home.is_dir() else None
-    if header is None:
-        raise StoreError(f"'{home.name}' is not a state directory")
+    header = require_header(home)
     return f"job '{header.identity.job}', epoch {header.epoch}"
 
 
@@ -68,9 +66,9 @@ def examined(home: Path) -> list[Finding]:
     if (home / SPARK_HEADER).is_file():
         return [examine(name, home, part) for name, part in SPARK_PARTS.items()]
     first = examine("identity", home, identity)
-    header = read_header(home) if first.is_whole else None
-    if header is None:
+    if not first.is_whole:
         return [first]
+    header = require_header(home)
     parts = {name: bound(part, header) for name, part in PARTS.items()}
     return [first, *(examine(name, home, part) for name, part in parts.items())]
 

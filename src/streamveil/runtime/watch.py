@@ -167,10 +167,12 @@ class JsonLines(logging.Formatter):
 
 
 @contextmanager
-def logged(form: str | None, job_name: str, *, several: bool = False) -> Iterator[None]:
+def logged(
+    form: str | None, job_name: str, begins: str = "starting", *, several: bool = False
+) -> Iterator[None]:
     """Log lines on stderr while a job runs; `form`: 'text', 'json', or None for none.
 
-    `several`: lines of text name the job that they are of.
+    `begins` is the first of them. `several`: lines of text name the job that they are of.
     """
     if form is None:
         yield
@@ -184,7 +186,7 @@ def logged(form: str | None, job_name: str, *, several: bool = False) -> Iterato
     handler.addFilter(partial(name_job, job_name))
     OURS.addHandler(handler)  # with what sources warn of
     LOG.setLevel(logging.INFO)
-    LOG.info("starting")
+    LOG.info("%s", begins)
     try:
         with warnings.catch_warnings():  # each job of a process tells all that it warns of
             warnings.simplefilter("always", NoiseWarning, append=True)

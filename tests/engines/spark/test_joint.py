@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil.cli import app
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, StoreError
+from streamveil.runtime.joint import run_joint
+from streamveil.runtime.spark import SparkJob
 
 OPTIONS = (
     "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6, privacy_unit_column = u,"
@@ -60,6 +62,26 @@ def test_several_answers_are_put_together(session, tmp_path, monkeypatch):
     assert [one.table for one in again] == [one.table for one in other]
     with pytest.raises(PlanError, match="could refuse the second"):
         query.run("t", engine=engine, ledger="ledger").__next__()
+
+
+class Unstarted:
+    """The Spark engine without Java: what it makes is charged and never runs."""
+
+    def start(self, plan, **options):
+        return SparkJob(plan, session=None, **options)
+
+
+def test_no_answer_is_charged_where_another_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    times = pa.array([0, 1], pa.timestamp("us", "UTC"))
+    rows = pa.table({"u": [1, 2], "c": ["a", "b"], "late": [True, False], "ts": times})
+    pq.write_table(rows, tmp_path / "in" / "a.parquet")
+    (tmp_path / "s" / "late").mkdir(parents=True)
+    (tmp_path / "s" / "late" / "letter.txt").write_text("dear")
+    with pytest.raises(StoreError, match="holds no state"):
+        list(run_joint(sv.sql(TEXT).plan, state=tmp_path / "s", spark=Unstarted()))
+    assert not (tmp_path / "s" / "seen" / "ledger").exists()
 
 
 def test_options_of_the_other_engine_are_refused(tmp_path, monkeypatch):
