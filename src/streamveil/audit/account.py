@@ -167,7 +167,7 @@ def judge_parts(
     if isinstance(selection, CoinSelection):
         judge_coins(operator, script, (one, other), found)
     if isinstance(selection, GaussianSelection):
-        alone = published_alone(operator, one, other)
+        alone = published_alone(one, other)
         found.parts.append(MechanismLoss("groups of one unit", "delta", alone, claims.selection))
     if operator.aggregation.test is not None:
         lifted = lifted_alone(operator, one, other)
@@ -382,7 +382,7 @@ def expected_rates(coins: tuple[int, ...]) -> tuple[float, ...]:
     return (float("inf"), *inner, 0.0)
 
 
-def published_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
+def published_alone(one: Seen, other: Seen) -> float:
     """The chance that a group is published while only this unit has rows in it."""
     chance = 0.0
     for stream, groups in one.steps.items():

@@ -509,15 +509,3 @@ WORDS = {
     "float": "a number",
     "str": "a text in quotes",
 }
-
-
-__all__ = [
-    "Chunk",
-    "Sink",
-    "Source",
-    "open_sink",
-    "open_sinks",
-    "open_source",
-    "require_connectors",
-    "try_connectors",
-]

@@ -363,7 +363,10 @@ class FilesSource(TracedSource):
                     self._finish(name, start.name, file)
                     here = ReadPosition()
                 self._reached = json.dumps({**self._manifest.position(), **asdict(here)})
-                rows = part.rows if held is wanted else filled(part.rows, wanted)
+                rows = part.rows
+                if held is not wanted:  # null where the file has no such column
+                    some = [wanted.empty_table(), rows]
+                    rows = pa.concat_tables(some, promote_options="default")
                 yield self._chunk(part._replace(rows=rows), wanted, self._reached)
             if not ended:
                 self._finish(name, start.name, file)
@@ -456,20 +459,6 @@ def reader_of(form: str) -> type[Reader]:
     from streamveil.connectors.text_files import READERS  # where files are of text
 
     return READERS[form]
-
-
-def filled(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Rows with all wanted columns; null where they have none.
-
-    >>> filled(pa.table({"a": [1]}), pa.schema([("b", pa.string()), ("a", pa.int64())])).to_pylist()
-    [{'b': None, 'a': 1}]
-    """
-    held = {*rows.schema.names}
-    columns = [
-        rows[field.name] if field.name in held else pa.nulls(rows.num_rows, field.type)
-        for field in wanted
-    ]
-    return pa.table(columns, wanted.names)
 
 
 def changed(name: str) -> SourceError:

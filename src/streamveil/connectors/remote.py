@@ -271,8 +271,6 @@ class RemoteFiles:
                         to.write(own[:read])
                 to.truncate()
                 return
-            from streamveil.connectors.remote import spans  # loaded where parts are read
-
             with files.open_input_file(wanted.name) as source:
                 found, tail = spans(source, size, wanted.columns)
                 for start, end in found:

@@ -83,18 +83,10 @@ class BucketPlan(Protocol):
         """
 
     def answers(self, state: BucketState) -> QueryAnswers:
-        """About the records that remain.
-
-        Args:
-            state: what `open` returned.
-        """
+        """About the records that remain; `state`: what `open` returned."""
 
     def parts(self, state: BucketState) -> list[Share]:
-        """The shares of the releases whose sum is the answer.
-
-        Args:
-            state: what `open` returned.
-        """
+        """The shares of the releases whose sum is the answer; `state`: what `open` returned."""
 
     def most(self, state: BucketState, beta: float) -> float:
         """A bound on the records that those releases read, counted as often as they are read.

@@ -15,11 +15,11 @@ from streamveil.core.noisy import restored
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes
 from streamveil.dynamic.signed_counter import (
-    LONGEST,
     RootState,
     SignedCounter,
     TreeCounter,
     TreeCounterState,
+    counter_of,
 )
 from streamveil.errors import HorizonError, require_between, require_positive
 from streamveil.linear.budget_shares import Share
@@ -84,10 +84,7 @@ class ContinualMwem:
     def counter(self) -> SignedCounter | TreeCounter:
         """Of the number of records."""
         part = self.share.scale(self.size_share)
-        strategy = Direct(Matrix.of([[1.0]]))
-        if part.kind == "pure" or self.horizon > LONGEST:
-            return TreeCounter(strategy=strategy, share=part, horizon=self.horizon)
-        return SignedCounter(strategy=strategy, share=part, horizon=self.horizon)
+        return counter_of(Direct(Matrix.of([[1.0]])), part, self.horizon)
 
     @property
     def round_share(self) -> Share:

@@ -415,11 +415,7 @@ class GrowingClassifier:
         return scores
 
     def predict(self, x: Array) -> Array:
-        """The likelier class of every row.
-
-        Args:
-            x: a row of features for each record.
-        """
+        """The likelier class of every row; `x`: a row of features for each record."""
         labels: Array = self.classes_[(self.decision_function(x) > 0).astype(int)]
         return labels
 

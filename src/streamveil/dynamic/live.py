@@ -123,11 +123,7 @@ class LiveTable:
         return self.mechanism.answers(self.state)
 
     def query(self, index: int) -> float:
-        """One of them.
-
-        Args:
-            index: its number, from 0.
-        """
+        """One of them; `index`: its number, from 0."""
         return self.answers()(index)
 
     def error_bound(self, beta: float = 0.05) -> float:

@@ -167,11 +167,7 @@ class Pmwg:
         return Guarantee(Neighbours("record", relation="event-change"), self.loss, None)
 
     def epsilon(self, epoch: int) -> float:
-        """Epsilon of one run with its measurement.
-
-        Args:
-            epoch: doublings so far, from 0.
-        """
+        """Epsilon of one run with its measurement; `epoch`: doublings so far, from 0."""
         return float(epoch_share(self.first, epoch, Fraction(self.power)).epsilon)
 
     def instances(self, epoch: int) -> float:

@@ -17,13 +17,12 @@ from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.noise import Place, require_place
 from streamveil.dynamic.insertion_only import InsertionOnly
-from streamveil.dynamic.protocol import Bag
+from streamveil.dynamic.protocol import Bag, OfStatic
 from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.errors import PlanError, require_between, require_positive, require_with
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
-from streamveil.linear.queries import Queries
 from streamveil.types import Array, Int64
 
 Data = TypeVar("Data")
@@ -381,7 +380,7 @@ class Reruns(Generic[Data]):
 
 
 @dataclass(frozen=True)
-class PublicSizes:
+class PublicSizes(OfStatic):
     """A static mechanism that is told how many records it reads.
 
     Protects: tables that differ in one record replaced: their size is the same, hence public.
@@ -389,11 +388,6 @@ class PublicSizes:
     """
 
     static: StaticMechanism
-
-    @property
-    def queries(self) -> Queries:
-        """See `StaticMechanism`."""
-        return self.static.queries
 
     @property
     def error(self) -> ErrorBound:

@@ -225,11 +225,7 @@ class SignedCounter(OfStrategy):
         return rounded * math.sqrt(float((self.coefficients[:t] ** 2).sum()))
 
     def deviations(self, state: RootState) -> Float64[Array, " k"]:
-        """The standard deviation of every answer now.
-
-        Args:
-            state: what `init` returned.
-        """
+        """The standard deviation of every answer now; `state`: what `init` returned."""
         return self.deviation(max(state.t, 1)) * self.relative
 
     def bound(self, state: RootState, beta: float) -> float:
@@ -314,11 +310,7 @@ class TreeCounter(OfStrategy):
         return self.inner.answers(state.inner)
 
     def deviations(self, state: TreeCounterState) -> Float64[Array, " k"]:
-        """The standard deviation of every answer now.
-
-        Args:
-            state: what `init` returned.
-        """
+        """The standard deviation of every answer now; `state`: what `init` returned."""
         static, kind = Additive(self.strategy), self.share.kind
         square = sum(
             (part.deviation(1, 1) * grain(static.scales(part), kind)) ** 2

@@ -65,18 +65,10 @@ class Accumulator(Protocol):
         """
 
     def answers(self, state: Any) -> QueryAnswers:
-        """About all batches.
-
-        Args:
-            state: what `init` returned.
-        """
+        """About all batches; `state`: what `init` returned."""
 
     def parts(self, state: Any) -> list[Share]:
-        """The shares of the releases whose sum is the answer.
-
-        Args:
-            state: what `init` returned.
-        """
+        """The shares of the releases whose sum is the answer; `state`: what `init` returned."""
 
 
 def released(

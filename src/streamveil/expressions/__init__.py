@@ -350,10 +350,3 @@ def null_where_it_fails(run: Evaluator, table: pa.Table, kind: Any) -> Column:
         parts = [table.slice(0, half), table.slice(half)]
         return pa.concat_arrays([null_where_it_fails(run, part, kind) for part in parts])
     return column if column.type == kind else column.cast(kind)
-
-
-__all__ = [
-    "Compiled", "column_named", "columns_of", "compile_expression", "compile_key",
-    "compile_predicate", "compile_unit", "compile_value", "conjunction", "has_value", "kind_of",
-    "may_leave_out", "normalize_expression",
-]  # fmt: skip

@@ -72,18 +72,10 @@ class Queries(Protocol):
         """
 
     def weights(self, index: int) -> Float64[Array, " N"]:
-        """The weights of one query, in [0, 1].
-
-        Args:
-            index: its number, from 0.
-        """
+        """The weights of one query, in [0, 1]; `index`: its number, from 0."""
 
     def label(self, index: int) -> str:
-        """A short public name of one query.
-
-        Args:
-            index: its number, from 0.
-        """
+        """A short public name of one query; `index`: its number, from 0."""
 
 
 def rounded_weights(weights: Array, shift: int, name: str) -> Int64[Array, "*shape"]:

@@ -50,11 +50,7 @@ class Strategy(Protocol):
         """
 
     def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
-        """All answers, in records.
-
-        Args:
-            measured: what was measured, with noise.
-        """
+        """All answers, in records; `measured`: what was measured, with noise."""
 
     def scales(self, kind: Kind) -> Float64[Array, " rows"]:
         """The relative noise scale of each row.

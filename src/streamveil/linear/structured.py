@@ -122,11 +122,7 @@ class Marginals:
         return np.broadcast_to(mask, self.shape).reshape(-1).copy()
 
     def cell(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The attributes of a query and their values.
-
-        Args:
-            index: its number, from 0.
-        """
+        """The attributes of a query and their values; `index`: its number, from 0."""
         which = int(np.searchsorted(self.starts, index, side="right")) - 1
         attributes = self.sets[which]
         sizes = tuple(self.shape[a] for a in attributes)

@@ -72,7 +72,6 @@ class Work:
     keep_in: Callable[[Path], None] = lambda _: None  # tells the source where the state is
     committed: Callable[[str | None], None] = lambda _: None  # tells it what is durable
     keep_releases: int | None = None  # in the archive, of the newest; None: all
-    limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
     extension: Callable[[str], Charge] | None = None  # of an epoch, where the end was moved
     together: Together | None = None  # which releases are published together; None: none

@@ -312,7 +312,6 @@ def work_of(  # noqa: PLR0913  (the options of a job, by name)
         committed=partial(tell, getattr(opened, "committed", None)),
         keep_in=getattr(opened, "keep_in", lambda _: None),
         together=groups(clock or inner.clock, source, operator),
-        limited=is_limited(pace),
         threads=threads_of(pace),
         rejects=None if rejects is None else Routing(
             directory=Path(rejects), columns=columns,

@@ -146,11 +146,7 @@ class HeavyHitters(Levels):
             yield LevelWords(number, words >> words.dtype.type(self.bits - bits), weights)
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedHierarchy:
-        """Published tables as what is searched.
-
-        Args:
-            levels: the published tables, in order.
-        """
+        """Published tables as what is searched; `levels`: the published tables, in order."""
         return PublishedHierarchy(levels, self.level_bits)
 
 

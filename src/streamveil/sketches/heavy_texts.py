@@ -178,11 +178,7 @@ class HeavyTexts(Levels):
         yield LevelWords(len(self.layouts) - 1, hashes, each * np.int32(self.weight))
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedTexts:
-        """Published tables as what is searched.
-
-        Args:
-            levels: the published tables, in order.
-        """
+        """Published tables as what is searched; `levels`: the published tables, in order."""
         return PublishedTexts(levels, self.weight)
 
 

@@ -136,11 +136,7 @@ class LazySketch(Levels):
         yield LevelWords(0, items, weights)
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedSketch:
-        """The one table.
-
-        Args:
-            levels: the one published table.
-        """
+        """The one table; `levels`: the one published table."""
         return levels[0]
 
 

@@ -38,7 +38,7 @@ from streamveil.plan import (
 )
 from streamveil.plan.check import MOST_BOUND
 from streamveil.plan.look import is_open, whole_range
-from streamveil.sql.options import own_values
+from streamveil.sql.options import NO_UNIT, own_values
 from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
 READERS: dict[str, Callable[[str], pa.Table]] = {
@@ -72,10 +72,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     if unit is None and isinstance(draft.source, TableSource):
         unit = draft.source.record or ""  # '': a row of a table that only grows
     if unit is None:
-        raise PlanError(
-            "who is protected? privacy_unit_column has no default.\n"
-            "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
-        )
+        raise PlanError(NO_UNIT)
     draft, values = _group_bounds(draft, values)
     late, zone = options.LATENESS.of(values) or 0, _zone(draft.window, values)
     window = replace(draft.window, lateness_us=late, zone=zone)

@@ -12,6 +12,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, got, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
+from streamveil.plan import SortKey
 from streamveil.plan.check import require_known
 from streamveil.plan.options import MAX_GROUPS, OPTIONS, Kind
 from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, real_number, require_months
@@ -20,6 +21,10 @@ from streamveil.types import own
 Value = Any
 Reader = Callable[[exp.Expr, str], Value]
 GROUP_STRATEGIES = ("LAPLACE_THRESHOLD", "PUBLIC_GROUPS")
+NO_UNIT = (
+    "who is protected? privacy_unit_column has no default.\n"
+    "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
+)
 
 
 def echo(tree: exp.Expr) -> str:
@@ -62,6 +67,12 @@ def positioned(item: exp.Expr, items: list[exp.Expr], clause: str) -> exp.Expr:
     if not 1 <= place <= len(items):
         raise PlanError(f"{clause} position must be between 1 and {len(items)}")
     return items[place - 1].unalias()
+
+
+def sort_key(item: exp.Expr, expression: str) -> SortKey:
+    """One item of ORDER BY, of an expression as plans store it."""
+    descending, first = (bool(item.args.get(name)) for name in ("desc", "nulls_first"))
+    return SortKey(expression=expression, descending=descending, nulls_first=first)
 
 
 def text(tree: exp.Expr, what: str) -> str:

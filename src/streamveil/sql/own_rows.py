@@ -31,7 +31,7 @@ from streamveil.plan.own_rows import (
     with_step,
 )
 from streamveil.sql.aggregates import function_name, is_aggregate
-from streamveil.sql.options import text, whole
+from streamveil.sql.options import NO_UNIT, sort_key, text, whole
 
 CHOSEN = {"MIN_BY": False, "MAX_BY": True}  # totals: whether the order of the second is descending
 CALLS = frozenset({*TOTALS, *CHOSEN, "COUNTIF"} - {"COUNT DISTINCT"})
@@ -293,7 +293,8 @@ def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
         raise PlanError(f"'{shown(canonical(node))}' is not a window function of a subquery{known}")
     by = tuple(text for text in map(texts_of, parts) if text != texts_of(unit))
     clause = node.args.get("order")
-    order = tuple(order_of(item) for item in (clause.expressions if clause else ()))
+    items = clause.expressions if clause else ()
+    order = tuple(sort_key(item, texts_of(item.this)) for item in items)
     if is_whole(node):
         function, order = of_whole(function, order)
     made = OwnColumn(name=name, function=function)
@@ -378,15 +379,6 @@ def unnest_of(tree: exp.Expr, name: str, where: list[str]) -> OwnUnnest:
     )
 
 
-def order_of(item: exp.Expr) -> SortKey:
-    """One item of ORDER BY inside OVER."""
-    return SortKey(
-        expression=texts_of(item.this),
-        descending=bool(item.args.get("desc")),
-        nulls_first=bool(item.args.get("nulls_first")),
-    )
-
-
 def texts_of(tree: exp.Expr) -> str:
     """A per-row expression as plans store it; PlanError for anything else."""
     return normalize_expression(canonical(tree.unnest()))
@@ -406,10 +398,7 @@ def with_sets(
 ) -> tuple[OwnRows, tuple[KeyColumn, ...], str]:  # fmt: skip
     """The source, each row once for each set of keys, the keys over those, and the unit."""
     if unit is None:
-        raise PlanError(
-            "who is protected? privacy_unit_column has no default.\n"
-            "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
-        )
+        raise PlanError(NO_UNIT)
     if any(key.name.lower() == SET for key in keys):
         raise PlanError(f"'{SET}' is the column that tells sets apart.\n  to fix  another name")
     names = [key.name for key in keys]

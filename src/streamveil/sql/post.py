@@ -37,7 +37,7 @@ from streamveil.plan import (
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only
-from streamveil.sql.options import positioned, whole
+from streamveil.sql.options import positioned, sort_key, whole
 from streamveil.sql.post_joins import Relation, Sides, ends, joined, named_relation, noisy
 from streamveil.sql.script import PRIVATE, STAND_IN, stand_in
 
@@ -212,14 +212,8 @@ def parts_of(node: exp.Expr, released: PostScope) -> tuple[tuple[str, ...], tupl
     """PARTITION BY and ORDER BY of a window."""
     by = tuple(released.text(part) for part in node.args.get("partition_by") or ())
     clause = node.args.get("order")
-    order = tuple(
-        SortKey(
-            expression=released.text(one.this), descending=bool(one.args.get("desc")),
-            nulls_first=bool(one.args.get("nulls_first")),
-        )
-        for one in (clause.expressions if clause else ())
-    )  # fmt: skip
-    return by, order
+    items = clause.expressions if clause else ()
+    return by, tuple(sort_key(one, released.text(one.this)) for one in items)
 
 
 def over(node: exp.Expr, released: PostScope) -> exp.Expr:

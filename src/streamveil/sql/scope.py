@@ -122,7 +122,7 @@ def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
             "  to fix  FROM a stream, a table or a file; to list public groups, public_groups = "
             "['a', 'b'] in OPTIONS"
         )
-    unit = None if known.unit is None else _unit_within(known.unit, tree.expressions, alias)
+    unit = None if known.unit is None else _unit_within(known.unit, tree.expressions)
     inside = within(tree, replace(known, unit=unit))
     inner = filtered(tree, _with_joins(tree, _relation(clause.this, inside), inside), inside)
     where = list(inner.where)
@@ -131,7 +131,7 @@ def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
     return _combined(tree, inner, made, inside.unit) if own_rows.combines(tree) else made
 
 
-def _unit_within(unit: exp.Expr, items: list[exp.Expr], alias: str) -> exp.Expr:
+def _unit_within(unit: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
     """The privacy unit over what a subquery selects from, from that over what it selects."""
     selected = {item.alias_or_name.lower(): item.unalias() for item in items if not item.is_star}
 

@@ -234,9 +234,7 @@ def _view(cursor: Cursor, views: Views) -> None:
     views[name.lower()] = View(name, tuple(cursor.tokens[cursor.at :]))
 
 
-def _with_views(
-    tokens: list[Token], views: Views, source: str
-) -> tuple[list[Token], tuple[View, ...]]:
+def _with_views(tokens: list[Token], views: Views) -> tuple[list[Token], tuple[View, ...]]:
     """A SELECT with the views that it names as named subqueries, and these views."""
     used, todo = dict[str, View](), [*pairwise(tokens)]
     while todo:
@@ -328,7 +326,7 @@ def _private(
     """Separates the private SELECT from its statement, and from it the privacy clause and EMIT."""
     source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
-    rest, used = _with_views(rest, views, source)
+    rest, used = _with_views(rest, views)
     spans = list(_private_spans(rest))
     if not spans:
         raise PlanError(
