@@ -110,12 +110,12 @@ DAILY = (
 )
 
 
-def days_of_one(days):
+def days_of_one(days, daily=1):
     """Rows of one unit, the same on each of some days; and rows of others."""
     rng = np.random.default_rng(1)
     others = [raw_rows.other_row(rng, raw_rows.HOURS) for _ in range(20)]
     mine = [{**others[0], "user": "Z", "page": "a", "ms": 8.0, "ts": day * raw_rows.DAY,
-             "at": day * raw_rows.DAY} for day in days]  # fmt: skip
+             "at": day * raw_rows.DAY} for day in days for _ in range(daily)]  # fmt: skip
     return others, [*others, *mine]
 
 
@@ -204,8 +204,11 @@ def lost_in_days(text, days):
 
 
 def lost_by_look(text, days):
-    """The same by the look alone, whatever the job's start and end let pass."""
-    without, rows = days_of_one(days)
+    """The same by the look alone, whatever the job's start and end let pass.
+
+    A unit of one row moves no share of repeats: with two rows of one group it moves all it can.
+    """
+    without, rows = days_of_one(days, daily=2)
     plans = tuple(texts.plan_of(text, some) for some in (rows, without))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(look_module, "within", lambda plan, rows: rows)
@@ -216,12 +219,18 @@ def any_day(patch):
     patch.setattr(survey, "rows_within", lambda plan, rows, within: rows)
 
 
-def noise_for_one_day(patch):
-    patch.setattr(look_module, "periods_seen", lambda plan: (0, 0))
-    any_day(patch)
+def noise_for(days):
+    def fault(patch):
+        patch.setattr(look_module, "periods_seen", lambda plan: (0, days - 1))
+        any_day(patch)
+
+    return fault
 
 
-@pytest.mark.parametrize("fault", [None, any_day, noise_for_one_day])
+TOO_LITTLE = noise_for(1), noise_for(3)
+
+
+@pytest.mark.parametrize("fault", [None, any_day, *TOO_LITTLE])
 @pytest.mark.parametrize("days", [range(4), range(-13, 17)])
 def test_a_look_has_noise_for_the_days_that_it_takes(days, fault):
     """A unit is there on the four days of the job, or on thirty, four of which are the job's."""
@@ -231,8 +240,9 @@ def test_a_look_has_noise_for_the_days_that_it_takes(days, fault):
         if fault is not None:
             fault(patch)
         lost = lost_by_look(text, days)
-    is_caught = fault is noise_for_one_day or (fault is any_day and len(days) > 4)
+    is_caught = fault in TOO_LITTLE or (fault is any_day and len(days) > 4)
     assert (lost <= 4 * share * (1 + 1e-9)) == (not is_caught)
+    assert fault is not None or lost > 0.99 * 4 * share
 
 
 # ---- planted faults
