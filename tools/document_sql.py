@@ -92,8 +92,9 @@ relation, or not in it. A null there is nobody: `NOT IN` passes it over, where s
 leave no row of anybody |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
-A row is joined to the first 1,000 rows that match it. A join by the unit needs all rows, as
-everything that combines rows does; a join with a public table needs no other row and runs on live
+A row is joined to the first 1,000 rows that match it, and becomes 1,000 rows at most in all joins
+together, or 16 MiB of texts and lists. A join by the unit needs all rows, as everything that
+combines rows does; a join with a public table needs no other row and runs on live
 data as well. On live data (a followed source, `clock = 'wall'`) a join by the unit keeps as many
 rows of each person as the query says: `join_rows = 1` keeps the newest row of a table that
 changes, and a row of the stream is joined to the rows kept when it arrives; a LEFT JOIN that finds

@@ -381,6 +381,77 @@ def test_one_row_meets_no_more_than_so_many():
     ).explain())  # fmt: skip
 
 
+CHAINS = [  # joins of joins, which multiply rows
+    "SELECT a.id, c.day AS day FROM t AS a JOIN t AS b ON a.id = b.id JOIN u AS c ON a.id = c.id",
+    "SELECT a.id, c.x AS x FROM t AS a LEFT JOIN u AS b ON a.id = b.id AND a.x < b.x "
+    "LEFT JOIN t AS c ON a.id = c.id AND a.day = c.day",
+    "SELECT a.id, a.x AS x, region FROM (SELECT b.id, b.x, c.place FROM t AS b JOIN u AS c ON "
+    "b.id = c.id) AS a JOIN regions ON a.place = regions.place JOIN u AS d ON a.id = d.id",
+    "SELECT id, part FROM (SELECT a.id, b.place FROM t AS a JOIN u AS b ON a.id = b.id), "
+    "UNNEST(SPLIT(place, 'a')) AS part",
+    "SELECT a.id, b.n AS n FROM t AS a JOIN (SELECT c.id, COUNT(*) AS n FROM t AS c JOIN u AS d ON "
+    "c.id = d.id JOIN t AS e ON c.id = e.id GROUP BY c.id) AS b ON a.id = b.id",
+]
+
+
+@pytest.mark.parametrize("limit", ["MATCHES", "MOST_REPEATED"])
+@pytest.mark.parametrize("relation", CHAINS, ids=range(len(CHAINS)))
+def test_limits_of_joins_of_joins_follow_from_the_rows_of_one_unit(relation, limit, monkeypatch):
+    found = tables(2)
+    plan = planned(relation, found)
+    whole = made(plan, found).to_pylist()
+    few(limit, monkeypatch)
+    assert made(plan, found).to_pylist() != whole
+    assert all(left_alone(plan, found, unit) for unit in range(9))
+
+
+def few(limit, monkeypatch):
+    """Lets limits cut rows of tables as small as these."""
+    monkeypatch.setattr(module, limit, 2)
+    monkeypatch.setattr(own, {"MATCHES": "MOST_PARTS"}.get(limit, limit), 2)
+    if limit == "MATCHES":
+        monkeypatch.setattr(module, "matches", limited_by(module.matches, 2))
+
+
+def test_a_planted_limit_of_all_rows_is_seen(monkeypatch):
+    """A limit that rows of several people share lets some unit move others' rows."""
+    found = tables(2)
+    plan, honest = planned(CHAINS[0], found), module.alike
+    few("MATCHES", monkeypatch)
+    monkeypatch.setattr(module, "alike", lambda table: honest(table) * (1 + len(table) % 2))
+    assert not all(left_alone(plan, found, unit) for unit in range(9))
+
+
+def limited_by(honest, most):
+    return lambda left, right, few=most: honest(left, right, few)
+
+
+def test_a_row_becomes_no_more_than_so_many_in_all_joins_together():
+    """Forty rows of one person became two and a half million, and 1,200 no longer fit."""
+    t = pa.table({"id": [1] * 40 + [2, 2, 3], "x": range(43)})
+    joins = " ".join(f"JOIN t AS {name} ON a.id = {name}.id" for name in "bcd")
+    plan = planned(f"SELECT a.id, d.x AS x FROM t AS a {joins}", {"t": t})
+    rows = own_rows(plan.source, t, lambda _: t)
+    counts = {one["values"]: one["counts"] for one in pc.value_counts(rows["id"]).to_pylist()}
+    assert 40 * 500 < counts.pop(1) <= 40 * module.MATCHES
+    assert counts == {2: 2**4, 3: 1}
+
+
+@pytest.mark.parametrize("relation", [
+    "SELECT t.id, text FROM t JOIN u ON t.id = u.id",
+    "SELECT t.id, text FROM t JOIN regions ON t.place = regions.place",
+])  # fmt: skip
+def test_long_texts_are_not_repeated_beside_each_row_that_matches(relation):
+    """One row with a text of ten megabytes filled the memory."""
+    t = pa.table({"id": [1, 2], "place": ["a", "a"], "text": ["x" * 10_000_000, "y"]})
+    u = pa.table({"id": [1] * 50 + [2] * 50})
+    regions = pa.table({"place": ["a"] * 50, "region": range(50)})
+    found = {"t": t, "u": u, "regions": sv.memory(regions, public=True)}
+    rows = own_rows(planned(relation, found).source, t, lambda _: u)
+    counts = [one["counts"] for one in pc.value_counts(rows["id"]).to_pylist()]
+    assert counts == [1, 50]
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from streamveil.batch import whole
 from streamveil.errors import PlanError
-from streamveil.expressions import compile_predicate, compile_value, decoded
+from streamveil.expressions import compile_predicate, compile_value, decoded, kind_of
 from streamveil.plan import Aggregate, Plan, unit_column
 from streamveil.types import Array, Int64
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
+MOST_REPEATED = 1 << 24  # bytes of the texts and lists of a row of which several are made
 FIRST = "value_first"  # the place of a combined row's first row; no unit's column is called so
 
 
@@ -126,6 +127,24 @@ def wide_type(kind: Any) -> Any:
     if is_.is_string(kind) or is_.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if is_.is_binary(kind) or is_.is_binary_view(kind) else kind
+
+
+def bytes_of(column: Any) -> Int64[Array, " rows"]:
+    """Bytes of the texts and lists of each row, as `wide` lays them; none of a plain number.
+
+    >>> bytes_of(wide(pa.array([["ab", None], [], None]))).tolist()
+    [18, 0, 0]
+    """
+    if pa.types.is_large_list(column.type):
+        inside = np.append(0, np.cumsum(8 + bytes_of(pc.list_flatten(column))))
+        ends = np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(column), 0)))
+        return np.diff(inside[ends], prepend=0)
+    if pa.types.is_struct(column.type):
+        fields = [bytes_of(field) for field in column.flatten()]
+        return np.asarray(np.sum(fields, axis=0, dtype=np.int64))
+    if kind_of(column.type) in ("string", "bytes"):
+        return np.asarray(pc.fill_null(pc.binary_length(column), 0)).astype(np.int64)
+    return np.zeros(len(column), np.int64)
 
 
 def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:

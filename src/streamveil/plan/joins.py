@@ -9,8 +9,10 @@ Proof: codes compare the unit first (`matches`), so rows that match are one unit
     is added from another (`OwnUnion`) comes after all of them, in the order there: without one
     unit all other rows come out as they were. A row without a unit matches nothing.
 Live data: `newest` says which rows of a unit a join keeps; `runtime.live_joins` runs it.
-Bound: each row meets the first `MATCHES` rows that match it and no more, so a join holds at most so
-    many times the rows of its first relation, whatever the data are. `explain` says so.
+Bound: each row meets the first `MATCHES` rows that match it and no more, and fewer where it is one
+    of several that were made of one row: that one becomes so many in all steps together, whose
+    texts and lists take `MOST_REPEATED` bytes (`most_pairs`). So a join holds at most so many times
+    the rows of its first relation, whatever the data are. `explain` says so.
 
 >>> matches(np.array([0, 1, 1]), np.array([1, 2, 1, 1]), most=2)
 (array([1, 1, 2, 2]), array([0, 2, 0, 2]))
@@ -20,14 +22,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.errors import PlanError
+from streamveil.errors import INNER, PlanError
 from streamveil.expressions import (
     column_named,
     compile_key,
@@ -37,10 +39,11 @@ from streamveil.expressions import (
 )
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.plan import LATER, KeyColumn, SourceSpec
-from streamveil.plan.combine import numbered, plain, wide
+from streamveil.plan.combine import MOST_REPEATED, bytes_of, numbered, plain, wide
 from streamveil.types import Array, Bool, Int64
 
 MATCHES = 1000  # rows that one row is joined with, at most
+ORIGIN = f"{INNER}origin"  # column that says of which row of the first relation a row was made
 FAR_US = 1 << 61  # beyond every time
 How = Literal["inner", "left", "semi", "anti"]
 
@@ -119,10 +122,19 @@ def selected(step: OwnSelect, table: pa.Table, units: Any) -> tuple[pa.Table, An
     return pa.table(made), units
 
 
+class Side(NamedTuple):
+    """One side of a join."""
+
+    table: pa.Table
+    codes: Int64[Array, " rows"]  # equal where rows match
+    most: Int64[Array, " rows"] | None = None  # pairs of each row; None: `MATCHES`
+
+
 def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     """Rows beside those of a public table."""
     left, right = codes(step, table, step.table)
-    return put_together(step, (table, left), (step.table, right), units)
+    most = most_pairs(table, text_bytes(step.table).max(initial=0))
+    return put_together(step, Side(table, left, most), Side(step.table, right), units)
 
 
 def joined(
@@ -130,8 +142,56 @@ def joined(
 ) -> tuple[pa.Table, Any]:
     """Rows beside those of the same unit. `late`: the others come later, and say the order."""
     theirs, persons = other
-    left, right = codes(step, table, theirs, [of_one_kind(units, persons, "privacy unit")])
-    return put_together(step, (table, left), (theirs, right), units, late=late)
+    pair = of_one_kind(units, persons, "privacy unit")
+    left, right = codes(step, table, theirs, [pair])
+    own = Side(table, left, most_pairs(table, largest_of(pair, text_bytes(theirs))))
+    return put_together(step, own, Side(theirs, right), units, late=late)
+
+
+def largest_of(persons: tuple[Any, Any], sizes: Int64[Array, " others"]) -> Int64[Array, " rows"]:
+    """Of each row here, the largest size among the rows of its unit there."""
+    unit = numbered([pa.concat_arrays(persons)])
+    own, other = np.split(unit, [len(persons[0])])
+    largest = np.zeros(len(unit), np.int64)
+    np.maximum.at(largest, other, sizes)
+    return np.asarray(largest[own])
+
+
+def most_pairs(
+    table: pa.Table, beside: int | Int64[Array, " rows"]
+) -> Int64[Array, " rows"] | None:
+    """With how many rows each is joined, at least 1; None where all may have `MATCHES`.
+
+    `beside`: bytes of the texts and lists that a pair adds, at most.
+    Proof: of which row a row was made, how many others are, and what it holds is decided by that
+        row and those of its unit that it was joined with; so is `beside`.
+    """
+    most = np.minimum(MATCHES, MOST_REPEATED // (1 + text_bytes(table) + beside)) // alike(table)
+    return None if (most >= MATCHES).all() else np.maximum(most, 1)
+
+
+def alike(table: pa.Table) -> Int64[Array, " rows"]:
+    """How many rows were made of the row that each was made of.
+
+    >>> alike(pa.table({ORIGIN: [0, 0, 4]})).tolist()
+    [2, 2, 1]
+    """
+    if ORIGIN not in table.column_names:  # on live data
+        return np.ones(table.num_rows, np.int64)
+    origin = np.asarray(table.column(ORIGIN))
+    return np.asarray(np.bincount(origin)[origin])
+
+
+def text_bytes(table: pa.Table) -> Int64[Array, " rows"]:
+    """Bytes of the texts and lists of each row.
+
+    >>> text_bytes(pa.table({"a": ["xyz", None], "b": [1, 2]})).tolist()
+    [3, 0]
+    """
+    sizes: Int64[Array, " rows"] = np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        sizes += bytes_of(wide(column))
+    return sizes
 
 
 def added(
@@ -214,7 +274,9 @@ def two_kinds(name: str, own: Any, their: Any) -> PlanError:
 
 
 def matches(
-    left: Int64[Array, " rows"], right: Int64[Array, " others"], most: int = MATCHES
+    left: Int64[Array, " rows"],
+    right: Int64[Array, " others"],
+    most: int | Int64[Array, " rows"] = MATCHES,
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
     """Places of rows that match, in the order of the left, then of the right."""
     order = np.argsort(right, kind="stable")
@@ -232,33 +294,33 @@ def met(
     """Places of rows of one unit that meet; the second of both is the unit of each row."""
     (table, units), (theirs, persons) = own, other
     left, right = codes(step, table, theirs, [of_one_kind(units, persons, "privacy unit")])
-    return meeting(step, (table, left), (theirs, right), late=late)
+    return meeting(step, Side(table, left), Side(theirs, right), late=late)
 
 
 def meeting(
-    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
+    step: Joined, own: Side, other: Side, *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
     """Places of rows that meet, and of which the join's condition holds."""
     rows, places = near(step, own, other, late=late)
     if step.on is None:
         return rows, places
-    pairs = side_by_side(step, (own[0], pa.array(rows)), (other[0], pa.array(places)))
+    pairs = side_by_side(step, (own.table, pa.array(rows)), (other.table, pa.array(places)))
     said = compile_predicate(step.on, pairs.schema)(pairs)
     holds = np.asarray(pc.fill_null(said, fill_value=False))
     return rows[holds], places[holds]
 
 
 def near(
-    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
+    step: Joined, own: Side, other: Side, *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
     """Places of rows that match: on live data all that are kept, where their times are close.
 
     All pairs of a row that has just come stand together, whatever it came with, so that which pairs
     of a unit are the first is decided by the order of its rows.
     """
-    (table, left), (theirs, right) = own, other
+    (table, left, most), (theirs, right, _) = own, other
     if not isinstance(step, OwnJoin) or step.kept is None:
-        return matches(left, right)
+        return matches(left, right) if most is None else matches(left, right, most)
     rows, places = matches(left, right, max(1, len(right)))
     if late:
         order = np.argsort(places, kind="stable")
@@ -302,11 +364,10 @@ def times_of(table: pa.Table, name: str | None) -> Int64[Array, " rows"]:
 
 
 def put_together(
-    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], units: Any, *,
-    late: bool = False,
-) -> tuple[pa.Table, Any]:  # fmt: skip
+    step: Joined, own: Side, other: Side, units: Any, *, late: bool = False
+) -> tuple[pa.Table, Any]:
     """The rows that a join makes, from both tables and their codes."""
-    (table, left), (theirs, right) = own, other
+    (table, left, _), (theirs, right, _) = own, other
     if step.how in ("semi", "anti"):
         kept = pa.array(np.isin(left, right) == (step.how == "semi"))
         return table.filter(kept), units.filter(kept)

@@ -9,8 +9,8 @@ of live data keep a declared number of rows of each unit: `runtime.live_joins`.)
 Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), or put a public table beside each
 (`joins.OwnLookup`), which asks for no other row and goes on without end: rows that contribution
 bounds count as any others. How many is limited for each row by itself (`unnested`, `MATCHES` of
-`joins`), so that no single row can fill the memory or an array. What joins a person's rows with the
-same person's elsewhere is `joins`.
+`joins`), in all steps together (`joins.alike`), so that no single row can fill the memory or an
+array. What joins a person's rows with the same person's elsewhere is `joins`.
 
 Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
     in the order of the rows they begin with (`OwnGroup`) or come from (`OwnWindows`). Without one
@@ -55,14 +55,16 @@ from streamveil.expressions import (
 )
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan import KeyColumn, SourceSpec
-from streamveil.plan.combine import numbered, plain, wide
+from streamveil.plan.combine import MOST_REPEATED, bytes_of, numbered, plain, wide
 from streamveil.plan.joins import (
     MATCHES,
+    ORIGIN,
     OwnJoin,
     OwnLookup,
     OwnSelect,
     OwnUnion,
     added,
+    alike,
     joined,
     looked_up,
     selected,
@@ -71,7 +73,6 @@ from streamveil.plan.own_columns import TOTALS, Ordered, OwnColumn, total
 from streamveil.types import Array, Int64
 
 MOST_PARTS = 1_000  # rows that UNNEST makes of one
-MOST_REPEATED = 1 << 24  # bytes of the texts and lists beside them, in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +220,9 @@ class OwnRows(SourceSpec):
             elif isinstance(step, OwnJoin) and step.kept is not None:
                 found.append(kept_words(step))
             elif isinstance(step, OwnJoin | OwnLookup) and step.how in ("inner", "left"):
-                found.append(f"a row is joined with the first {MATCHES:,} rows that match it:"
-                             " further pairs are in no number and no interval")  # fmt: skip
+                found.append(f"a row is joined with the first {MATCHES:,} rows that match it, and"
+                             " becomes so many in all joins together: further pairs are in no"
+                             " number and no interval")  # fmt: skip
         return tuple(dict.fromkeys(found))
 
 
@@ -274,15 +276,31 @@ def after_steps(
             table = table.set_column(place, table.column_names[place], wide(column))
     units = plain(compile_unit(source.unit, table.schema)(table))
     for place, step in enumerate(source.steps, 1):
-        table, units = passing(step, table, units)
-        then = (*source.steps[place:], *later)
+        table, units = passing(step, numbered_rows(table), units)
+        origin, then = table.column(ORIGIN), (*source.steps[place:], *later)
+        if isinstance(step, OwnUnion):
+            table = without_origin(table)
         if isinstance(step, WITH_OTHERS):
             assert isinstance(step.other, OwnRows)  # noqa: S101  (a type narrowing, never data)
             theirs = after_steps(step.other, load(step.other), load, then)
             table, units = BESIDE[type(step)](step, table, units, theirs)
         else:
             table, units = after_step(step, table, units, then)
-    return table, units
+        if isinstance(step, OwnSelect) and not step.rest:  # the same rows
+            table = table.append_column(ORIGIN, origin)
+    return without_origin(table), units
+
+
+def numbered_rows(table: pa.Table) -> pa.Table:
+    """The rows with their origin; where a step made new ones, each is its own."""
+    if ORIGIN in table.column_names:
+        return table
+    return table.append_column(ORIGIN, pa.array(np.arange(table.num_rows)))
+
+
+def without_origin(table: pa.Table) -> pa.Table:
+    """The columns that a query may name."""
+    return table.select([name for name in table.column_names if not name.endswith(ORIGIN)])
 
 
 def after_step(
@@ -338,7 +356,8 @@ def unnested(
     """The row once for each of its first parts, in order; none where there is no list.
 
     A row has at most `MOST_PARTS`, and fewer where what is repeated beside them would take more
-    than `MOST_REPEATED` bytes: a function of that row alone, whatever it holds. Lists are repeated
+    than `MOST_REPEATED` bytes, or where it is one of several that were made of one row (`alike`): a
+    function of that row alone, whatever it holds. Lists are repeated
     where a later step unnests some (`again`), and are null otherwise.
     """
     lists = lists_of(step, table)
@@ -350,7 +369,7 @@ def unnested(
     }
     parts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))  # what null covers is no part
     place = np.repeat(np.arange(len(parts)), parts)
-    most = most_parts([*repeated.values(), wide(units)])
+    most = np.maximum(most_parts([*repeated.values(), wide(units)]) // alike(table), 1)
     first = np.arange(len(place)) - np.searchsorted(place, place) < most[place]
     rows = pa.array(place[first])
     made = {
@@ -386,24 +405,6 @@ def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
     """
     sizes = 1 + sum(bytes_of(column) for column in columns)
     return np.asarray(np.clip((MOST_REPEATED + sizes - 1) // sizes, 1, MOST_PARTS))
-
-
-def bytes_of(column: Any) -> Int64[Array, " rows"]:
-    """Bytes of the texts and lists of each row, as `wide` lays them; none of a plain number.
-
-    >>> bytes_of(wide(pa.array([["ab", None], [], None]))).tolist()
-    [18, 0, 0]
-    """
-    if pa.types.is_large_list(column.type):
-        inside = np.append(0, np.cumsum(8 + bytes_of(pc.list_flatten(column))))
-        ends = np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(column), 0)))
-        return np.diff(inside[ends], prepend=0)
-    if pa.types.is_struct(column.type):
-        fields = [bytes_of(field) for field in column.flatten()]
-        return np.asarray(np.sum(fields, axis=0, dtype=np.int64))
-    if kind_of(column.type) in ("string", "bytes"):
-        return np.asarray(pc.fill_null(pc.binary_length(column), 0)).astype(np.int64)
-    return np.zeros(len(column), np.int64)
 
 
 def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
