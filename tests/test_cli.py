@@ -252,7 +252,7 @@ def call(*arguments, **env):
         return code, strip.sub("", shown.read_text()), strip.sub("", errors.read_text())
 
 
-NOISE = ("warning: ", "  to fix  a larger epsilon")  # of a few rows: as it is
+NOISE = "warning: ", "  to fix  a larger epsilon", "  to fix  larger bounds"  # of few rows
 
 
 def without_cut(errors):
