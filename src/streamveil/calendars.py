@@ -243,7 +243,7 @@ class Cells:
         """
         if self.months:
             month, within = _month_of(self.origin_us)
-            first = int(_begin_of_month(np.array([month % self.months]))[0]) + within
+            first = int(begin_of_month(np.array([month % self.months]))[0]) + within
         else:
             first = self.origin_us % self.length_us
         shown = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=first)
@@ -264,7 +264,7 @@ class Cells:
         if not self.months:
             return np.asarray((clock - self.origin_us) // self.length_us)
         month, within = _month_of(self.origin_us)
-        return np.asarray((_months(clock - within) - month) // self.months)
+        return np.asarray((months_of(clock - within) - month) // self.months)
 
     def start(self, number: int) -> int:
         """The instant at which a cell begins."""
@@ -282,7 +282,7 @@ class Cells:
         if not self.months:
             return self.origin_us + numbers * self.length_us
         month, within = _month_of(self.origin_us)
-        return np.asarray(_begin_of_month(month + numbers * self.months) + within)
+        return np.asarray(begin_of_month(month + numbers * self.months) + within)
 
     def empty(self, numbers: Times) -> Bool[Array, " n"]:
         """Which cells hold no instant: clocks left them out."""
@@ -348,19 +348,20 @@ def common(first: Cells, second: Cells) -> Cells:
     )
 
 
-def _months(us: Times) -> Times:
+def months_of(us: Times) -> Times:
     """Months since 1970 of what clocks show."""
     return (us // DAY).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
 
 
-def _begin_of_month(months: Times) -> Times:
+def begin_of_month(months: Times) -> Times:
+    """When months since 1970 begin, in microseconds as clocks show them."""
     return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
 
 
 def _month_of(us: int) -> tuple[int, int]:
     """The month since 1970 of a time on a clock, and how far it is into it."""
-    month = _months(np.array([us], np.int64))
-    return int(month[0]), us - int(_begin_of_month(month)[0])
+    month = months_of(np.array([us], np.int64))
+    return int(month[0]), us - int(begin_of_month(month)[0])
 
 
 def day_of_month(us: int) -> int:

@@ -388,7 +388,7 @@ class Manifest:
 
 
 def chained(before: str, data: bytes) -> str:
-    """The hash of records and of the hash of those before them."""
+    """The hash of some bytes and of the hash of those before them."""
     return hashlib.blake2b(before.encode() + data, digest_size=NAME_BYTES).hexdigest()
 
 

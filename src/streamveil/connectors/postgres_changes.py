@@ -57,6 +57,7 @@ from streamveil.errors import SourceError
 
 OF_CHANGES = pa.schema([("pg_operation", pa.string()), ("pg_time", TIME)])
 SNAPSHOT = "changes-snapshot"  # a file of the job's state, until its rows are durable
+FLUSHED = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
 SETTINGS = (
     "-c TimeZone=UTC -c DateStyle=ISO -c extra_float_digits=3 -c bytea_output=hex "
     "-c wal_sender_timeout=0"
@@ -173,12 +174,11 @@ class PostgresChanges(TracedSource):
         with self._replication() as replication:
             server, timeline = identifiers(replication)
         ask = connection.execute
-        slot = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
-        if not (found := ask(slot, [self.slot]).fetchall()):
+        if not (found := ask(FLUSHED, [self.slot]).fetchall()):
             connection.commit()
             ask("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", [self.slot])
             connection.commit()
-            found = ask(slot, [self.slot]).fetchall()
+            found = ask(FLUSHED, [self.slot]).fetchall()
         connection.commit()
         connection.isolation_level, connection.read_only = 3, True  # one snapshot for all
         seen, until, now = ask(
@@ -266,10 +266,7 @@ class PostgresChanges(TracedSource):
     def _stream(self, place: LogPlace) -> Iterator[tuple[LogPlace, ChangeLog]]:
         """The log from a place on, and that place in the timeline of the server."""
         with self._connection() as connection, self._replication() as replication:
-            slots = connection.execute(
-                "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1",
-                [self.slot],
-            ).fetchall()
+            slots = connection.execute(FLUSHED, [self.slot]).fetchall()
             server, timeline = identifiers(replication)
             if not slots or slots[0][0] > place.lsn or server != place.server:
                 raise SourceError(

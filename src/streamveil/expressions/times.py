@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from streamveil.calendars import rules_of
+from streamveil.calendars import begin_of_month, months_of, rules_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.kernels import DAY_US, INSTANT, Column, dense, from_numpy
 from streamveil.types import Array
@@ -126,17 +126,9 @@ def _iso_year_start(values: Array) -> Array:
     return np.asarray((fourth - (fourth + 3) % 7) * DAY_US)
 
 
-def _months(values: Array) -> Array:
-    return (values // DAY_US).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
-
-
-def _month_start_us(months: Array) -> Array:
-    return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY_US
-
-
 def _month_floor(values: Array, count: int) -> Array:
     """The start of the first of `count` months that hold each time."""
-    return _month_start_us(_months(values) // count * count)
+    return begin_of_month(months_of(values) // count * count)
 
 
 def shift_by(amount: int, unit: str) -> Callable[[Column], Column]:
@@ -167,9 +159,9 @@ def _moved(move: Callable[[Array], Array]) -> Callable[[Column], Column]:
 
 def _months_on(values: Array, count: int) -> Array:
     """The same day and time, `count` months on."""
-    months = _months(values)
-    within = values - _month_start_us(months)
-    start, after = _month_start_us(months + count), _month_start_us(months + count + 1)
+    months = months_of(values)
+    within = values - begin_of_month(months)
+    start, after = begin_of_month(months + count), begin_of_month(months + count + 1)
     day = np.minimum(within // DAY_US, (after - start) // DAY_US - 1)
     return np.asarray(start + day * DAY_US + within % DAY_US)
 
@@ -201,13 +193,13 @@ def _week_from(first: int) -> Callable[[Array], Array]:
 
 
 PARTS: dict[str, Callable[[Array], Array]] = {
-    "YEAR": lambda us: _months(us) // 12 + 1970,
-    "QUARTER": lambda us: _months(us) % 12 // 3 + 1,
-    "MONTH": lambda us: _months(us) % 12 + 1,
-    "DAY": lambda us: (us - _month_start_us(_months(us))) // DAY_US + 1,
+    "YEAR": lambda us: months_of(us) // 12 + 1970,
+    "QUARTER": lambda us: months_of(us) % 12 // 3 + 1,
+    "MONTH": lambda us: months_of(us) % 12 + 1,
+    "DAY": lambda us: (us - begin_of_month(months_of(us))) // DAY_US + 1,
     "DAYOFYEAR": lambda us: _day_of_year(us) + 1,
     "DAYOFWEEK": lambda us: (us // DAY_US + 4) % 7 + 1,  # Sunday is 1
-    "ISOYEAR": lambda us: _months(_iso_thursday(us)) // 12 + 1970,
+    "ISOYEAR": lambda us: months_of(_iso_thursday(us)) // 12 + 1970,
     "ISOWEEK": lambda us: _day_of_year(_iso_thursday(us)) // 7 + 1,
     "WEEK": _week_from(0),  # 0 before the year's first Sunday
     **{f"WEEK({day})": _week_from(place) for place, day in enumerate(WEEKDAYS)},
@@ -229,7 +221,7 @@ def difference(unit: str, *, borders: bool) -> Callable[[Column, Column], Column
         (a, a_ok), (b, b_ok) = micros(left), micros(right)
         if unit in UNIT_MONTHS:
             count = UNIT_MONTHS[unit]
-            gap = _months(a) // count - _months(b) // count
+            gap = months_of(a) // count - months_of(b) // count
         elif unit == "ISOYEAR":
             gap = PARTS[unit](a) - PARTS[unit](b)
         elif unit not in UNIT_US or unit == "WEEK":

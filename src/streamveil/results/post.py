@@ -360,6 +360,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
     of an answer holds is said of every number that reads it.
     """
     before, found, notes = rows.answered, dict[str, Any](), list[str]()
+    named = {column.name for column in columns}  # by the SELECT itself
     answers, told = dict[str, Facts](), dict[str, Facts]()
     for column in columns:
         made, note = with_interval(column, before)
@@ -370,7 +371,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
             told[column.name] = rows.told_of(column.expression)
         notes += [] if note is None else [f"{column.name} has no interval: {note}"]
         for name, cells in made.items():
-            if name in found and (name == column.name or name not in by_name(columns)):
+            if name in found and (name == column.name or name not in named):
                 raise PlanError(
                     f"two columns are called '{shown(name)}'.\n"
                     "  to fix  give one another name with AS"
@@ -392,11 +393,6 @@ def metadata_of(expression: str, table: pa.Table) -> dict[bytes, bytes] | None:
     tree = parse_text(expression).unnest()
     is_column = isinstance(tree, exp.Column) and tree.name in table.column_names
     return table.schema.field(tree.name).metadata if is_column else None
-
-
-def by_name(columns: tuple[PostColumn, ...]) -> set[str]:
-    """What a SELECT names itself."""
-    return {column.name for column in columns}
 
 
 def with_interval(column: PostColumn, answered: Answered) -> tuple[dict[str, Any], str | None]:

@@ -28,7 +28,6 @@ Recovery: what is kept is in files of the job's state, which only grow, one for 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors import Chunk, Source, decoded, hand_on, open_source
-from streamveil.connectors.manifest import append
+from streamveil.connectors.manifest import append, chained
 from streamveil.connectors.rejected_rows import PLACE
 from streamveil.disk import make_directory
 from streamveil.errors import StoreError, require_outer
@@ -542,11 +541,6 @@ def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:
         else:
             rows = after_step(step, *rows, spec.steps[place:])
     return [*found, rows]
-
-
-def chained(before: str, data: bytes) -> str:
-    """The hash of an entry and of those before it."""
-    return hashlib.blake2b(before.encode() + data, digest_size=16).hexdigest()
 
 
 def lost() -> StoreError:

@@ -145,8 +145,9 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
         require_before_look(wanted, home, keys, rejects, keep_releases)
         drawing, rows = keys.once(), rows_of_first(wanted, pace)
         shared = not (ledger is None and is_new and rows is None)
+        limited = pace is not None and pace.memory is not None
         known = in_any_case(wanted)
-        first = before_look(wanted, made(known)) if shared or is_limited(pace) else None
+        first = before_look(wanted, made(known)) if shared or limited else None
         if first and shared:
             if not look:
                 return first, keys
@@ -330,11 +331,6 @@ def checked_rows(plan: Plan, *, trace: bool = False) -> Source:
 
         require_post(plan, source.schema())
     return source
-
-
-def is_limited(pace: Pace | None) -> bool:
-    """Whether there is a limit of memory, which may leave no room."""
-    return pace is not None and pace.memory is not None
 
 
 def threads_of(pace: Pace | None) -> int:

@@ -178,8 +178,8 @@ class SparkJob:
             raise explained(error) from None
 
     def _attempts(self) -> Iterator[Release]:
-        self.charge()
         session, self.ran = self.session.newSession(), True
+        self.charge()
         for name, value in CONF.items():
             session.conf.set(name, value)
         at_most = self.layout.tasks or 2 * session.sparkContext.defaultParallelism

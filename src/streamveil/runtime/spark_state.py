@@ -59,11 +59,6 @@ class SparkLayout:
     storage: str | None = None  # of shard state: a URI all executors reach; None: in the state
     tasks: int | None = None  # of each stage; None: two for each core, at most one for each shard
 
-    def __post_init__(self) -> None:
-        for name, value in (("shards", self.shards), ("tasks", self.tasks)):
-            if value is not None and value < 1:
-                raise PlanError(f"{name} must be at least 1, not {value}")
-
     @property
     def place(self) -> str | None:
         """The storage under a name that is the same wherever a task or the next start stands."""

@@ -51,9 +51,7 @@ BACKUP = "backup.json"  # in a backup
 BEFORE_LOOK = "before its look"  # instead of a calibration, which follows what the look says
 EPOCH_BYTES = 16
 CLOSING_SECONDS = 4.0  # a container gives ten in all
-BEFORE_CREATION = frozenset(
-    [LOCK, SECRET, SCRATCH, LOOK, FORK]
-)  # what may be there before the header
+BEFORE_CREATION = {LOCK, SECRET, SCRATCH, LOOK, FORK}  # what may be there before the header
 PARTS = (LEDGER, wal.SEGMENT, checkpoint.CHECKPOINT)  # what is there after it
 
 
@@ -97,15 +95,10 @@ class Header:
         if changed == ["calibration"]:
             raise StoreError(CALIBRATED_OTHERWISE)
         if changed:
-            words = {
-                "job": "name",
-                "plan": "query",
-                "operator": "operator",
-                "calibration": "calibration",
-            }
+            words = {"job": "name", "plan": "query"}
             raise StoreError(
                 f"the state directory was created for another job: the"
-                f" {' and the '.join(words[name] for name in changed)} changed.\n"
+                f" {' and the '.join(words.get(name, name) for name in changed)} changed.\n"
                 "  to fix  run the query it was created for, or give the changed one a state"
                 " directory (and a budget) of its own"
             )

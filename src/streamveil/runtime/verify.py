@@ -45,7 +45,7 @@ def verify(directory: str | Path) -> list[Finding]:
     """Reads everything in a state directory; no job may be running in it."""
     home = Path(directory).absolute()
     if not (home / SPARK_HEADER).is_file():
-        first = examine("identity", home, identity)
+        first = examine("identity", identity, home)
         if not first.is_whole:
             return [first]
     lock = Lock(home)
@@ -64,24 +64,18 @@ def identity(home: Path) -> Words:
 def examined(home: Path) -> list[Finding]:
     """The same of a directory whose lock is held."""
     if (home / SPARK_HEADER).is_file():
-        return [examine(name, home, part) for name, part in SPARK_PARTS.items()]
-    first = examine("identity", home, identity)
+        return [examine(name, part, home) for name, part in SPARK_PARTS.items()]
+    first = examine("identity", identity, home)
     if not first.is_whole:
         return [first]
     header = require_header(home)
-    parts = {name: bound(part, header) for name, part in PARTS.items()}
-    return [first, *(examine(name, home, part) for name, part in parts.items())]
+    return [first, *(examine(name, part, home, header) for name, part in PARTS.items())]
 
 
-def bound(part: Callable[[Path, Header], Words], header: Header) -> Callable[[Path], Words]:
-    """A part of a state with this header."""
-    return lambda home: part(home, header)
-
-
-def examine(name: str, home: Path, part: Callable[[Path], Words]) -> Finding:
+def examine(name: str, part: Callable[..., Words], home: Path, *header: Header) -> Finding:
     """One part, and why it is not whole if it is not."""
     try:
-        return Finding(name, True, part(home))  # noqa: FBT003
+        return Finding(name, True, part(home, *header))  # noqa: FBT003
     except StreamveilError as error:
         return Finding(name, False, str(error))  # noqa: FBT003
 

@@ -103,7 +103,11 @@ class Layout:
         return out
 
     def columns(self, words: Words) -> UInt32[Array, "depth keys"]:
-        """Column of each key in each row; `words`: keys as words of 32 or 64 bits."""
+        """Column of each key in each row.
+
+        Args:
+            words: keys as words of 32 or 64 bits.
+        """
         return self.places(words) >> np.uint32(self.signed)
 
 
