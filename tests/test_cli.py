@@ -264,6 +264,17 @@ def without_cut(errors):
     return kept
 
 
+def test_no_command_loads_pandas_for_arrow(folder):
+    """Arrow loads it, where it is installed, at the first value that it makes."""
+    pytest.importorskip("pandas")
+    arguments = ["-X", "importtime", "-m", "streamveil", "run", "q.sql", "--state", "s", "--quiet"]
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, timeout=120, text=True,
+                          capture_output=True, check=True, env=environment())  # fmt: skip
+    loaded_modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pyarrow" in loaded_modules
+    assert "pandas.core" not in loaded_modules
+
+
 def test_run_resume_inspect_and_ledger(folder):
     state = folder / "q.veil"
     code, _, errors = call("run", folder / "q.sql", "--state", state, "--quiet")

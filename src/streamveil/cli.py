@@ -16,10 +16,12 @@ import sys
 import traceback
 import warnings
 from errno import ENOMEM
+from importlib.abc import MetaPathFinder
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
@@ -115,6 +117,27 @@ app = typer.Typer(
 app.command(epilog="Example: streamveil run pages.sql --state pages.veil")(run.run)
 
 
+class HiddenPandas(MetaPathFinder):
+    """Imports as if pandas were not installed."""
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        """See `MetaPathFinder.find_spec`."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname)
+
+
+def spare_pandas() -> None:
+    """Keeps Arrow from loading pandas, which takes longer than most commands, for no command.
+
+    At the first value that it makes it looks for pandas, and remembers whether there is any.
+    """
+    if "pandas" in sys.modules:
+        return
+    sys.meta_path.insert(0, hidden := HiddenPandas())
+    pa.scalar(0)
+    sys.meta_path.remove(hidden)
+
+
 def main() -> None:
     """Runs the command line; every error on purpose is one block of text, without a traceback.
 
@@ -126,6 +149,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, stop)
+    spare_pandas()
     gc.freeze()  # what is loaded stays: no collection need look at it
     atexit.register(keep_garbage)
     try:

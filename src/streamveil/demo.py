@@ -92,9 +92,9 @@ def departures() -> pa.Table:
     hours = days.astype("datetime64[h]") + hour
     return pa.table({
         "scheduled": pa.array(hours.astype("datetime64[us]"), pa.timestamp("us", tz="UTC")),
-        "plane": pa.array(flights.tailnum, pa.string(), from_pandas=True),
-        "destination": pa.array(flights.dest, pa.string()),
-        "distance": pa.array(flights.distance, pa.int64()),
+        "plane": pa.array(flights.tailnum.to_numpy(), pa.string(), from_pandas=True),
+        "destination": pa.array(flights.dest.to_numpy(), pa.string()),
+        "distance": pa.array(flights.distance.to_numpy(), pa.int64()),
     })  # fmt: skip
 
 
