@@ -14,6 +14,7 @@ HOUR = 3_600_000_000
 DAY = 24 * HOUR
 MINE = ("Z", "z", "Z")  # spellings of the unit that is in one input only
 OTHERS = 12
+NOBODY = 16  # one of so many rows names no unit
 MANY = 30  # times that the unit has its rows in the second relation
 FAR = (None, -(2**62), 2**62, -(10**15), 10**17)
 NAME, SECOND, PUBLIC = "clicks", "visits", "pages"
@@ -73,11 +74,12 @@ PAGES = ("a", "b", "c", "ab", "7")
 
 
 def other_row(rng, span):
-    """A row of one of many units."""
+    """A row of one of many units, or of none."""
     unit, at = int(rng.integers(OTHERS)), int(rng.integers(4 * span.step_us))
-    page = pick(rng, PAGES)
+    page, named = pick(rng, PAGES), at % NOBODY > 0
+    own = {"user": f"u{unit}", "number": unit, "real": unit / 2}
     return {
-        "user": f"u{unit}", "number": unit, "real": unit / 2, "page": page,
+        **{name: value if named else None for name, value in own.items()}, "page": page,
         "kind": int(rng.integers(4)), "ms": pick(rng, (0.0, 1.0, 4.0, 7.0, 2.5)),
         "tags": pick(rng, ("a,b", "a", "b,b,c", None)), "list": pick(rng, ([1, 2], [0], [], None)),
         "ts": span.begin_us + at, "at": span.begin_us + at + int(rng.integers(2)) * span.step_us,

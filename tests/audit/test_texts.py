@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from streamveil.compiler import group_by
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.unit_sample import LEVELS, UnitSample
 from streamveil.compiler.value_sizes import ValueSizes
 from streamveil.connectors.memory import MemorySource
+from streamveil.errors import WitnessError
 from streamveil.plan import combine, own_rows
 from streamveil.plan.look import divided, with_look
 from streamveil.runtime import look as look_module
@@ -246,6 +248,31 @@ def test_a_look_has_noise_for_the_days_that_it_takes(days, fault):
 
 
 # ---- planted faults
+
+
+def unit_of_the_row_before(honest):
+    def compiled(text, schema):
+        unit = honest(text, schema)
+        return lambda table: pc.fill_null_forward(unit(table))
+
+    return compiled
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_row_that_names_nobody_is_not_of_the_unit_before(is_planted, monkeypatch):
+    """The witness stops a job that gives such a row to somebody, where it chooses that row."""
+    text = OWN.format("look_share = 0, max_rows_contributed = 2")
+    text += "page, COUNT(*) AS n FROM clicks GROUP BY page"
+    if is_planted:
+        instead(group_by, "compile_unit", unit_of_the_row_before)(monkeypatch)
+    rng, caught = np.random.default_rng(4), False
+    for seed in range(40 if is_planted else 6):
+        pair = raw_rows.neighbours_drawn(rng, texts.plan_of(text), raw_rows.HOURS)
+        try:
+            caught |= not texts.account_of(pair, seed).stands
+        except WitnessError:
+            caught = True
+    assert caught == is_planted
 
 
 def without_gaps(honest):
