@@ -13,6 +13,7 @@ from streamveil.commands.audit import audit_state
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime import backup as backups
+from streamveil.runtime import store as stores
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork
 from streamveil.runtime.inspect import inspect
@@ -114,6 +115,22 @@ def test_of_two_copies_to_one_place_the_second_is_refused(monkeypatch):
     restore("kept", "copy")
     assert "'copy.tmp'" in told[1]
     assert all(one.is_whole for one in verify("copy"))
+
+
+def test_a_backup_that_gets_its_name_while_a_job_starts_there_is_refused(monkeypatch):
+    """The job looked for a backup before it had the lock, and drew the noise of the original."""
+    some(run(plan(), state="s"), 4)
+    honest = stores.Lock
+
+    def late(directory):
+        if directory.name == "copy":
+            directory.rmdir()
+            backup("s", directory)
+        return honest(directory)
+
+    monkeypatch.setattr(stores, "Lock", late)
+    with pytest.raises(StoreError, match="is a backup, in which no job runs"):
+        run(plan(), state="copy")
 
 
 def test_a_fork_has_noise_and_a_charge_of_its_own():

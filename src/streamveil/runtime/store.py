@@ -127,17 +127,13 @@ class Store:
         self._written: Future[None] | None = None  # the last of its work
         self._draft: checkpoint.CheckpointDraft | None = None
         with crash_only("open", directory):
-            is_backup = (directory / BACKUP).exists()
+            require_no_backup(directory)
             if not (directory / HEADER).exists():
                 require_empty(directory)  # a foreign one is left as it is
-        if is_backup:
-            raise StoreError(
-                f"'{directory.name}' is a backup, in which no job runs.\n"
-                f"  to fix  streamveil restore {directory.name} STATE, if the original is gone"
-            )
         disk.make_directory(directory)
         self._lock = Lock(directory)
         try:
+            require_no_backup(directory)  # one may have been given this name meanwhile
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
             rmtree(directory / SCRATCH, ignore_errors=True)
             self.header = read_header(directory)
@@ -294,6 +290,15 @@ class Store:
             self._draft.close()
         self._log.close()
         self._lock.close()
+
+
+def require_no_backup(directory: Path) -> None:
+    """Refuses to run a job in a backup: it would draw the noise of the original."""
+    if (directory / BACKUP).exists():
+        raise StoreError(
+            f"'{directory.name}' is a backup, in which no job runs.\n"
+            f"  to fix  streamveil restore {directory.name} STATE, if the original is gone"
+        )
 
 
 def new_epoch() -> bytes:
