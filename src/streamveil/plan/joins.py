@@ -11,7 +11,7 @@ Proof: codes compare the unit first (`matches`), so rows that match are one unit
 Live data: `newest` says which rows of a unit a join keeps; `runtime.live_joins` runs it.
 Bound: each row meets the first `MATCHES` rows that match it and no more, and fewer where it is one
     of several that were made of one row: that one becomes so many in all steps together, whose
-    texts and lists take `MOST_REPEATED` bytes (`most_pairs`). So a join holds at most so many times
+    texts and lists take `MOST_REPEATED` bytes (`in_room`). So a join holds at most so many times
     the rows of its first relation, whatever the data are. `explain` says so.
 
 >>> matches(np.array([0, 1, 1]), np.array([1, 2, 1, 1]), most=2)
@@ -122,19 +122,26 @@ def selected(step: OwnSelect, table: pa.Table, units: Any) -> tuple[pa.Table, An
     return pa.table(made), units
 
 
+class Room(NamedTuple):
+    """How many rows may be made of the one that each was made of, in all."""
+
+    origin: Int64[Array, " rows"]  # equal where rows were made of one
+    rows: Int64[Array, " rows"]  # the least that any of these allows
+
+
 class Side(NamedTuple):
     """One side of a join."""
 
     table: pa.Table
     codes: Int64[Array, " rows"]  # equal where rows match
-    most: Int64[Array, " rows"] | None = None  # pairs of each row; None: `MATCHES`
+    room: Room | None = None  # for pairs; None: `MATCHES` of each row
 
 
 def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     """Rows beside those of a public table."""
     left, right = codes(step, table, step.table)
-    most = most_pairs(table, text_bytes(step.table).max(initial=0))
-    return put_together(step, Side(table, left, most), Side(step.table, right), units)
+    room = room_beside(table, text_bytes(step.table).max(initial=0))
+    return put_together(step, Side(table, left, room), Side(step.table, right), units)
 
 
 def joined(
@@ -144,7 +151,7 @@ def joined(
     theirs, persons = other
     pair = of_one_kind(units, persons, "privacy unit")
     left, right = codes(step, table, theirs, [pair])
-    own = Side(table, left, most_pairs(table, largest_of(pair, text_bytes(theirs))))
+    own = Side(table, left, room_beside(table, largest_of(pair, text_bytes(theirs))))
     return put_together(step, own, Side(theirs, right), units, late=late)
 
 
@@ -157,29 +164,43 @@ def largest_of(persons: tuple[Any, Any], sizes: Int64[Array, " others"]) -> Int6
     return np.asarray(largest[own])
 
 
-def most_pairs(
-    table: pa.Table, beside: int | Int64[Array, " rows"]
-) -> Int64[Array, " rows"] | None:
-    """With how many rows each is joined, at least 1; None where all may have `MATCHES`.
+def room_beside(table: pa.Table, beside: int | Int64[Array, " rows"]) -> Room | None:
+    """For pairs that add so many bytes of texts and lists, at most; None: `MATCHES` of each row."""
+    room = room_of(table, np.minimum(MATCHES, MOST_REPEATED // (1 + text_bytes(table) + beside)))
+    alone = len(room.origin) == 0 or np.bincount(room.origin).max() == 1
+    return None if alone and (room.rows >= MATCHES).all() else room
 
-    `beside`: bytes of the texts and lists that a pair adds, at most.
-    Proof: of which row a row was made, how many others are, and what it holds is decided by that
-        row and those of its unit that it was joined with; so is `beside`.
+
+def room_of(table: pa.Table, each: Int64[Array, " rows"]) -> Room:
+    """The room of rows of which each by itself allows so many.
+
+    >>> room_of(pa.table({ORIGIN: [0, 0, 4]}), np.array([9, 7, 5])).rows.tolist()
+    [7, 7, 5]
     """
-    most = np.minimum(MATCHES, MOST_REPEATED // (1 + text_bytes(table) + beside)) // alike(table)
-    return None if (most >= MATCHES).all() else np.maximum(most, 1)
+    live = ORIGIN not in table.column_names
+    origin = np.arange(table.num_rows) if live else np.asarray(table.column(ORIGIN))
+    least = np.full(origin.max(initial=-1) + 1, each.max(initial=0))
+    np.minimum.at(least, origin, each)
+    return Room(origin, least[origin])
 
 
-def alike(table: pa.Table) -> Int64[Array, " rows"]:
-    """How many rows were made of the row that each was made of.
+def in_room(found: Int64[Array, " rows"], room: Room) -> Int64[Array, " rows"]:
+    """How many of those that a row would become it becomes: the first of each, then what is left.
 
-    >>> alike(pa.table({ORIGIN: [0, 0, 4]})).tolist()
-    [2, 2, 1]
+    Those that were made of one row share its room, and have it one after the other.
+    Proof: the room, and what others take of it, is decided by rows that were made of the same one,
+        and by those of its unit that these were joined with.
+
+    >>> in_room(np.array([3, 1, 3, 3]), Room(np.array([0, 0, 0, 1]), np.array([5, 5, 5, 5])))
+    array([3, 1, 1, 3])
     """
-    if ORIGIN not in table.column_names:  # on live data
-        return np.ones(table.num_rows, np.int64)
-    origin = np.asarray(table.column(ORIGIN))
-    return np.asarray(np.bincount(origin)[origin])
+    more, order = np.maximum(found - 1, 0), np.argsort(room.origin, kind="stable")
+    ranked = room.origin[order]
+    before = np.cumsum(more[order]) - more[order]
+    before -= before[np.searchsorted(ranked, ranked)]  # of the same origin
+    left = np.maximum(room.rows - np.bincount(room.origin)[room.origin], 0)
+    left[order] -= before
+    return np.asarray(np.minimum(found, 1) + np.clip(left, 0, more))
 
 
 def text_bytes(table: pa.Table) -> Int64[Array, " rows"]:
@@ -318,9 +339,13 @@ def near(
     All pairs of a row that has just come stand together, whatever it came with, so that which pairs
     of a unit are the first is decided by the order of its rows.
     """
-    (table, left, most), (theirs, right, _) = own, other
+    (table, left, room), (theirs, right, _) = own, other
     if not isinstance(step, OwnJoin) or step.kept is None:
-        return matches(left, right) if most is None else matches(left, right, most)
+        if room is None:
+            return matches(left, right)
+        ranked = np.sort(right)
+        found = np.searchsorted(ranked, left, "right") - np.searchsorted(ranked, left, "left")
+        return matches(left, right, in_room(found, room))
     rows, places = matches(left, right, max(1, len(right)))
     if late:
         order = np.argsort(places, kind="stable")

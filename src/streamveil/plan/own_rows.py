@@ -9,7 +9,7 @@ of live data keep a declared number of rows of each unit: `runtime.live_joins`.)
 Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), or put a public table beside each
 (`joins.OwnLookup`), which asks for no other row and goes on without end: rows that contribution
 bounds count as any others. How many is limited for each row by itself (`unnested`, `MATCHES` of
-`joins`), in all steps together (`joins.alike`), so that no single row can fill the memory or an
+`joins`), in all steps together (`joins.in_room`), so that no single row can fill the memory or an
 array. What joins a person's rows with the same person's elsewhere is `joins`.
 
 Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
@@ -64,9 +64,10 @@ from streamveil.plan.joins import (
     OwnSelect,
     OwnUnion,
     added,
-    alike,
+    in_room,
     joined,
     looked_up,
+    room_of,
     selected,
 )
 from streamveil.plan.own_columns import TOTALS, Ordered, OwnColumn, total
@@ -356,9 +357,9 @@ def unnested(
     """The row once for each of its first parts, in order; none where there is no list.
 
     A row has at most `MOST_PARTS`, and fewer where what is repeated beside them would take more
-    than `MOST_REPEATED` bytes, or where it is one of several that were made of one row (`alike`): a
-    function of that row alone, whatever it holds. Lists are repeated
-    where a later step unnests some (`again`), and are null otherwise.
+    than `MOST_REPEATED` bytes, or where it is one of several that were made of one row (`in_room`):
+    a function of that row alone, whatever it holds. Lists are repeated where a later step unnests
+    some (`again`), and are null otherwise.
     """
     lists = lists_of(step, table)
     columns = dict(zip(table.column_names, table.columns, strict=True))
@@ -369,7 +370,7 @@ def unnested(
     }
     parts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))  # what null covers is no part
     place = np.repeat(np.arange(len(parts)), parts)
-    most = np.maximum(most_parts([*repeated.values(), wide(units)]) // alike(table), 1)
+    most = in_room(parts, room_of(table, most_parts([*repeated.values(), wide(units)])))
     first = np.arange(len(place)) - np.searchsorted(place, place) < most[place]
     rows = pa.array(place[first])
     made = {
