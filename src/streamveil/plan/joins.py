@@ -122,7 +122,7 @@ def selected(step: OwnSelect, table: pa.Table, units: Any) -> tuple[pa.Table, An
     return pa.table(made), units
 
 
-class Room(NamedTuple):
+class SharedRoom(NamedTuple):
     """How many rows may be made of the one that each was made of, in all."""
 
     origin: Int64[Array, " rows"]  # equal where rows were made of one
@@ -134,7 +134,7 @@ class Side(NamedTuple):
 
     table: pa.Table
     codes: Int64[Array, " rows"]  # equal where rows match
-    room: Room | None = None  # for pairs; None: `MATCHES` of each row
+    room: SharedRoom | None = None  # for pairs; None: `MATCHES` of each row
 
 
 def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
@@ -164,14 +164,14 @@ def largest_of(persons: tuple[Any, Any], sizes: Int64[Array, " others"]) -> Int6
     return np.asarray(largest[own])
 
 
-def room_beside(table: pa.Table, beside: int | Int64[Array, " rows"]) -> Room | None:
+def room_beside(table: pa.Table, beside: int | Int64[Array, " rows"]) -> SharedRoom | None:
     """For pairs that add so many bytes of texts and lists, at most; None: `MATCHES` of each row."""
     room = room_of(table, np.minimum(MATCHES, MOST_REPEATED // (1 + text_bytes(table) + beside)))
     alone = len(room.origin) == 0 or np.bincount(room.origin).max() == 1
     return None if alone and (room.rows >= MATCHES).all() else room
 
 
-def room_of(table: pa.Table, each: Int64[Array, " rows"]) -> Room:
+def room_of(table: pa.Table, each: Int64[Array, " rows"]) -> SharedRoom:
     """The room of rows of which each by itself allows so many.
 
     >>> room_of(pa.table({ORIGIN: [0, 0, 4]}), np.array([9, 7, 5])).rows.tolist()
@@ -181,17 +181,17 @@ def room_of(table: pa.Table, each: Int64[Array, " rows"]) -> Room:
     origin = np.arange(table.num_rows) if live else np.asarray(table.column(ORIGIN))
     least = np.full(origin.max(initial=-1) + 1, each.max(initial=0))
     np.minimum.at(least, origin, each)
-    return Room(origin, least[origin])
+    return SharedRoom(origin, least[origin])
 
 
-def in_room(found: Int64[Array, " rows"], room: Room) -> Int64[Array, " rows"]:
+def in_room(found: Int64[Array, " rows"], room: SharedRoom) -> Int64[Array, " rows"]:
     """How many of those that a row would become it becomes: the first of each, then what is left.
 
     Those that were made of one row share its room, and have it one after the other.
     Proof: the room, and what others take of it, is decided by rows that were made of the same one,
         and by those of its unit that these were joined with.
 
-    >>> in_room(np.array([3, 1, 3, 3]), Room(np.array([0, 0, 0, 1]), np.array([5, 5, 5, 5])))
+    >>> in_room(np.array([3, 1, 3, 3]), SharedRoom(np.array([0, 0, 0, 1]), np.array([5, 5, 5, 5])))
     array([3, 1, 1, 3])
     """
     more, order = np.maximum(found - 1, 0), np.argsort(room.origin, kind="stable")
