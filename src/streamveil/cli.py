@@ -127,9 +127,10 @@ class HiddenPandas(MetaPathFinder):
 
 
 def spare_pandas() -> None:
-    """Keeps Arrow from loading pandas, which takes longer than most commands, for no command.
+    """Keeps Arrow from loading pandas, which takes longer than most commands.
 
-    At the first value that it makes it looks for pandas, and remembers whether there is any.
+    Arrow looks for pandas when it makes its first value, and remembers what it found. No command
+    hands it a frame.
     """
     if "pandas" in sys.modules:
         return

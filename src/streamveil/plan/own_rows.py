@@ -222,8 +222,8 @@ class OwnRows(SourceSpec):
                 found.append(kept_words(step))
             elif isinstance(step, OwnJoin | OwnLookup) and step.how in ("inner", "left"):
                 found.append(f"a row is joined with the first {MATCHES:,} rows that match it, and"
-                             " becomes so many in all joins together: further pairs are in no"
-                             " number and no interval")  # fmt: skip
+                             " becomes at most so many in all joins together: further pairs are in"
+                             " no number and no interval")  # fmt: skip
         return tuple(dict.fromkeys(found))
 
 
