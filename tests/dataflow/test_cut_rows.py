@@ -18,12 +18,11 @@ from streamveil.advise import bias_rows
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget
-from streamveil.core.mechanism import MOVED, REACH
+from streamveil.core.mechanism import MOST_CUT, MOVED, REACH
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import (
     BANDS,
-    COUNTED,
     CutBands,
     CutUnits,
     bands_in,
@@ -86,7 +85,15 @@ def test_a_unit_with_very_many_rows_moves_all_bands_no_further(rows):
     [total] = bands([[(1, 0)] * rows]).values()
     assert (total <= REACH).all()
     assert Fraction(int((total**2).sum())) <= MOVED**2
-    assert int((total / 4.0 ** np.arange(BANDS - 1, -1, -1)).sum()) == min(rows, COUNTED)
+    assert int((total / 4.0 ** np.arange(BANDS - 1, -1, -1)).sum()) == min(rows, MOST_CUT)
+
+
+def test_a_unit_pays_the_slack_of_each_band_of_each_window_that_it_moves():
+    found = bands([[(1, window) for window in range(2 * MOST_CUT)]])
+    streams = sum(int(np.count_nonzero(total)) for total in found.values())
+    cut = query(cut_share=0.1).aggregation.cut
+    assert streams == MOST_CUT
+    assert cut.loss == cut.counter.loss(MOVED, streams) != cut.counter.loss(MOVED, BANDS)
 
 
 def test_batches_do_not_matter():

@@ -24,7 +24,13 @@ from streamveil.compiler.plan_forecast import clamped_share, sizing_lane, value_
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, Discovery, MechanismDesign
+from streamveil.core.mechanism import (
+    COLLISION_BITS,
+    MOST_CUT,
+    MOVED,
+    Discovery,
+    MechanismDesign,
+)
 from streamveil.core.release import WeightRule, blt_of
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, GaussianSettings
@@ -450,7 +456,7 @@ class Sizing:
         if not self._cut_share:
             return None
         part = mu_squared * self._cut_share
-        return self._fitted(Fraction(MOVED), BANDS, part, None)
+        return self._fitted(Fraction(MOVED), MOST_CUT, part, None)
 
     # ---- counters
 

@@ -33,6 +33,7 @@ COLLISION_BITS = 64  # of the fingerprint of a unit
 BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024
 REACH = BASE ** (BANDS - 1)  # quanta by which one unit moves any band: a row counts 4^(5 - j) in it
 MOVED = REACH * root_up(Fraction(BANDS))  # in L2, of one unit over all bands and windows
+MOST_CUT = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of one unit that are counted: 1,365
 
 
 class Discovery(Protocol):
@@ -90,7 +91,7 @@ class CutCounter:
         that hides one unit. One continual counter per band and window. A row of a group that is not
         shown yet is added by the release that shows it, and by none if it stays hidden.
     Protects: all rows of one unit within its scope.
-    Guarantee: `counter.loss(MOVED, BANDS)`.
+    Guarantee: `counter.loss(MOVED, MOST_CUT)`.
     Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
         and its cut rows are numbered through all windows of its scope: it adds at most 4^j rows of
         4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order:
@@ -98,7 +99,8 @@ class CutCounter:
         stream adaptive, as that of totals that start when a group is shown. So the streams of all
         bands and windows move by at most REACH sqrt(BANDS) in the norm of `Counter.loss`, and the
         bands compose with all other lanes as one Gaussian mechanism. Cut rows beyond the 1,365th of
-        a unit are not counted.
+        a unit are not counted: it moves at most so many streams, as each row may be in another
+        window, and each of them adds slack.
     Error: band j has the counter's deviation / 4^(5 - j) rows.
     Memory: 16 bytes for each unit with a cut row, and for each band of a hidden group with one.
     Numerics: those of the counter.
@@ -109,7 +111,7 @@ class CutCounter:
     @property
     def loss(self) -> Loss:
         """Of all bands."""
-        return self.counter.loss(MOVED, BANDS)
+        return self.counter.loss(MOVED, MOST_CUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +267,8 @@ class Mechanism:
     @cached_property
     def release_trees(self) -> tuple[RestartingTrees, ...]:
         """What counts each lane where groups restart: trees that its counter pays for."""
-        from streamveil.core.counters.restarting_trees import (
-            RestartingTrees,  # only the preset needs them
-        )
+        # only the preset needs them
+        from streamveil.core.counters.restarting_trees import RestartingTrees
 
         return tuple(map(RestartingTrees.paid_by, self.counters))
 

@@ -23,7 +23,6 @@ from streamveil.core.release import count
 from streamveil.release_metadata import SURELY
 from streamveil.types import Array, Float64, Int64, UInt64
 
-COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
 WORTH = BASE ** np.arange(BANDS - 1, -1, -1)  # quanta of a row in each band
 BAND = np.uint64(7)  # the bits of a cell that name its band: `BANDS` is below 8
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
