@@ -434,7 +434,7 @@ class CoinTable:
         }
 
     def __str__(self) -> str:
-        return f"a table of coins for {self.keys_per_unit} groups"
+        return f"a table of coins for {self.keys_per_unit} group{'s' * (self.keys_per_unit > 1)}"
 
 
 def table_from(saved: dict[str, Any]) -> CoinTable | Sequel:
