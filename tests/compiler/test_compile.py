@@ -7,6 +7,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core.selection.gaussian import LEAST_NOISE
 from streamveil.errors import PlanError
 
 
@@ -58,6 +59,13 @@ def counts(bound, epsilon=1, **options):
 def test_squared_rows_may_be_many(bound, options):
     made = compile_plan(counts({"max_squared_rows": bound}, **options))
     assert made.bounds.quadratic == bound
+
+
+def test_the_largest_budget_leaves_a_count_that_shows_groups_the_noise_of_its_proof():
+    bound = {"max_rows": 5, "max_rows_per_group": 1}
+    made = compile_plan(counts(bound, epsilon=999_999, selection="gaussian")).aggregation.selection
+    assert made.counter.sigma == pytest.approx(LEAST_NOISE * made.counter.sensitivity)
+    assert 1 < made.threshold(1) < 1.1
 
 
 @pytest.mark.parametrize("steps", [None, 24])

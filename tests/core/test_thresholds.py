@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from streamveil.core.selection.gaussian import GaussianThresholds
+from streamveil.core.selection.gaussian import LEAST_NOISE, GaussianThresholds, reaches
 from streamveil.counters import AnytimeBltCounter, BltCounter, HonakerCounter
 
 SIGMA = 2.0**20  # quanta so fine that rounding does not show
@@ -63,6 +63,17 @@ def test_the_floor_counts_in_full_and_rounding_leaves_room():
         counter=BltCounter(horizon=20, sigma=3 * 2**20), beta=1e-6, quanta=2**20
     )
     assert low.threshold(7) > 1.05 * fine.threshold(7)
+
+
+def test_only_the_sure_bound_holds_where_rounding_has_a_mean():
+    least = LEAST_NOISE * BltCounter(horizon=20, sigma=1).sensitivity
+    for sigma, finite in ((least, True), (0.99 * least, False)):
+        counter = BltCounter(horizon=20, sigma=sigma)
+        assert (GaussianThresholds(counter=counter, beta=1e-6).threshold(7) < np.inf) == finite
+        none, four, many = (float(reaches(counter, sigma, 1e-6, steps)) for steps in (0, 4, 400))
+        assert four - none == pytest.approx(counter.sensitivity / sigma)
+        sure = many - none == pytest.approx(10 * (four - none))
+        assert sure != finite
 
 
 def test_impossible_settings_are_named():

@@ -22,7 +22,7 @@ from streamveil.compiler.error_forecast import CAUTION, ForecastNoise, Kind, Set
 from streamveil.compiler.expected_stream import expected_stream, public_groups
 from streamveil.compiler.plan_forecast import clamped_share, sizing_lane, value_shares
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
-from streamveil.core.accounting import Budget
+from streamveil.core.accounting import Budget, float_above
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import (
     COLLISION_BITS,
@@ -33,7 +33,7 @@ from streamveil.core.mechanism import (
 )
 from streamveil.core.release import WeightRule, blt_of
 from streamveil.core.selection.coins import TableSettings
-from streamveil.core.selection.gaussian import FINE, GaussianSettings
+from streamveil.core.selection.gaussian import FINE, LEAST_NOISE, GaussianSettings
 from streamveil.core.selection.total_test import TotalsAlone, TotalTesting, can_test
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS
@@ -196,8 +196,9 @@ class Sizing:
         part = Fraction(1) if not rest else self._selection_share(shared, len(rest), forecast)
         groups = bounds.units_l2_squared
         moved = Fraction(FINE) * root_up(Fraction(groups))
+        noise = self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None)
         selection = GaussianSettings(
-            noise=self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None),
+            noise=self._at_least(noise),
             beta=beta,
             floor=max(1, self.plan.key_set.min_units),
         )
@@ -499,6 +500,11 @@ class Sizing:
                 weights[place] *= min(max(share, 1 / MOST_APART), MOST_APART) ** (2 / 3)
         whole = sum(weights.values())
         return {place: weight / whole for place, weight in weights.items()}
+
+    def _at_least(self, noise: Exact) -> Exact:
+        """The noise, or as much as thresholds need: less than a hundredth of a unit."""
+        scaled = Fraction(self._unscaled().sensitivity) * Fraction(LEAST_NOISE)
+        return max(Fraction(noise), Fraction(float_above(scaled)))
 
     def _fitted(
         self, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None

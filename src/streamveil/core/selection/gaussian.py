@@ -27,6 +27,7 @@ from streamveil.types import Array, Exact, Float64, Int64, UInt64
 ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors
 REMEMBERED = 4096  # triggers whose thresholds are kept
 SAFETY = 1 + 1e-7  # covers the float64 arithmetic of a threshold, and `portable`
+LEAST_NOISE = 2.0  # quanta, of a scaled draw: the mean of its rounding error is below 1e-34
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,12 @@ class GaussianThresholds:
         probability at most beta, whichever triggers it is tested at and whenever its rows come.
     Proof: passing at t needs noise above threshold(t) - floor. The noise is Gaussian but for the
         rounding of feedback counters, which adds a sum of errors of at most half a quantum each,
-        with means given the past below exp(-2 pi^2 sigma^2) (zero in float64); by Hoeffding the sum
-        exceeds s z' / (2 sigma min D), s the standard deviation, with probability at most
-        exp(-z'^2 / 2). So trigger t fails with at most its share of beta, and the shares add up to
-        at most beta: a union bound, which needs neither independence nor a fixed set of tests, as
-        long as the noise of an untested trigger has not been seen.
+        with means given the past below exp(-2 pi^2 (sigma min D)^2): from `LEAST_NOISE` on all
+        together are far below what `SAFETY` adds; with less noise no trigger has a threshold. By
+        Hoeffding the sum exceeds s z' / (2 sigma min D), s the standard deviation, with probability
+        at most exp(-z'^2 / 2). So trigger t fails with at most its share of beta, and the shares
+        add up to at most beta: a union bound, which needs neither independence nor a fixed set of
+        tests, as long as the noise of an untested trigger has not been seen.
     Numerics: thresholds are rounded up, further than a processor rounds otherwise.
 
     >>> from streamveil.counters import BltCounter
@@ -117,10 +119,12 @@ def reaches(
     Proof: see `GaussianThresholds`. The sum of errors e_i of at most half a quantum, with weights
         a_i / D_i where the noise is the sum of a_i draws and s^2 = sigma^2 sum a_i^2, never exceeds
         sum |a_i| / (2 D_i) <= sqrt(steps) s / (2 sigma min D), by Cauchy and Schwarz: for few steps
-        less than Hoeffding's bound, and sure.
+        less than Hoeffding's bound, and sure. With less noise than `LEAST_NOISE` errors have
+        means other than 0, and only the sure bound holds.
     """
     z = -ndtri_exp(np.log(chance) + log(1 - ROUNDING_SHARE))
-    z_rounding = np.sqrt(-2 * np.log(np.asarray(chance) * ROUNDING_SHARE))
+    even = sigma >= LEAST_NOISE * counter.sensitivity
+    z_rounding = np.sqrt(-2 * np.log(np.asarray(chance) * ROUNDING_SHARE)) if even else inf
     # min D is 1 / sensitivity
     return np.asarray(z + np.minimum(z_rounding, sqrt(steps)) * counter.sensitivity / (2 * sigma))
 
@@ -253,8 +257,5 @@ class GaussianSettings:
 
 def join(left: CounterState, right: CounterState) -> CounterState:
     """Two states at the same step, side by side."""
-    return CounterState(
-        left.t,
-        np.concatenate([left.whole, right.whole], axis=1),
-        np.concatenate([left.real, right.real], axis=1),
-    )
+    pairs = (left.whole, right.whole), (left.real, right.real)
+    return CounterState(left.t, *(np.concatenate(pair, axis=1) for pair in pairs))
