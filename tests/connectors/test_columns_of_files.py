@@ -266,3 +266,66 @@ def test_a_query_groups_by_folders_as_duckdb_does(tmp_path, rejects):
     assert (
         found == {city: n for city, n in told if city in found} == {"S\u00e3o Paulo": 2, "a/b": 2}
     )
+
+
+# -- types that differ between Parquet files
+
+
+def read_as(folder, first, second):
+    """The values of the second file as the type of the first one's, and how many are no such."""
+    for name, values in (("a", first), ("b", second)):
+        pq.write_table(pa.table({"x": values}), folder / f"{name}.parquet")
+    chunks = list(FilesSource(str(folder)).read(None, 9, ["x"]))
+    found = pa.concat_tables([chunk.rows for chunk in chunks])["x"].slice(len(first))
+    return found, sum(sum(chunk.rejected.values()) for chunk in chunks)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_integers_beside_times_of_any_unit_count_microseconds(unit, tmp_path):
+    micros = pa.array([1_767_225_600_000_000, -1_000, None])
+    times = micros.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp(unit, "UTC"))
+    assert read_as(tmp_path, times, micros)[0].to_pylist() == times.to_pylist()
+    assert read_as(tmp_path, micros, times)[0].to_pylist() == micros.to_pylist()
+
+
+@pytest.mark.parametrize(("values", "lost"), [
+    (pa.array([7, None]), 0), (pa.array(["7", "007"]), 0), (pa.array([b"7", b"\xff"]), 1),
+])  # fmt: skip
+@pytest.mark.parametrize("index", [pa.int8(), pa.int32()])
+def test_a_dictionary_takes_what_its_values_type_takes(values, lost, index, tmp_path):
+    """As pandas writes categories: their type is that of texts."""
+    texts = pa.array(["x", None])
+    plain, _ = read_as(tmp_path, texts, values)
+    coded, odd = read_as(tmp_path, texts.cast(pa.dictionary(index, pa.string())), values)
+    assert (coded.to_pylist(), odd) == (plain.to_pylist(), lost)
+    numbers = pa.array([1, None]).dictionary_encode()
+    assert read_as(tmp_path, numbers, pa.array(["7", "007"]))[0].to_pylist() == [7, None]
+
+
+def test_a_number_that_is_neither_0_nor_1_is_no_truth_value(tmp_path):
+    for values in (pa.array([0, 1, 7]), pa.array([0.0, 1.0, 2.5]), pa.array([0, 1, float("nan")])):
+        found, lost = read_as(tmp_path, pa.array([True]), values)
+        assert (found.to_pylist(), lost) == ([False, True, None], 1)
+
+
+def test_a_map_is_no_list_and_stops_nothing(tmp_path):
+    maps = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
+    assert read_as(tmp_path, pa.array([["a"]]), maps)[0].to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize("asked", ["COUNTIF(x = 'a')", "COUNT(x)", "COUNT(*)"])
+def test_a_column_of_nulls_alone_in_the_first_file_is_declared_or_refused(asked, tmp_path):
+    """Its type says nothing of other files, whose values would all be read as null."""
+    pq.write_table(pa.table({"u": [1, 2], "x": pa.nulls(2)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"u": [3, 4], "x": ["a", "b"]}), tmp_path / "b.parquet")
+    private = ("WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1000, delta = 1e-9,"
+               " privacy_unit_column = u, max_rows_contributed = 1)")  # fmt: skip
+    text = f"""CREATE STREAM t {{}} WITH (source = 'files', path = '{tmp_path}');
+               SELECT {private} {asked} AS n FROM t WHERE x IS NOT NULL"""
+    with pytest.raises(PlanError, match=r"'x' has no type: the first file(.|\n)*x STRING"):
+        sv.sql(text.format("")).answer()
+    sure = {"noise": SeededNoise(1), "insecure": True}
+    counted = sv.sql(text.format("(x STRING)")).answer(**sure).table["n"].to_pylist()
+    assert counted == [1 if "'a'" in asked else 2]
+    with pytest.raises(SourceError, match=r"'x' has no type(.|\n)*'b.parquet'"):
+        list(FilesSource(str(tmp_path)).read(None, 9, ["x"]))

@@ -121,6 +121,16 @@ class ParquetReader(Reader):
         # wanted stays in memory until the file's end
         file = guarded(path, lambda: pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER))
         self._require(file.schema_arrow, wanted, path)
+        for field in wanted:
+            if (
+                pa.types.is_null(field.type)
+                and file.schema_arrow.field(field.name).type != field.type
+            ):
+                raise SourceError(
+                    f"column '{field.name}' has no type in the first file, and one in"
+                    f" '{shown(path.name)}': every value would be read as null.\n"
+                    "  to fix  declare the column with its type"
+                )
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         groups, first = groups_behind(sizes, start.row)
         batches = file.iter_batches(

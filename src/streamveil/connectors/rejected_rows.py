@@ -226,7 +226,7 @@ def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
     """`column` as `target`, with null where a value cannot be read."""
     try:
         return parse(column, target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         pass  # some value does not fit; find which without letting it into a message
     values = column.combine_chunks()
     if len(values) <= 1:
@@ -291,12 +291,17 @@ def whole_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArr
     >>> whole_or_null(ids, pa.float64()).to_pylist()
     [None, 9007199254740992.0, 0.1, None]
     """
+    if pa.types.is_dictionary(target):
+        return cast_or_null(whole_or_null(column, target.value_type), target)
     if is_text_or_bytes(column.type) and is_number(target):
         odd = pc.fill_null(pc.match_substring_regex(column, PADDED), fill_value=False)
         column = pc.if_else(odd, pa.scalar(None, column.type), column)
     made = cast_or_null(column, target)
-    if pa.types.is_boolean(target) and pa.types.is_integer(column.type):
-        other = pc.not_equal(made.cast(column.type), column)
+    if pa.types.is_boolean(target) and (
+        pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    ):
+        before = column.cast(pa.float64()) if pa.types.is_floating(column.type) else column
+        other = pc.not_equal(made.cast(before.type), before)
     elif pa.types.is_floating(target) and pa.types.is_floating(column.type):
         before = column.cast(pa.float64())
         other = pc.and_(pc.not_equal(made.cast(pa.float64()), before),
@@ -325,7 +330,10 @@ EXACT = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}  # whole
 
 
 def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """One strict cast; text to times takes ISO 8601, times to coarser ones round down."""
+    """One strict cast; text to times takes ISO 8601, times to coarser ones round down.
+
+    Integers that are times count microseconds since 1970, whatever the unit of the others.
+    """
     if pa.types.is_binary(column.type) and target != pa.binary():
         return parse(column.cast(pa.string()), target)  # refuses what is not UTF-8
     if pa.types.is_timestamp(target):
@@ -333,6 +341,12 @@ def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
             return in_unit(as_they_lie(instants(column)), target)
         if pa.types.is_timestamp(column.type):
             return in_unit(micros(column, ""), target)
+        if pa.types.is_int64(column.type):
+            return in_unit(column, target)
+    if pa.types.is_int64(target) and pa.types.is_timestamp(column.type):
+        return micros(column, "")
+    if pa.types.is_dictionary(target):  # Arrow encodes texts alone by a cast
+        return column.cast(target.value_type).dictionary_encode().cast(target)
     return column.cast(target)
 
 

@@ -36,9 +36,11 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
         (plan.clock.arrival, "arrival"),
     ):
         if column is not None:
-            _check_time(schema, column, what)
+            _check_time(plan.source, schema, column, what)
     if isinstance(plan.source, TableSource):
         _check_table(plan.source, schema)
+    if plan.source.kind == "files":  # the type of the first file, which others may not have
+        check_typed(plan.source, needed_columns(plan, schema), schema)
     _check_folders(plan, schema)
     check_searched(plan, schema)
     _check_names(plan, schema)
@@ -52,7 +54,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
         value = (compile_key if named else compile_value)(agg.expression, schema)
         kind = value.kind
         if kind == "null":
-            check_typed(value.columns, schema)
+            check_typed(plan.source, value.columns, schema)
         if agg.function in VALUED and kind not in ("int", "uint", "float"):
             how = (
                 f"IF({shown(agg.expression)}, 1, 0)"
@@ -92,7 +94,7 @@ def check_searched(plan: Plan, schema: pa.Schema) -> None:
         key = compile_key(agg.expression, schema)
         kind = key.kind
         if kind == "null":
-            check_typed(key.columns, schema)
+            check_typed(plan.source, key.columns, schema)
         if kind not in SKETCHED[agg.function]:
             raise PlanError(
                 f"{agg.function.upper()}({shown(agg.expression)}) counts integers or text, not"
@@ -122,14 +124,21 @@ def _check_names(plan: Plan, schema: pa.Schema) -> None:
     check_declared(plan.source, schema, {name for part in unit for name in part.columns})
     for found in (*unit, *(compile_key(key.expression, schema) for key in plan.keys)):
         if found.kind == "null":
-            check_typed(found.columns, schema)
+            check_typed(plan.source, found.columns, schema)
             raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
 
 
-def check_typed(columns: Iterable[str], schema: pa.Schema) -> None:
-    """Refuses columns that are of no type: what a frame gives that has no rows, or nulls alone."""
+def check_typed(source: SourceSpec, columns: Iterable[str], schema: pa.Schema) -> None:
+    """Refuses columns of no type: a frame without rows, nothing but nulls there or in a file."""
     for name in sorted(columns):
         if pa.types.is_null(schema.field(name).type):
+            if source.kind == "files":
+                raise PlanError(
+                    f"column '{shown(name)}' has no type: the first file has nothing but nulls"
+                    " there, and every value of another file would be read as null.\n"
+                    f"  to fix  declare it: CREATE STREAM name ({shown(name)} STRING) WITH (...);"
+                    " in Python files(..., columns={...})"
+                )
             raise PlanError(
                 f"column '{name}' has no type: the frame has no rows, or nothing but nulls there.\n"
                 f"  to fix  give it one: frame.astype({{'{name}': 'int64'}}) of pandas, or"
@@ -212,13 +221,13 @@ def _check_table(source: TableSource, schema: pa.Schema) -> None:
             ) from None
 
 
-def _check_time(schema: pa.Schema, column: str, what: str) -> None:
+def _check_time(source: SourceSpec, schema: pa.Schema, column: str, what: str) -> None:
     try:
         column = column_named(schema, column)
     except PlanError as error:
         raise PlanError(f"{what}: {error}") from None
     kind = schema.field(column).type
-    check_typed([column], schema)
+    check_typed(source, [column], schema)
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
         raise PlanError(
             f"{what}: column '{column}' holds {kind}, not times.\n"
