@@ -257,3 +257,23 @@ def test_both_spellings_run_end_to_end(tmp_path):
             )
         [release] = releases
         assert release.table.column("cities").to_pylist() == [37, 37]
+
+
+@pytest.mark.filterwarnings("ignore:insecure noise")
+@pytest.mark.parametrize("where", ["", "WHERE y IS NOT NULL", "WHERE u > 0"])
+def test_values_that_are_only_counted_need_not_be_finite(where):
+    """NaN and infinity are values; one that is summed takes its row out of every number."""
+    rows = {"u": [1, 2, 3, 4, 5, 6], "y": [1.0, np.inf, np.nan, None, -np.inf, np.nan]}
+    private = (
+        "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-9, privacy_unit_column = u,"
+        " max_rows_contributed = 1)"
+    )
+    asked = "COUNT(*) AS n, COUNT(y) AS ys, COUNT(DISTINCT y) AS kinds"
+    everything = 5 if "NULL" in where else 6
+    for more, wanted in (
+        ("", (everything, 5, 4)),
+        (", SUM(y, contribution_bounds_per_row => (0, 2)) AS s", (everything - 4, 1, 1)),
+    ):
+        query = sv.sql(f"SELECT {private} {asked}{more} FROM t {where}", {"t": pa.table(rows)})
+        [found] = query.answer(noise=SilentNoise(), insecure=True).to_arrow().to_pylist()
+        assert (found["n"], found["ys"], found["kinds"]) == wanted

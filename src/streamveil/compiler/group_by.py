@@ -571,6 +571,7 @@ def binder(
             keys=tuple(compile_key(key.expression, schema) for key in plan.keys),
             values=tuple(functions),
             named=named,
+            added=tuple(adds),
         )
 
     return bind

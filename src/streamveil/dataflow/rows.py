@@ -1,8 +1,9 @@
 """The row stage: per-row expressions to units, event times, keys and integer quanta.
 
 Everything here is a function of one row; `prepare` checks that on one row of each micro-batch. A
-row whose unit or event time is missing, or whose value is not a finite number, is counted by reason
-and left out; a null value only leaves its own aggregate out, as in SQL.
+row whose unit or event time is missing, or of which a value that is added up is not a finite
+number, is counted by reason and left out; a null value only leaves its own aggregate out, as in
+SQL.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class RowProgram:
     keys: tuple[RowFunction, ...]
     values: tuple[RowFunction, ...]
     named: tuple[int, ...] = ()  # values that are told apart, not added up
+    added: tuple[int, ...] | None = None  # values that are added up, so must be finite; None: all
 
 
 Bind = Callable[[pa.Schema], RowProgram]
@@ -222,7 +224,8 @@ def _prepare(
     if event is not None:
         checks.append(("null event time", _valid(event)))
     values = [value(table) for value in program.values]
-    checks += [(NOT_FINITE, _finite(value)) for value in values]
+    added = range(len(values)) if program.added is None else program.added
+    checks += [(NOT_FINITE, _finite(values[place])) for place in added]
     good = _all_good(checks, table.num_rows, reject_counts, reject_notes)
     keys = [key(table) for key in program.keys]
     if good is not None:
@@ -240,7 +243,7 @@ def _prepare(
         else np.asarray(event).astype(np.int64, copy=False),
         keys,
         name_key,
-        [_split(value) for value in values],
+        [_split(value, place in added) for place, value in enumerate(values)],
         reject_counts,
         {place: _cells(keys, values[place], name_key) for place in program.named},
         reject_notes=reject_notes,
@@ -384,11 +387,14 @@ def _finite(column: pa.Array) -> Bool[Array, " rows"] | None:
     return np.asarray(pc.fill_null(pc.is_finite(column), True))  # noqa: FBT003 (Arrow's way)
 
 
-def _split(column: pa.Array) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
+def _split(
+    column: pa.Array,
+    added: bool,  # noqa: FBT001
+) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
     kind = column.type
     valid = _valid(column)
     present = np.ones(len(column), np.bool_) if valid is None else valid
-    if not (
+    if not added or not (
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
         or pa.types.is_boolean(kind)
