@@ -198,6 +198,20 @@ def test_verify_privacy_prints_the_worst_pair_and_fails_when_a_claim_does(folder
     assert "NOT COVERED: lane" in caught.stdout
 
 
+@pytest.mark.parametrize("command", [
+    "explain", "what-if", "audit", "verify-privacy --seconds 1", "tune --target 0.1 --units 50",
+])  # fmt: skip
+def test_every_question_about_a_query_names_a_column_that_is_not_there(folder, tmp_path, command):
+    """No job could run such a query. Files that are not there yet are no error."""
+    name, *more = command.split()
+    text = QUERY.format(folder=folder)
+    (tmp_path / "q.sql").write_text(text.replace("ward", "wart"))
+    with pytest.raises(PlanError, match="unknown column 'wart'; did you mean 'ward'"):
+        call(name, tmp_path / "q.sql", *more)
+    (tmp_path / "q.sql").write_text(text.replace("visits.parquet", "later/*.parquet"))
+    assert call(name, tmp_path / "q.sql", *more).exit_code == 0
+
+
 def test_every_command_has_an_example_and_a_sentence():
     groups = {"": cli.app} | {g.name: g.typer_instance for g in cli.app.registered_groups}
     for group, app in groups.items():

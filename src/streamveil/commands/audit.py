@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
+from streamveil.commands.common import (
+    QueryFile,
+    Tables,
+    Wanted,
+    checked_plans,
+    print_whole,
+    read_query,
+)
 from streamveil.errors import PlanError
 from streamveil.terminal import say
 
@@ -54,6 +61,7 @@ def audit(
     if state is not None:
         audit_state(plan, state, alpha)
         return
+    checked_plans(plan)
     change = reduced.halved if plant else (lambda operator: operator)
     if plan.preset != "default":
         raise PlanError(

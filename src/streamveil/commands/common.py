@@ -94,6 +94,19 @@ def read_script(path: Path, tables: list[str] | None = None) -> Script:
     return parse_script(text, dict(_table(item) for item in tables or []))
 
 
+def checked_plans(plan: Plan | JointPlan) -> tuple[Plan, ...]:
+    """The private answers of a query; PlanError where one names a column that is not there.
+
+    No row is read, and no server is asked.
+    """
+    from streamveil.runtime.run import check_at_hand
+
+    parts = plan.parts if isinstance(plan, JointPlan) else (plan,)
+    for part in parts:
+        check_at_hand(part)
+    return parts
+
+
 def query_of(path: Path | None) -> Query | JointQuery | None:
     """The query of a file, if one was named."""
     from streamveil.api.script import query_of as made_of
@@ -211,12 +224,11 @@ def print_explanation(
 ) -> None:
     """Text for people, or JSON for programs."""
     from streamveil.advise import explain as describe
-    from streamveil.runtime.run import check_at_hand
 
     def made() -> Explanation:
         if isinstance(plan, JointPlan):
             return JointQuery(plan).explain(forecast=forecast)
-        check_at_hand(plan)
+        checked_plans(plan)
         return describe(plan, forecast=forecast, limit=limit)
 
     console = Terminal(stderr=True)

@@ -15,6 +15,7 @@ from streamveil.commands.common import (
     Tables,
     Wanted,
     at_least,
+    checked_plans,
     print_whole,
     read_query,
     writing,
@@ -53,7 +54,7 @@ def what_if(
     """Errors and odds under other settings, before anything is spent. Reads no private row."""
     from streamveil.advise.what_if import what_if as forecast_settings
 
-    plan = read_query(query, table, name).plan
+    [plan] = checked_plans(read_query(query, table, name).plan)
     found = forecast_settings(
         plan, units=units, epsilons=epsilon, max_rows=max_rows, releases=releases,
         sample=None if sample is None else raw_rows_of(plan, sample), fraction=fraction,
@@ -104,7 +105,7 @@ def tune(
     from streamveil.advise.tune import METRICS
     from streamveil.core.accounting import Budget
 
-    plan = read_query(query, table, name).plan
+    [plan] = checked_plans(read_query(query, table, name).plan)
     if private is not None and sample is not None:
         raise PlanError("--sample is public and --private is not: give one of them")
     require_one_of("--metric", metric, METRICS)

@@ -20,6 +20,7 @@ from streamveil.commands.common import (
     Tables,
     Wanted,
     at_least,
+    checked_plans,
     open_ledger,
     print_whole,
     read_script,
@@ -61,13 +62,10 @@ def verify_privacy(
     whose coins the unit moves; delta is the chance that something is published which only the unit
     has. 100 % of a claim means that it is as small as it can be. Exit code 6: a claim was passed.
     """
-    from streamveil.plan.joint import JointPlan
-
     if is_ledger(query):
         account_of_ledger(query)
         return
-    plan = read_script(query, table).named(name).plan
-    parts = plan.parts if isinstance(plan, JointPlan) else (plan,)
+    parts = checked_plans(read_script(query, table).named(name).plan)
     titles = [f"{part.name}: " if len(parts) > 1 else "" for part in parts]
     found = [
         verified(part, seconds / len(parts), seed, title)
