@@ -13,13 +13,13 @@ from streamveil.audit.pipeline import unbroken
 from streamveil.batch import Batch, Moment
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
-from streamveil.core.noise import SilentNoise
+from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dashboard.view import tables_of
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, missing, read_facts
 from streamveil.results import noise as noises
-from streamveil.results.answers import UNKNOWN, Answers, WeightedSum
+from streamveil.results.answers import NOT_ALLOWED, UNKNOWN, Answers, WeightedSum
 from streamveil.results.charts import bias_of
 from streamveil.results.intervals import ratio
 from streamveil.results.joint import Cell, Ends, Joint
@@ -218,6 +218,78 @@ def test_means_change_by_the_delta_method():
     mean = {at: truth("v")[at] / np.maximum(truth("n")[at], 1) for at in (END, SINCE)}
     error = scores(found, mean[END] - mean[SINCE], "mean")
     assert 0.8 < np.median(np.abs(error)) / stats.norm.ppf(0.75) < 1.25
+
+
+def small_groups(measure, **options):
+    """Two windows of two releases of 1,000 small groups, and the values of each window."""
+    keys, units = 1_000, 40
+    rng = np.random.default_rng(5)
+    values = np.minimum(rng.exponential(1.0, (4, keys, units // 2)), 10)
+    key = np.broadcast_to(np.arange(keys)[None, :, None], values.shape)
+    at = np.broadcast_to(np.arange(4)[:, None, None] * 10, values.shape)
+    rows = pa.table({"u": np.arange(values.size), "k": key.ravel(), "v": values.ravel(),
+                     "at": pa.array(at.ravel(), pa.timestamp("us"))})  # fmt: skip
+    asked = (
+        sv.memory(rows, event_time="at", name="small").protect("u")
+        .window(sv.tumble("20 microseconds")).group_by("k", keys=sv.public(list(range(keys))))
+        .agg(x=measure, n=sv.count()).bound(max_rows=1)
+        .release(every="10 microseconds", start="1970-01-01", steps=4, **options)
+    )  # fmt: skip
+    batches = [
+        Batch(rows.slice(step * rows.num_rows // 4, rows.num_rows // 4), step + 1, True, "{}")
+        for step in range(4)
+    ]
+    found = sv.answers(unbroken(compile_plan(asked.plan), batches, SeededNoise(7)))
+    return found, [np.concatenate(pair, axis=1) for pair in (values[:2], values[2:])]
+
+
+def share_held(derived, name, exact):
+    """How many intervals hold the exact number."""
+    low, high = (derived.table[name + end].to_numpy() for end in ("_low", "_high"))
+    return np.mean((low <= exact) & (exact <= high))
+
+
+@pytest.mark.parametrize(
+    ("measure", "exact"),
+    [
+        (sv.quantile("v", 0.9, bounds=(0, 10)), lambda v: np.quantile(v, 0.9, axis=1)),
+        (sv.stddev("v", bounds=(0, 10)), lambda v: v.std(axis=1, ddof=1)),
+    ],
+)
+def test_errors_that_are_not_centred_do_not_average_out(measure, exact):
+    answers, (before, now) = small_groups(measure, budget=sv.Budget(epsilon=4, delta=1e-6))
+    one, two = exact(before), exact(now)
+    assert share_held(answers.moving("x", 2), "x", (one + two) / 2) > 0.97
+    assert share_held(answers.moving("x", 2, confidence=0.5), "x", (one + two) / 2) > 0.97
+    assert share_held(answers.difference("x", (1, 2), (0, 2)), "x", two - one) > 0.97
+    assert share_held(answers.ratio("x", "n"), "ratio", two / 40) > 0.96
+
+
+@pytest.mark.parametrize(
+    ("measure", "exact"),
+    [
+        (sv.avg("v", bounds=(0, 10)), lambda v: v.mean(axis=1)),
+        (sv.sum("v / 100", bounds=(0, 0.1)), lambda v: v.sum(axis=1) / 100),
+    ],
+)
+def test_rounding_is_within_what_is_said_of_rounded_numbers(measure, exact):
+    """Of 1,000 true intervals at 95 %, fewer than 925 hold with a chance below 3e-4."""
+    answers, (_, now) = small_groups(
+        measure, budget=sv.Budget(epsilon=60, delta=1e-6), integer=True
+    )
+    arrived = exact(now) - exact(now[:, :20])
+    assert share_held(answers.difference("x", (1, 2), (1, 1)), "x", arrived) > 0.925
+
+
+def test_nothing_is_said_of_thresholds_where_groups_are_public_or_of_rows_that_are_not_in_it():
+    budget = sv.Budget(epsilon=2, delta=1e-6)
+    raised, _ = small_groups(sv.count("v"), budget=budget, monotone=True)
+    assert not any("threshold" in note for note in raised.last("n", 1).notes)
+    wide, _ = small_groups(sv.count("v"), budget=budget, intervals="true")
+    assert any("three times its share" in note for note in wide.notes)
+    notes = wide.last("n", 1).notes
+    assert any(NOT_ALLOWED in note for note in notes)
+    assert not any("three times its share" in note for note in notes)
 
 
 @pytest.mark.parametrize("design", ["gaussian", "public"])

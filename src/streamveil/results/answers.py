@@ -17,6 +17,7 @@ from streamveil.display import SHOWN, AnswerTable
 from streamveil.errors import PlanError, at_least, got, whole
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import (
+    ALLOWED,
     UNBOUNDED,
     Facts,
     hidden_sentence,
@@ -54,6 +55,9 @@ UNKNOWN = (
 CHOSEN = (
     "the noisy numbers of {:,} groups are near a threshold that may have shown them, and tend to be"
     " too large: these intervals do not allow for it, those of the releases do"
+)
+NOT_ALLOWED = (
+    "these intervals are of the noise alone and allow for no such row; those of the releases do"
 )
 DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
 
@@ -94,6 +98,23 @@ class WeightedSum:
             ends = [a * b * end for end in joint.covariance(one, two)]
             low, high = low + np.minimum(*ends), high + np.maximum(*ends)
         return Ends(low, high)
+
+    def is_centred(self, joint: Joint) -> bool:
+        """Whether its error is noise about 0."""
+        return all(joint.is_centred(cell) for cell, _ in self.terms)
+
+    def end_to_end(self, joint: Joint, z: float) -> Interval:
+        """Its interval from those of its numbers, whatever their errors have in common.
+
+        Their errors are not centred at 0, so that none is smaller at a smaller confidence.
+        """
+        reach = max(z, deviations(joint.facts["confidence"]))
+        below = above = np.zeros(len(joint.keys))
+        for cell, a in self.terms:
+            down, up = joint.sides(cell)[:: 1 if a > 0 else -1]
+            below, above = below + abs(a) * down, above + abs(a) * up
+        value, sd = self.value(joint), np.sqrt(self.covariance(joint, self).high)
+        return Interval(value, sd, value - reach * below, value + reach * above)
 
 
 @dataclass(frozen=True, repr=False)
@@ -365,8 +386,12 @@ class Answers(AnswerTable):
     ) -> Derived:
         joint, notes = self._joint([part])
         level = self._confidence(confidence)
-        variance = part.covariance(joint, part).high
-        found = plain(part.value(joint), variance, deviations(level), part.parts(joint))
+        z, variance = deviations(level), part.covariance(joint, part).high
+        found = (
+            plain(part.value(joint), variance, z, part.parts(joint))
+            if part.is_centred(joint)
+            else part.end_to_end(joint, z)
+        )
         return self._derived(name, joint, found, level, notes, whole=whole)
 
     def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:
@@ -499,11 +524,12 @@ class Answers(AnswerTable):
             notes.append(DELTA)
         last = self.releases.table(max(cell.moment for cell in cells))
         hidden = hidden_sentence(last)
-        notes += missing(last.schema, outputs) if hidden is None else [hidden]
+        said = missing(last.schema, outputs) if hidden is None else [hidden]
+        notes += [text.replace(ALLOWED, NOT_ALLOWED) for text in said]
         if not last.num_rows and self.releases.table(self.last_shown).num_rows:
             notes.append(f"the last release that shows a group is at = {self._at(self.last_shown)}")
-        said = read_note(self.releases.table(self.releases.moments[0]).schema)
-        return joint, notes if said is None else [*notes, said]
+        note = read_note(self.releases.table(self.releases.moments[0]).schema)
+        return joint, notes if note is None else [*notes, note]
 
     def _derived(
         self, name: str, joint: Joint, found: Interval, level: float, notes: list[str],

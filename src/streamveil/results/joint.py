@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from streamveil.batch import Moment
 from streamveil.core.counters import ROUNDING, Counter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.dataflow.grouping import counter_from
+from streamveil.dataflow.grouping import FLAGS, counter_from
 from streamveil.dataflow.outputs import reach_of
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.kinds import TOTALS
@@ -23,6 +23,8 @@ from streamveil.results.noise import covariance, tested_covariance, weighted_cov
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
+CENTRED = (*TOTALS, "avg")  # functions of which the error is noise about 0
+HALF = 0.5  # by which rounding moves a number at most
 NEARLY = 1e-3  # of its width by which an interval is wider than that of noise alone
 Keys = Any  # an Arrow array of encoded keys
 Slopes = dict[int, Array]  # lane -> how the number moves with that lane's total, per key
@@ -49,7 +51,9 @@ class Joint:
     Windows never share noise, nor do lanes. Within a lane and window, `results.noise` says it. Of a
     mean the delta method is used, as for its own deviation. Where nothing is known (variances,
     quantiles, the published preset, releases without facts), the covariance of a and b lies between
-    - sd_a sd_b and sd_a sd_b, whatever the noise is.
+    - sd_a sd_b and sd_a sd_b, whatever the noise is. The error of a variance or a quantile is not
+    centred at 0: its further end stands for its deviation, and in several windows it may be the
+    same.
     """
 
     releases: Releases
@@ -82,13 +86,15 @@ class Joint:
         """
         value = self.at(*cell)
         facts = self.output(cell.name)
+        if not any(facts.get(flag) for flag in FLAGS):
+            return value
+        low, high = self.ends(cell)
+        reach = self.reach(cell)
+        if facts.get("integer") and facts["function"] in TOTALS:  # the middle is not rounded
+            for middle in (low + reach, high - reach):
+                value = np.where(np.abs(middle - value) <= HALF, middle, value)
         if not (facts.get("non_negative") or facts.get("monotone")):
             return value
-        low, high = (
-            self.at(cell.moment, cell.name + "_low"),
-            self.at(cell.moment, cell.name + "_high"),
-        )
-        reach = self.reach(cell)
         raised = low + reach  # to an earlier number, which is above all of its interval
         if facts.get("non_negative"):
             raised = np.where(low > 0, raised, np.maximum(value - reach, -reach))
@@ -98,7 +104,9 @@ class Joint:
         """How many groups have a wider interval because this number may have shown them."""
         if self.output(cell.name).get("function") not in TOTALS or "true_intervals" in self.facts:
             return 0
-        low, high = (self.at(cell.moment, cell.name + end) for end in ("_low", "_high"))
+        if self.releases.hidden(cell.moment) is None:  # groups are public
+            return 0
+        low, high = self.ends(cell)
         reach = self.reach(cell)
         return int((high - low > 2 * reach * (1 + NEARLY)).sum())
 
@@ -115,9 +123,33 @@ class Joint:
         """The deviation that the release states."""
         return self.at(cell.moment, cell.name + "_sd")
 
+    def ends(self, cell: Cell) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
+        """The interval that the release states."""
+        low, high = (self.at(cell.moment, cell.name + end) for end in ("_low", "_high"))
+        return low, high
+
+    def is_centred(self, cell: Cell) -> bool:
+        """Whether its error is noise about 0, as that of a number without facts is taken to be."""
+        output = self.output(cell.name)
+        rounded = output.get("integer") and output["function"] not in TOTALS
+        return output.get("function", "sum") in CENTRED and not rounded
+
+    def spread(self, cell: Cell) -> Float64[Array, " keys"]:
+        """Its deviation; of an error that is not centred at 0, the further end in deviations."""
+        if self.is_centred(cell):
+            return self.sd(cell)
+        return np.maximum(*self.sides(cell))
+
+    def sides(self, cell: Cell) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
+        """How far its interval reaches down and up, in deviations of a Gaussian."""
+        value, (low, high) = self.at(*cell), self.ends(cell)
+        z = deviations(self.facts["confidence"])
+        return (value - low) / z, (high - value) / z
+
     def covariance(self, one: Cell, two: Cell) -> Ends:
         """The covariance of the noise of two numbers, for every key."""
-        if one.moment.window != two.moment.window:
+        centred = self.is_centred(one) and self.is_centred(two)
+        if one.moment.window != two.moment.window and centred:
             zero = np.zeros(len(self.keys))
             return Ends(zero, zero)
         left, right = self.slopes(one), self.slopes(two)
@@ -132,9 +164,9 @@ class Joint:
         if total is not None:
             return Ends(total, total)
         if one == two:
-            square = self.sd(one) ** 2
+            square = self.spread(one) ** 2
             return Ends(square, square)
-        widest = self.sd(one) * self.sd(two)
+        widest = self.spread(one) * self.spread(two)
         return Ends(-widest, widest)
 
     def is_known(self, one: Cell, two: Cell) -> bool:
@@ -149,7 +181,7 @@ class Joint:
             factors = output.get("factors", (1.0,))
             every = np.ones(len(self.keys))
             return {lane: one * every for lane, one in zip(output["lanes"], factors, strict=True)}
-        if output.get("function") != "avg":
+        if output.get("function") != "avg" or not self.is_centred(cell):
             return None
         count, total = output["lanes"]
         share = self.at(*cell) - output.get("centre", (output["low"] + output["high"]) / 2)
