@@ -35,7 +35,10 @@ from streamveil.expressions.kernels import (
     Column,
     civil_days,
     dense,
+    float_divide,
+    float_log,
     float_op,
+    float_root,
     from_numpy,
     int_abs,
     int_negate,
@@ -266,9 +269,9 @@ TIMES: dict[str, Rule] = {
 # ---- all functions
 
 
-def floating(function: Callable[..., Array], places: int = 1) -> Rule:
+def floating(kernel: Kernel, places: int = 1) -> Rule:
     """A function of floats to a float."""
-    return fixed("float", *["float"] * places, kernel=float_op(function))
+    return fixed("float", *["float"] * places, kernel=kernel)
 
 
 def by_number(on_int: Kernel, on_float: Kernel, places: int = 1) -> Rule:
@@ -340,7 +343,7 @@ def _round(name: str, arguments: Sequence[Argument]) -> Bound:
 def _log(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 1, 2)
     if len(arguments) == 1:
-        return Bound("float", ("float",), float_op(np.log))
+        return Bound("float", ("float",), float_log(np.log))
     return Bound("float", ("float",) * 2, float_op(lambda a, base: np.log(a) / np.log(base)))
 
 
@@ -375,20 +378,20 @@ FUNCTIONS: dict[str, Rule] = {
     "ABS": by_number(int_abs, float_op(np.abs)),
     "SIGN": by_number(lambda c: pc.sign(c).cast(pa.int64()), float_op(np.sign)),
     "ROUND": _round,
-    "FLOOR": floating(np.floor),
-    "CEIL": floating(np.ceil),
-    "CEILING": floating(np.ceil),
-    "TRUNC": floating(np.trunc),
-    "SQRT": floating(np.sqrt),
-    "EXP": floating(np.exp),
-    "LN": floating(np.log),
+    "FLOOR": floating(float_op(np.floor)),
+    "CEIL": floating(float_op(np.ceil)),
+    "CEILING": floating(float_op(np.ceil)),
+    "TRUNC": floating(float_op(np.trunc)),
+    "SQRT": floating(float_root),
+    "EXP": floating(float_op(np.exp)),
+    "LN": floating(float_log(np.log)),
     "LOG": _log,
-    "LOG10": floating(np.log10),
-    "POW": floating(np.power, 2),
-    "POWER": floating(np.power, 2),
+    "LOG10": floating(float_log(np.log10)),
+    "POW": floating(float_op(np.power), 2),
+    "POWER": floating(float_op(np.power), 2),
     "DIV": fixed("int", "int", "int", kernel=int_op("div")),
     "MOD": fixed("int", "int", "int", kernel=int_op("mod")),
-    "SAFE_DIVIDE": floating(np.divide, 2),
+    "SAFE_DIVIDE": floating(float_divide, 2),
     # as the operators do here too: null where they overflow
     "SAFE_ADD": by_number(int_op("add"), float_op(np.add), 2),
     "SAFE_SUBTRACT": by_number(int_op("subtract"), float_op(np.subtract), 2),

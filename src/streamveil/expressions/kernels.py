@@ -125,8 +125,17 @@ def int_abs(column: Column) -> Column:
 # -- floating point ------------------------------------------------------------------------------
 
 
-def float_op(function: Callable[..., Array]) -> Callable[..., Column]:
-    """A NumPy function; a result that is not finite although its inputs are becomes null."""
+def float_op(
+    function: Callable[..., Array], defined: Callable[..., Array] | None = None
+) -> Callable[..., Column]:
+    """A NumPy function; a result that is not finite although its inputs are becomes null.
+
+    `defined`: of which inputs SQL has a value. Infinite ones can be outside as well.
+
+    >>> divide = float_op(np.divide, lambda _, b: b != 0)
+    >>> divide(pa.array([6.0, 6.0, np.inf, np.inf]), pa.array([3.0, 0.0, 0.0, 3.0])).to_pylist()
+    [2.0, None, None, inf]
+    """
 
     def run(*columns: Column) -> Column:
         pairs = [dense(column) for column in columns]
@@ -136,10 +145,21 @@ def float_op(function: Callable[..., Array]) -> Callable[..., Column]:
         finite = np.ones(len(values), bool)
         for a, valid in pairs:
             ok, finite = ok & valid, finite & np.isfinite(a) & valid
-        passed = np.logical_and.reduce([valid for _, valid in pairs]) & ~finite
-        return from_numpy(values, ok | passed, pa.float64())
+        ok |= np.logical_and.reduce([valid for _, valid in pairs]) & ~finite
+        if defined is not None:
+            ok &= defined(*(a for a, _ in pairs))
+        return from_numpy(values, ok, pa.float64())
 
     return run
+
+
+float_divide = float_op(np.divide, lambda _, b: b != 0)
+float_root = float_op(np.sqrt, lambda a: ~(a < 0))
+
+
+def float_log(function: Callable[[Array], Array]) -> Callable[[Column], Column]:
+    """A logarithm, of what is above 0."""
+    return float_op(function, lambda a: ~(a <= 0))
 
 
 def round_half_away(a: Array) -> Array:

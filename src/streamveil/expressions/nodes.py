@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,15 @@ from streamveil.expressions.convert import (
     wrong,
 )
 from streamveil.expressions.dialect import AGGREGATES, UNITS, canonical, shown
-from streamveil.expressions.kernels import INT_MAX, INT_MIN, Column, float_op, int_negate, int_op
+from streamveil.expressions.kernels import (
+    INT_MAX,
+    INT_MIN,
+    Column,
+    float_divide,
+    float_op,
+    int_negate,
+    int_op,
+)
 
 Reader = Callable[[str], Node]
 Builder = Callable[[exp.Expr, Reader], Node]
@@ -156,7 +163,7 @@ def _cast(tree: exp.Expr, read: Reader) -> Node:
 # -- operators -----------------------------------------------------------------------------------
 
 
-def _arithmetic(word: str, on_int: str | None, on_float: Callable[..., Any]) -> Builder:
+def _arithmetic(word: str, on_int: str | None, on_float: Callable[..., Column]) -> Builder:
     def builder(tree: exp.Expr, read: Reader) -> Node:
         left, right = build(tree.this, read), build(tree.expression, read)
         if "interval" in (left.kind, right.kind):
@@ -166,7 +173,7 @@ def _arithmetic(word: str, on_int: str | None, on_float: Callable[..., Any]) -> 
             return Node("date", lambda table: days(left.run(table), right.run(table)))
         kind = "float" if on_int is None else numeric(word, [seen(left), seen(right)])
         a, b = (convert(node, kind, f"a side of {word}") for node in (left, right))
-        kernel = int_op(on_int) if kind == "int" and on_int else float_op(on_float)
+        kernel = int_op(on_int) if kind == "int" and on_int else on_float
         return Node(kind, lambda table: kernel(a.run(table), b.run(table)))
 
     return builder
@@ -453,11 +460,11 @@ BUILDERS: dict[type, Builder] = {
     exp.Paren: _inner,
     exp.Cast: _cast,
     exp.TryCast: _cast,
-    exp.Add: _arithmetic("+", "add", np.add),
-    exp.Sub: _arithmetic("-", "subtract", np.subtract),
-    exp.Mul: _arithmetic("*", "multiply", np.multiply),
-    exp.Div: _arithmetic("/", None, np.divide),
-    exp.Mod: _arithmetic("%", "mod", np.fmod),
+    exp.Add: _arithmetic("+", "add", float_op(np.add)),
+    exp.Sub: _arithmetic("-", "subtract", float_op(np.subtract)),
+    exp.Mul: _arithmetic("*", "multiply", float_op(np.multiply)),
+    exp.Div: _arithmetic("/", None, float_divide),
+    exp.Mod: _arithmetic("%", "mod", float_op(np.fmod)),
     exp.Neg: _negative,
     exp.EQ: _compare("=", pc.equal),
     exp.NEQ: _compare("<>", pc.not_equal),
