@@ -211,7 +211,7 @@ ORIGINAL = surveys.survey
         ({"column": "SUM(y, contribution_bounds_per_row => (0, 1))"}, "unknown column 'y'"),
         ({"sink": "format = 'xml'"}, "unknown format"),
         ({"sink": "colour = 'red'"}, "no option 'colour'"),
-        ({"secret": "zz"}, "64 hexadecimal digits"),
+        ({"secret": "zz"}, r"64 hexadecimal digits\.\n.*openssl rand -hex 32"),
         ({"secret": "env:NO_SUCH_VARIABLE"}, "is not set"),
         ({"keep_releases": 0}, "keep_releases must be"),
         ({"rejects": "s"}, "a directory of their own"),

@@ -7,6 +7,7 @@ import pytest
 from sqlglot.dialects.bigquery import BigQuery
 
 import streamveil as sv
+from streamveil.errors import PlanError
 from streamveil.expressions import columns_of, compile_expression, normalize_expression
 from streamveil.expressions.dialect import KEYWORDS, VeilParser
 from streamveil.sql.sql import parse_script
@@ -130,3 +131,14 @@ def test_columns_named_by_verbs_answer_in_python_as_any_others(tmp_path):
     assert found["commit"].to_pylist() == [0, 1, 2]
     for word in verbs[1:]:
         assert found[word].to_numpy() == pytest.approx([0, 100, 200], abs=20)  # sd is below 0.1
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("not sql", "no statement starts like this; known: ASK, CREATE, "),
+    ("SELCT 1", "no statement starts like this; did you mean 'SELECT'? (line 1,"),
+])  # fmt: skip
+def test_what_begins_no_statement_is_told_once_what_does(text, said):
+    with pytest.raises(PlanError) as caught:
+        parse_script(text)
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).count("CREATE") <= 1

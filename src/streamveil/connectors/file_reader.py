@@ -188,6 +188,8 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
                 f"no file matches {', '.join(map(shown, named))}.\n"
                 "  to fix  check the path; a folder, or *, may be empty and wait for files"
             )
+        if source.declared is None:  # type: ignore[attr-defined]  # likewise
+            return None  # no file tells the columns: the job is refused, and nothing is spent
         return f"no file is there yet{folders_of(named)}"
     if span is None or column is None:
         return None if has_row(source) else NO_ROW

@@ -92,7 +92,10 @@ def parse(text: str, where: str) -> bytes:
     try:
         return require_size(bytes.fromhex(text.strip()), where)
     except ValueError:
-        raise StoreError(f"{where} must hold {2 * SECRET_BYTES} hexadecimal digits") from None
+        raise StoreError(
+            f"{where} must hold {2 * SECRET_BYTES} hexadecimal digits.\n"
+            f"  to fix  openssl rand -hex {SECRET_BYTES} makes some"
+        ) from None
 
 
 def require_size(secret: bytes, where: str) -> bytes:

@@ -185,8 +185,9 @@ def _statement(cursor: Cursor, views: Views) -> Statement | None:
     sinks = _targets(cursor)
     if not explain and cursor.peek() not in ("SELECT", "WITH"):
         word = cursor.peek()
-        hint = nearest(word[:30], STARTS)
-        raise PlanError(f"a statement starts with {', '.join(STARTS)}{hint}{cursor.place()}")
+        raise PlanError(
+            f"no statement starts like this{nearest(word[:30], STARTS)}{cursor.place()}"
+        )
     return _private(cursor, views, sinks, explain=explain)
 
 
