@@ -161,3 +161,16 @@ def test_a_total_in_which_a_number_is_missing_is_missing():
     found = dict(ours(f"SELECT k, SUM(o) AS s FROM ({both}) AS r GROUP BY k"))
     assert found == {"x": 81, "y": None, "z": None, None: None, "w": None}
     assert dict(theirs(f"SELECT k, SUM(o) AS s FROM ({both}) AS r GROUP BY k"))["y"] == 20
+
+
+@pytest.mark.parametrize("function", ["SUM", "AVG"])
+def test_a_frame_in_which_a_number_is_missing_has_none(function):
+    """A number that is missing before a row was added up as 0, one of the row itself was not."""
+    some = "SELECT c, d, n FROM p WHERE n > 10"
+    both = f"SELECT a.c AS k, a.d AS d, b.n AS o FROM p AS a LEFT JOIN ({some}) AS b USING (c, d)"
+    window = "ORDER BY k, d ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
+    rows = f"SELECT k, d, o, {function}(o) OVER ({window}) AS s FROM ({both}) AS r ORDER BY k, d"
+    found = ours(rows)
+    assert [row[2] for row in found] == [None, None, 50, 31, 20, None, None, None]
+    third, fourth = (81, 51) if function == "SUM" else (40.5, 25.5)
+    assert [row[3] for row in found] == [None, None, None, third, fourth, None, None, None]

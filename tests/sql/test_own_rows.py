@@ -675,3 +675,14 @@ def test_rows_may_be_ordered_by_what_is_null_everywhere():
     ranked = "(SELECT *, RANK() OVER (PARTITION BY id ORDER BY x) AS part FROM t)"
     made = own_rows(asked(ranked, around=SHIFTED, table=table).source, table)
     assert made["part"].to_pylist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("subquery", "message"), [
+    ("SELECT id, SUM(DISTINCT x) AS s FROM t GROUP BY id", "only COUNT takes DISTINCT"),
+    ("SELECT id, LAG(x, 0) OVER (PARTITION BY id ORDER BY day) AS s FROM t", "at least 1, not 0"),
+    ("SELECT id, LAG(x, -1) OVER (PARTITION BY id ORDER BY day) AS s FROM t",
+     "a whole number written out, such as 1, of at most 18 digits, not -1"),
+])  # fmt: skip
+def test_totals_and_distances_that_there_are_not_name_the_way_out(subquery, message):
+    with pytest.raises(PlanError, match=message):
+        asked(subquery)

@@ -229,12 +229,13 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
         of_row = replace(moved[""], name=one.row_column, expression=column_text(ROW))
         table = with_windows(table, *moved.values(), of_row)
         if one.filled:
-            here = table[one.name].is_valid().cast(pa.int64())
+            here = table[one.row_column].is_valid()  # a row whose number is missing is not filled
             for end in moved:
                 place = table.column_names.index(one.name + end)
-                filled = pc.fill_null(table[one.name + end], 0)
+                cells = table[one.name + end]
+                filled = pc.if_else(here, cells, pa.scalar(0, cells.type))
                 table = table.set_column(place, one.name + end, filled)
-            table = table.append_column(one.here_column, here)
+            table = table.append_column(one.here_column, here.cast(pa.int64()))
         if one.column in answers:
             answers[one.name] = {**answers[one.column], SHIFT: one.row_column}
             told[one.name] = told.get(one.column, {})

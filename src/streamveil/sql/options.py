@@ -53,9 +53,12 @@ def real(tree: exp.Expr, what: str) -> float:
 
 def whole(tree: exp.Expr, what: str) -> int:
     """A whole number."""
-    text = number_text(tree, what)
+    text = str(tree.this) if isinstance(tree, exp.Literal) and not tree.is_string else ""
     if not text.isdecimal() or len(text) > 18:
-        raise PlanError(f"{what} must be a whole number of at most 18 digits, not {echo(tree)}")
+        raise PlanError(
+            f"{what} must be a whole number written out, such as 1, of at most 18 digits,"
+            f" not {echo(tree)}"
+        )
     return int(text)
 
 

@@ -262,6 +262,11 @@ def total_of(call: Any, name: str) -> OwnColumn:
             raise PlanError("COUNT(DISTINCT x) takes one column")
         inside = texts_of(argument.expressions[0])
         return OwnColumn(name=name, function="COUNT DISTINCT", expression=inside)
+    if isinstance(argument, exp.Distinct):
+        raise PlanError(
+            f"{function}(DISTINCT x): of the totals of a person's rows only COUNT takes DISTINCT.\n"
+            "  to fix  SELECT DISTINCT the unit and x in a subquery inside"
+        )
     text = texts_of(argument)
     if function == "COUNTIF":
         function, text = "COUNT", normalize_expression(f"IF({text}, TRUE, NULL)")
@@ -356,7 +361,10 @@ def moved_of(function: str, arguments: list[exp.Expr], name: str) -> OwnColumn:
         )
     distance = whole(arguments[1], f"the distance of {function}") if arguments[1:] else 1
     if distance < 1:
-        raise PlanError(f"the distance of {function} must be at least 1")
+        raise PlanError(
+            f"the distance of {function} must be at least 1, not {distance}.\n"
+            "  to fix  the column itself is its value 0 rows away"
+        )
     return OwnColumn(
         name=name, function=function, expression=texts_of(arguments[0]), distance=distance
     )

@@ -254,7 +254,10 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
 
     if name in ("LAG", "LEAD"):
         if node.args.get("spec") or len(call.expressions) > 2:
-            raise PlanError(f"{name} takes a column and a number of rows, without a frame")
+            raise PlanError(
+                f"{name} takes a column and how many rows away, without a frame.\n"
+                "  to fix  IFNULL(...) around it says what to put where there is no row"
+            )
         rows = whole(call.expressions[1], f"rows of {name}") if call.expressions[1:] else 1
         return exp.column(shift(rows if name == "LAG" else -rows, filled=False).name, quoted=True)
     return framed(node, name, column, shift)
