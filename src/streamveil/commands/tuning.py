@@ -101,7 +101,7 @@ def tune(
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
-    """Forecasts errors over bounds; or solves for an epsilon."""
+    """Forecasts the error under several bounds, or finds the epsilon that an error takes."""
     from streamveil.advise.tune import METRICS
     from streamveil.core.accounting import Budget
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, product, takewhile
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -159,17 +159,16 @@ class Answers(AnswerTable):
         alike = full or [*said.values()]  # a window without a group says only that
         shared = [text for text in alike[-1] if all(text in one for one in alike)]
         own = [
-            [f"window {self._named(moment)}: {text}" for text in texts if text not in shared]
+            [
+                f"window {self.releases.named(moment)}: {text}"
+                for text in texts
+                if text not in shared
+            ]
             for moment, texts in reversed(said.items())
         ]
         earlier = sum(map(bool, own[NOTED:]))
         more = [f"{earlier:,} earlier windows have notes of their own: read(window=...)"]
         return [*shared, *chain.from_iterable(own[:NOTED]), *more * bool(earlier)]
-
-    def _named(self, moment: Moment) -> str:
-        """The name of a window."""
-        time = self.releases.time(moment)
-        return str(moment.window) if time is None else time.name
 
     def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:
         """A matplotlib figure of one number over time; of a single release, see `AnswerTable.plot`.
@@ -264,9 +263,15 @@ class Answers(AnswerTable):
         at_least(1, windows=windows)
         end = self._moment(at)
         last = {one.window: one for one in self.moments}
-        windows_before = range(end.window - windows + 1, end.window)
-        moments = (last.get(one, Moment(one, 1)) for one in windows_before)  # the first may be none
-        cells = [Cell(self.releases.require(one), name) for one in moments] + [Cell(end, name)]
+        before = range(end.window - 1, end.window - windows, -1)
+        near = list(takewhile(last.__contains__, before))
+        if len(near) < len(before):
+            raise PlanError(
+                f"there are releases of {len(near) + 1:,} windows in a row up to"
+                f" {self.releases.named(end)}, not of {windows:,}{self.releases.gone}.\n"
+                f"  to fix  ask for at most {len(near) + 1:,}"
+            )
+        cells = [*(Cell(last[one], name) for one in reversed(near)), Cell(end, name)]
         part = WeightedSum(tuple((cell, 1.0 / windows) for cell in cells))
         return self._sum(name, part, confidence, whole=False)
 
@@ -367,7 +372,14 @@ class Answers(AnswerTable):
     def _before(self, end: Moment) -> Moment:
         """The release before one."""
         last = [one for one in self.moments if one.window == end.window - 1]
-        return last[-1] if end.trigger == 1 and last else Moment(end.window, end.trigger - 1)
+        if end.trigger > 1:
+            return Moment(end.window, end.trigger - 1)
+        if last:
+            return last[-1]
+        raise PlanError(
+            f"no release is just before the first of window {self.releases.named(end)}"
+            f"{self.releases.gone}.\n  to fix  since says which one to compare with"
+        )
 
     def _ranked(
         self, name: str, moment: Moment, k: int, level: float, hidden: int

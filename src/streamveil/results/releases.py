@@ -86,16 +86,27 @@ class Releases:
     def require(self, moment: Moment) -> Moment:
         """The moment, if there is such a release."""
         if moment not in self.loads:
-            inside = [m.trigger for m in self.loads if m.window == moment.window]
+            inside = [m for m in self.loads if m.window == moment.window]
+            first, last = (inside or self.moments)[0], (inside or self.moments)[-1]
+            window = self.named(first) if inside else moment.window
             known = (
-                f"window {moment.window} has triggers {inside[0]} to {inside[-1]}" if inside
-                else f"there are windows {self.moments[0].window} to {self.moments[-1].window}"
+                f"window {window} has triggers {first.trigger} to {last.trigger}" if inside
+                else f"there are windows {self.named(first)} to {self.named(last)}"
             )  # fmt: skip
-            gone = f"; {self.dropped:,} earlier ones are not kept any more" if self.dropped else ""
             raise PlanError(
-                f"there is no release {moment.trigger} of window {moment.window}; {known}{gone}"
+                f"there is no release {moment.trigger} of window {window}; {known}{self.gone}"
             )
         return moment
+
+    @property
+    def gone(self) -> str:
+        """That earlier releases were dropped, if any were."""
+        return f"; {self.dropped:,} earlier ones are not kept any more" if self.dropped else ""
+
+    def named(self, moment: Moment) -> str:
+        """The name of the window of a release."""
+        time = self.time(moment)
+        return str(moment.window) if time is None else time.name
 
     def time(self, moment: Moment) -> ReleaseTime | None:
         """Where a release is in time, if it says so."""
