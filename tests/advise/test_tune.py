@@ -21,10 +21,12 @@ from streamveil.advise.tune import (
     tune,
 )
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import answer_sd
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.release import WeightRule
 from streamveil.errors import PlanError
-from streamveil.plan import Bounding
+from streamveil.plan import Bounding, combined_plan
+from streamveil.plan.look import with_look
 from streamveil.runtime.run import run
 
 KEYS = [f"k{i:02}" for i in range(12)]
@@ -186,6 +188,16 @@ def test_refusals():
         tune(plan(table), table.slice(0, 0))
     with pytest.raises(PlanError, match="counts and sums"):
         tune(plan(table, aggregates={"a": sv.avg("ms", bounds=(0, 1))}), table)
+
+
+def test_epsilon_for_a_group_pays_for_the_look():
+    made = plan(clicks(100), Bounding(max_rows=8))
+    assert made != with_look(made)
+    found = epsilon_for(made, 500, 0.1)
+    asked = replace(made, budget=sv.Budget(epsilon=f"{found:.6g}", delta=made.budget.delta))
+    operator = compile_plan(combined_plan(with_look(asked)))
+    last = operator.schedule.triggers
+    assert 0.097 * 500 < answer_sd(operator, operator.outputs[0], last) <= 0.1 * 500 * (1 + 1e-6)
 
 
 def test_epsilon_for_a_group_of_some_size():

@@ -20,9 +20,11 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
 from streamveil.compiler.plan_forecast import answer_sd, published_chance, total_chance
 from streamveil.core.accounting import Budget
+from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError, require_one_of
-from streamveil.plan import Bounding, Plan
+from streamveil.plan import Bounding, Plan, combined_plan
 from streamveil.plan.combine import pairs
+from streamveil.plan.look import in_units, with_look
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.types import Array, Bool, Float64, Int64
 
@@ -309,6 +311,11 @@ def least(good: Callable[[float], bool]) -> float | None:
     return high
 
 
+def compiled(plan: Plan) -> GroupBy:
+    """The operator that `explain` describes: what a look costs is not left for the noise."""
+    return compile_plan(combined_plan(in_units(with_look(plan))))
+
+
 def epsilon_for(plan: Plan, units: int, target: float) -> float:
     """The least epsilon (within 2 %) with which the first count of such a group errs so little.
 
@@ -326,7 +333,7 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
 
     def at(epsilon: float) -> float:
         budget = Budget(epsilon=f"{epsilon:.6g}", delta=plan.budget.delta)
-        operator = compile_plan(replace(plan, budget=budget))
+        operator = compiled(replace(plan, budget=budget))
         place = next(i for i, out in enumerate(operator.outputs) if out.name == asked.name)
         last = operator.schedule.triggers or USUAL_STEPS
         sd = answer_sd(operator, operator.outputs[place], last)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from streamveil.advise.tune import forecast, read_sample, require_whole
-from streamveil.compiler.group_by import compile_plan
+from streamveil.advise.tune import compiled, forecast, read_sample, require_whole
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.compiler.plan_forecast import NOISE, answer_sd, published_chance
 from streamveil.core.accounting import Budget
@@ -24,8 +23,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.display import AnswerTable, shown_in_cells
 from streamveil.errors import BudgetError, PlanError, require_positive, requires_extra
-from streamveil.plan import Plan, combined_plan
-from streamveil.plan.look import in_units, with_look
+from streamveil.plan import Plan
 from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.types import own
 
@@ -142,11 +140,6 @@ def require_numbers(name: str, given: Iterable[Any] | None) -> list[Any] | None:
                 f"  to fix  what_if(query, {name}=[1, 2, 4])"
             )
     return tried
-
-
-def compiled(plan: Plan) -> GroupBy:
-    """The operator that `explain` describes."""
-    return compile_plan(combined_plan(in_units(with_look(plan))))
 
 
 def over_epsilon(

@@ -86,11 +86,16 @@ def tune(
     fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
     metric: Annotated[str, typer.Option(help="l1, l2, linf or keys.")] = "l1",
     target: Annotated[
-        float | None, typer.Option(help="Solve for the epsilon with this error instead.")
+        float | None,
+        typer.Option(
+            help="Find the epsilon with this error: of --metric or, with --units, a share."
+        ),
     ] = None,
     units: Annotated[
         int | None,
-        typer.Option(help="Without a sample: --target is the share of error in such a group."),
+        typer.Option(
+            help="Without a sample: how many people are in the group that errs by --target."
+        ),
     ] = None,
     private: Annotated[
         str | None, typer.Option(help="PRIVATE rows to survey with noise, paid by --epsilon.")

@@ -49,8 +49,8 @@ NOTED = 3  # windows whose own notes are told
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
-    " (CSV and JSON without their metadata files need the query; variances, quantiles and the"
-    " preset dp-sqlp stay wide)"
+    " (CSV and JSON without their metadata files need the query; variances, quantiles, computed"
+    " numbers and the preset dp-sqlp stay wide)"
 )
 CHOSEN = (
     "the noisy numbers of {:,} groups are near a threshold that may have shown them, and tend to be"
