@@ -99,6 +99,17 @@ def test_a_folder_that_a_killed_process_made_becomes_durable_too(tmp_path, monke
     assert synced[4:] == folders[:1]
 
 
+def test_folders_of_releases_that_are_published_together_become_durable_once(tmp_path, monkeypatch):
+    synced, job = [], tmp_path / "out" / "job"
+    monkeypatch.setattr(sinks, "sync_directory", synced.append)
+    sink = FilesSink(str(tmp_path / "out"))
+    many = [made(TABLE, window, trigger) for window in (1, 2, 3) for trigger in (1, 2)]
+    sink.write_together("job", many)
+    windows = [job / f"window={window}" for window in (1, 2, 3)]
+    assert synced == [*windows, job, tmp_path / "out", tmp_path]
+    assert sorted(job.iterdir()) == windows
+
+
 def test_a_damaged_file_is_refused_in_words(tmp_path):
     """Arrow tells of damage by more than one kind of error, some without a reason."""
     table = pa.table({"key": list(map(str, range(300))), "n": [0.5] * 300})

@@ -90,13 +90,12 @@ class FilesSink(Sink):
     def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
         window, trigger, table = require_release(release).identity
-        self._published(job, window, {trigger: table})
+        self._publish(job, [(window, {trigger: table})])
 
     def write_together(self, job: str, releases: Sequence[Release]) -> None:
         """Publishes releases in their order; those of a window that fit into one file as one."""
-        for run in runs(releases) if self.format == PARQUET else [[one] for one in releases]:
-            tables = {release.trigger: release.table for release in run}
-            self._published(job, run[0].window, tables)
+        files = runs(releases) if self.format == PARQUET else [[one] for one in releases]
+        self._publish(job, [(run[0].window, {r.trigger: r.table for r in run}) for run in files])
 
     def try_out(self) -> None:
         """See `try_connectors`."""
@@ -115,13 +114,20 @@ class FilesSink(Sink):
             lambda error: str(error.strerror),
         )
 
-    def _published(self, job: str, window: int, tables: dict[int, pa.Table]) -> None:
-        """Publishes some releases in a row of a window."""
+    def _publish(self, job: str, files: Sequence[tuple[int, dict[int, pa.Table]]]) -> None:
+        """Publishes releases in a row of a window in each file, then makes all names durable."""
         with self._in_words():
-            folder = folder_of(window, next(iter(tables.values())))
-            self._write(self.path / require_file_name("job", job) / folder, tables)
+            folders = [*dict.fromkeys(self._write(job, *file) for file in files)]
+            # who made them may have died
+            above = () if folders == [self._named] else folders[0].parents[:3]
+            for name in (*folders, *above):
+                sync_directory(name)  # what was published stays so after a power failure
+            self._named = folders[-1]
 
-    def _write(self, folder: Path, tables: dict[int, pa.Table]) -> None:
+    def _write(self, job: str, window: int, tables: dict[int, pa.Table]) -> Path:
+        """Writes a file of releases of a window, or finds the same there; in which folder."""
+        named = folder_of(window, next(iter(tables.values())))
+        folder = self.path / require_file_name("job", job) / named
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"{name_of(*tables)}.{self.format}"
         self._require_apart(final)
@@ -141,10 +147,7 @@ class FilesSink(Sink):
                 self._require_same(final, list(tables.values()))
             else:
                 _replace(final, data)
-        above = () if folder == self._named else folder.parents[:3]  # who made it may have died
-        for name in (folder, *above):
-            sync_directory(name)  # what was published stays so after a power failure
-        self._named = folder
+        return folder
 
     def _require_apart(self, final: Path) -> None:
         """Refuses releases of which another file of several holds one, or that hold one's."""
