@@ -190,6 +190,15 @@ def test_refusals():
         tune(plan(table, aggregates={"a": sv.avg("ms", bounds=(0, 1))}), table)
 
 
+def test_forecasts_on_a_sample_have_the_noise_that_a_look_leaves():
+    table = clicks(300)
+    made = plan(table, Bounding(max_rows=8))
+    operator = compile_plan(combined_plan(with_look(made)))
+    sd = answer_sd(operator, operator.outputs[0], operator.schedule.triggers)
+    assert made != with_look(made)
+    assert forecast(made, read_sample(made, table, 1.0), made.bounding).sd == pytest.approx(sd)
+
+
 def test_epsilon_for_a_group_pays_for_the_look():
     made = plan(clicks(100), Bounding(max_rows=8))
     assert made != with_look(made)

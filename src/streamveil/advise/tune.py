@@ -180,7 +180,7 @@ def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
         error s sqrt(2/pi) exp(-b^2 / 2 s^2) + b erf(b / (s sqrt 2)); a hidden one by its total.
         Where groups carry weights, they are those of groups of their size.
     """
-    operator = compile_plan(replace(plan, bounding=bounding))
+    operator = compiled(replace(plan, bounding=bounding))
     aggregate = first_counted(plan)
     place = next(i for i, out in enumerate(operator.outputs) if out.name == aggregate.name)
     last = operator.schedule.triggers or USUAL_STEPS
