@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -98,6 +100,34 @@ def test_where_files_end_does_not_depend_on_rows(tmp_path):
         released(plan, home, "s")
         names.append(sorted(str(p.relative_to(home)) for p in (home / "out").rglob("*.parquet")))
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(("most", "size", "is_beside"), [
+    (np.inf, 1 << 20, False), (np.inf, 0, True), (0.0, 1 << 20, True),
+])  # fmt: skip
+def test_a_small_commit_is_waited_for_unless_it_waits_for_others(
+    most, size, is_beside, tmp_path, monkeypatch
+):
+    """Two threads that share the interpreter's lock are slower than one after the other."""
+    committing, beside, publish = threading.Event(), [], FilesSink.write_together
+    compute = runtime_job.Job._compute
+
+    def published(*args):
+        committing.set()
+        time.sleep(0.02)
+        publish(*args)
+        committing.clear()
+
+    def computed(*args):
+        beside.append(committing.is_set())
+        return compute(*args)
+
+    monkeypatch.setattr(FilesSink, "write_together", published)
+    monkeypatch.setattr(runtime_job.Job, "_compute", computed)
+    monkeypatch.setattr(runtime_job, "MOST_WAITED", most)
+    monkeypatch.setattr(runtime_job, "QUICK_BYTES", size)
+    released(plan_in(tmp_path), tmp_path, "s")
+    assert any(beside) == is_beside
 
 
 def test_what_was_published_one_by_one_is_not_published_again(tmp_path, monkeypatch):

@@ -110,6 +110,8 @@ class Snapshot(NamedTuple):
 NOTHING = Snapshot()
 HELD_BYTES = 4 << 20  # of what waits for the rest of its group; then it is written to the log
 CELL_BYTES = 16  # of a total and its variance
+QUICK_BYTES = 1 << 20  # of a commit; a larger one is made beside the next micro-batches
+MOST_WAITED = 0.1  # of a job's time, in which its commits waited for others
 
 
 class Job:
@@ -130,7 +132,7 @@ class Job:
     ) -> None:
         self.work = work
         self._tell = progress or silent
-        self._started = time.perf_counter()
+        self._started, self._waited = time.perf_counter(), 0.0
         self._rows = self._published = 0
         self._health: dict[str, int] = {}
         self._copies = CopyBuffer()
@@ -356,8 +358,9 @@ class Job:
                 ready = () if self._last.more else self._latest
                 self._health = self.counters()
                 pending = committer.submit(self._commit, self._held, ready, checkpoint)
+                alone = size < QUICK_BYTES and self._commits_quickly
                 self._held, size = [], 0
-                if batches.waiting:  # nothing to overlap with: publish without delay
+                if batches.waiting or alone:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
             if pending is not None:
@@ -371,6 +374,16 @@ class Job:
             committer.shutdown()
             self._archive.close()
             self._store.close()
+
+    @property
+    def _commits_quickly(self) -> bool:
+        """Whether computing beside a small commit of a replay would gain nothing.
+
+        The two threads would pass the interpreter's lock to and fro with each compiled call, which
+        takes longer than what devices and servers are waited for, as long as that is little.
+        """
+        elapsed = time.perf_counter() - self._started
+        return self.work.together is not None and self._waited <= MOST_WAITED * elapsed
 
     def _batches(self) -> Prefetch[Batch] | PrefetchInBlocks[Batch]:
         """The micro-batches that are left, made and prepared in a thread of their own."""
@@ -433,7 +446,7 @@ class Job:
         self, held: list[Computed], ready: tuple[Release, ...], checkpoint: Snapshot
     ) -> tuple[Release, ...]:
         """Durable first, then public; a checkpoint never overtakes its batches."""
-        last = held[-1].record
+        last, idle = held[-1].record, time.perf_counter() - time.thread_time()
         if self._rejects is not None:
             for one in held:
                 self._rejects.write(one.record.place.batch, one.rejected_rows)
@@ -448,6 +461,7 @@ class Job:
         if checkpoint.whole is not None:
             self._finish_checkpoint(checkpoint.whole, last.place.batch)
         self._report(last)
+        self._waited += time.perf_counter() - time.thread_time() - idle
         return shown
 
     def _finish_checkpoint(self, draft: CheckpointDraft, until: int) -> None:
