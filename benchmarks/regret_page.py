@@ -143,7 +143,7 @@ def untold(rows: list[dict[str, Any]]) -> list[str]:
         most = max(worse, key=lambda cell: worse[cell])
         within = sum(one <= UNTOLD for one in worse.values())
         lines.append(f"| {name} | {within} of {len(worse)} | {median(worse.values()):.2f} |"
-                     f" {worse[most]:.2f} (`{most[2]}`, {most[1]:,} releases,"
+                     f" {worse[most]:.2f} (`{most[2]}`, {most[1]:,} release{'s' * (most[1] > 1)},"
                      f" epsilon = {most[0]:g}) |")  # fmt: skip
     return lines
 
