@@ -265,7 +265,7 @@ class Answers(AnswerTable):
         last = {one.window: one for one in self.moments}
         before = range(end.window - 1, end.window - windows, -1)
         near = list(takewhile(last.__contains__, before))
-        if len(near) < len(before):
+        if len(near) < windows - 1:
             raise PlanError(
                 f"there are releases of {len(near) + 1:,} windows in a row up to"
                 f" {self.releases.named(end)}, not of {windows:,}{self.releases.gone}.\n"
