@@ -118,7 +118,7 @@ class FilesSink(Sink):
         """Publishes releases in a row of a window in each file, then makes all names durable."""
         with self._in_words():
             folders = [*dict.fromkeys(self._write(job, *file) for file in files)]
-            # who made them may have died
+            # a process that made these may have died before it made their names durable
             above = () if folders == [self._named] else folders[0].parents[:3]
             for name in (*folders, *above):
                 sync_directory(name)  # what was published stays so after a power failure

@@ -111,7 +111,7 @@ NOTHING = Snapshot()
 HELD_BYTES = 4 << 20  # of what waits for the rest of its group; then it is written to the log
 CELL_BYTES = 16  # of a total and its variance
 QUICK_BYTES = 1 << 20  # of a commit; a larger one is made beside the next micro-batches
-MOST_WAITED = 0.1  # of a job's time, in which its commits waited for others
+MOST_WAITED = 0.1  # share of a job's time that its commits may wait for devices and servers
 
 
 class Job:
@@ -360,7 +360,7 @@ class Job:
                 pending = committer.submit(self._commit, self._held, ready, checkpoint)
                 alone = size < QUICK_BYTES and self._commits_quickly
                 self._held, size = [], 0
-                if batches.waiting or alone:  # nothing to overlap with: publish without delay
+                if batches.waiting or alone:  # nothing worth overlapping: publish without delay
                     yield from pending.result()
                     pending = None
             if pending is not None:
@@ -377,10 +377,10 @@ class Job:
 
     @property
     def _commits_quickly(self) -> bool:
-        """Whether computing beside a small commit of a replay would gain nothing.
+        """Whether nothing is gained by computing beside a small commit of a replay.
 
-        The two threads would pass the interpreter's lock to and fro with each compiled call, which
-        takes longer than what devices and servers are waited for, as long as that is little.
+        Two threads hand the interpreter's lock to each other at every compiled call. Where devices
+        and servers are quick, that takes longer than to wait for them.
         """
         elapsed = time.perf_counter() - self._started
         return self.work.together is not None and self._waited <= MOST_WAITED * elapsed
