@@ -129,6 +129,17 @@ def test_segments_chain(tmp_path: Path) -> None:
         read(tmp_path, after=2)
 
 
+def test_segments_that_a_checkpoint_replaced_may_be_left_with_gaps(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 3))
+    write(tmp_path, range(3, 5))
+    write(tmp_path, range(5, 7))
+    wal.kept(tmp_path)[1][1].unlink()  # a power failure kept this removal, not the one before it
+    assert [one.place.batch for one in read(tmp_path, after=4)] == [5, 6]
+    assert [one.place.batch for one in read(tmp_path, after=5)] == [6]
+    with pytest.raises(StoreError, match="damaged"):
+        read(tmp_path, after=3)
+
+
 def test_a_gap_is_damage(tmp_path: Path) -> None:
     write(tmp_path, range(1, 3))
     write(tmp_path, range(4, 6))
@@ -214,6 +225,27 @@ def test_a_checkpoint_needs_the_log_up_to_its_last_portion(tmp_path: Path) -> No
     with pytest.raises(StoreError, match="damaged"):
         list(wal.Log(tmp_path, EPOCH).replay(2, wal.Until(4, "00")))
     assert segment(tmp_path).stat().st_size == size
+
+
+def test_a_checkpoint_that_comes_while_the_log_is_read_is_seen(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4))
+    tries = 0
+
+    def read_log(saved: list[tuple[int, Path]]) -> list[int]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:  # a job goes on between the two listings
+            write(tmp_path, range(4, 6))
+            put(tmp_path, 3, until=5)
+        segments = wal.needed(tmp_path, saved[-1][0] if saved else 0)
+        return [one.batch for one in wal.linked(segments, EPOCH, wal.heads_only) if one.is_record]
+
+    assert checkpoint.at_one_moment(tmp_path, read_log) == [4, 5]
+    assert tries == 2
+    for _, path in wal.kept(tmp_path):
+        path.unlink()
+    with pytest.raises(StoreError, match="lost its log"):
+        checkpoint.at_one_moment(tmp_path, read_log)
 
 
 def test_a_record_of_another_job_or_another_place_is_damage(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Condition
-from typing import IO, Any, BinaryIO, NamedTuple, Protocol
+from typing import IO, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,7 @@ from streamveil.disk import (
     room,
     to_block,
 )
+from streamveil.errors import StoreError
 from streamveil.runtime import formats, frame, wal
 from streamveil.runtime.frame import padded, padding, put
 from streamveil.runtime.tables import from_bytes, to_bytes
@@ -180,6 +181,7 @@ VERSION = 1
 CHECKPOINT = "checkpoint-"
 PORTION_BYTES = 8 << 20  # arrays are put together up to this
 Work = Callable[[], None]
+T = TypeVar("T")
 
 
 class Behind(Protocol):
@@ -349,6 +351,23 @@ def kept(directory: Path) -> list[tuple[int, Path]]:
     """The checkpoints in order of their batch."""
     paths = directory.glob(f"{CHECKPOINT}*[0-9]")
     return sorted((int(path.name[len(CHECKPOINT) :]), path) for path in paths)
+
+
+def at_one_moment(directory: Path, read: Callable[[list[tuple[int, Path]]], T]) -> T:
+    """What is read of checkpoints and log while a job may be running.
+
+    It cuts its log after it has a new checkpoint: both are read again if there is one.
+    """
+    while True:
+        saved = kept(directory)
+        try:
+            found = read(saved)
+        except StoreError:
+            if kept(directory) == saved:
+                raise
+        else:
+            if kept(directory) == saved:
+                return found
 
 
 def name(batch: int) -> str:

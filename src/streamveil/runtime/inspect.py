@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Literal
@@ -95,11 +96,16 @@ def inspect(directory: str | Path) -> Summary:
 
 def read(folder: Path) -> tuple[Summary, str | None]:
     """A state as it is on disk, and the position at which its source resumes."""
-    header = require_header(folder)
-    saved = checkpoint.kept(folder)
+    return checkpoint.at_one_moment(folder, partial(_read, folder, require_header(folder)))
+
+
+def _read(
+    folder: Path, header: Header, saved: list[tuple[int, Path]]
+) -> tuple[Summary, str | None]:
+    """The same, by the checkpoints that were found."""
     after, path = saved[-1] if saved else (0, None)
     parts = [] if path is None else checkpoint.heads_of(path, header.epoch)[0]
-    log = logged(folder, header.epoch, after)
+    log = logged(folder, header.epoch, after) if header.ready else []
     heads = parts[:1] + [head for head, _ in log]
     places = [wal.JobPosition(**head["place"]) for head in heads] or [wal.JobPosition()]
     place, before = places[-1], places[-2] if len(places) > 1 else wal.JobPosition()
@@ -197,7 +203,7 @@ def size_text(size: float) -> str:
 
 def logged(folder: Path, epoch: str, after: int) -> list[tuple[frame.Head, int]]:
     """Head and size of every record after a batch; a torn tail or one being written is left out."""
-    parts = wal.linked(wal.kept(folder), epoch, wal.heads_only)
+    parts = wal.linked(wal.needed(folder, after), epoch, wal.heads_only)
     return [(one.head, one.size) for one in parts if one.is_record and one.batch > after]
 
 

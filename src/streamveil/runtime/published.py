@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,15 +119,8 @@ class LedTo(NamedTuple):
 
 
 def led_to(home: Path, header: Header) -> LedTo:
-    """The releases that the checkpoint and the log of a state lead to, as of one moment.
-
-    A job that runs cuts its log after it has a new checkpoint: both are read again if there is one.
-    """
-    while True:
-        saved = checkpoint.kept(home)
-        led = _led_to(home, header, saved)
-        if checkpoint.kept(home) == saved:
-            return led
+    """The releases that the checkpoint and the log of a state lead to, as of one moment."""
+    return checkpoint.at_one_moment(home, partial(_led_to, home, header))
 
 
 def _led_to(home: Path, header: Header, saved: list[tuple[int, Path]]) -> LedTo:
@@ -138,7 +132,7 @@ def _led_to(home: Path, header: Header, saved: list[tuple[int, Path]]) -> LedTo:
         marks = known if extent is None else []
         waiting = len(known) if heads[0].get(wal.MORE) else 0
     if header.ready:
-        for part in wal.linked(wal.kept(home), header.epoch, wal.heads_only):
+        for part in wal.linked(wal.needed(home, after), header.epoch, wal.heads_only):
             if part.is_record and part.batch > after:
                 marks += wal.marks_of(part.head)
                 for one in wal.each_in(part.head):

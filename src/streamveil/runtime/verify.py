@@ -119,9 +119,7 @@ def log(home: Path, header: Header) -> Words:
     after, until = 0, None
     if paths:
         after, until = paths[-1][0], checkpoint.heads_of(paths[-1][1], header.epoch)[1].log
-    batch, end, segments = 0, 0, wal.kept(home)
-    if not any(first <= after for first, _ in segments):
-        raise wal.lost(home, after)
+    batch, end, segments = 0, 0, wal.needed(home, after)
     for part in wal.linked(segments, header.epoch, wal.whole_frames):
         part.require(until)
         batch, end = part.batch, part.offset + part.size

@@ -210,9 +210,7 @@ class Log:
 
         Up to `until` records must be there, and be those that a checkpoint knew.
         """
-        segments = kept(self.directory)
-        if not any(first <= after for first, _ in segments):
-            raise lost(self.directory, after)
+        segments = needed(self.directory, after)
         start, end, batch = 0, 0, 0
         for part in linked(segments, self.epoch, whole_frames):
             start, end = part.offset, part.offset + part.size
@@ -252,6 +250,19 @@ def kept(directory: Path) -> list[tuple[int, Path]]:
     """The segments in order, each with the batch it comes after."""
     paths = directory.glob(f"{SEGMENT}*[0-9]")
     return sorted((int(path.name[len(SEGMENT) :]), path) for path in paths)
+
+
+def needed(directory: Path, after: int) -> list[tuple[int, Path]]:
+    """The segments that hold what came after a batch, in order; StoreError if there are none.
+
+    Older ones may be left, and not all of them: a power failure undoes any of the removals that
+    were not yet durable.
+    """
+    segments = kept(directory)
+    begun = [number for number, (first, _) in enumerate(segments) if first <= after]
+    if not begun:
+        raise lost(directory, after)
+    return segments[begun[-1] :]
 
 
 @dataclass(frozen=True, repr=False)  # secret: holds private state
