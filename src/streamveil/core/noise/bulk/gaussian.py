@@ -304,7 +304,12 @@ def round_about(sigma: float, omega: float, normal: Array, buffer: Array, noise:
 def round_all(
     law: tuple[float, Array], buffers: Array, start: int, end: int, scratch: Scratch
 ) -> bool:
-    """`round_about` for any number of buffers, none for a tree."""
+    """`round_about` for any number of buffers, none for a tree.
+
+    Proof: besides `DOUBT`, the scaled Gaussian goes through two roundings, the sum through one, and
+        the centre through three and one for each buffer, of 2^-24 of their size each: the Gaussian
+        is at most the sum and the sizes of all shifts together.
+    """
     sigma, omega = law
     normal, shifts, sizes = scratch.normal, scratch.shift, scratch.size
     cells = end - start
@@ -318,7 +323,8 @@ def round_all(
             shifts[c] += shift
             sizes[c] += np.abs(shift)
     scale = np.float32(sigma)
-    bound, relative = np.float32(0.5 - DOUBT * sigma), np.float32(2.0**-22)
+    bound = np.float32(0.5 - 2.0**-23 - DOUBT * sigma)
+    relative = np.float32((6 + len(omega)) * 2.0**-24)
     noise = scratch.noise
     least = np.int32(0)
     for c in range(cells):
