@@ -86,15 +86,24 @@ class Postgres:
                 return
             except psycopg.OperationalError:
                 time.sleep(0.1)
-        raise TimeoutError((self.home / "log").read_text()[-2000:])
+        raise TimeoutError(self._log())
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
         """What statements give, committed together."""
         import psycopg
 
-        with psycopg.connect(self.url, password=PASSWORD) as connection:
-            found = connection.execute(statement)
-            return list(found.fetchall()) if found.description else []
+        try:
+            with psycopg.connect(self.url, password=PASSWORD) as connection:
+                found = connection.execute(statement)
+                return list(found.fetchall()) if found.description else []
+        except psycopg.OperationalError as error:
+            error.add_note(self._log())
+            raise
+
+    def _log(self) -> str:
+        """The end of what the server says."""
+        path = self.home / "log"
+        return path.read_text()[-2000:] if path.exists() else f"'{self.home}' is gone"
 
     def stop(self) -> None:
         """Stops it as `pg_ctl stop -m immediate` does: without a checkpoint.
