@@ -349,9 +349,10 @@ INT64, FLOAT64, BOOL, STRING, BYTES, DATE, TIMESTAMP (UTC where no zone is named
 zones are written as constants. A DATETIME is what clocks show, as a TIMESTAMP in UTC; a time of day
 without its day is no value.
 
-Where SQL would raise (division by zero, a bad cast, overflow), the value of that row is null, and a
-null privacy unit or value is counted and left out: an error would let one row stop everybody's
-stream; so `SAFE.F(x)` is `F(x)`. Lengths and positions count characters.
+Where SQL would raise (division by zero, a bad cast, overflow, a time outside the years 1 to 9999),
+the value of that row is null, and a null privacy unit or value is counted and left out: an error
+would let one row stop everybody's stream; so `SAFE.F(x)` is `F(x)`. Lengths and positions count
+characters.
 
 `JSON_VALUE(s, path)` reads one number, text or truth value of JSON text, as text:
 `CAST(JSON_VALUE(event, '$.cart.items[0].price') AS FLOAT64)`. It is null where the text is no JSON,
@@ -389,6 +390,9 @@ DIFFERENCES = """\
 - `LOGICAL_OR(x)` is whether the count of rows with x is certainly above 0 (its interval is);
   `LOGICAL_AND(x)` is NOT LOGICAL_OR(NOT x).
 - `k_threshold` is refused: a fixed k has no proof over many releases.
+- Of functions on a row: `UPPER` and `LOWER` change each letter by itself, so that `ß` stays one
+  letter; `CAST` reads no hexadecimal integers; where the group of a `REGEXP_EXTRACT` has no part in
+  the match, the value is an empty text instead of null.
 """
 
 

@@ -388,6 +388,31 @@ PARTS = pa.table({
 })  # fmt: skip
 
 
+ODD = pa.table({  # what GoogleSQL says of values that other engines write, or compare, otherwise
+    "x": [2.0, 1e-7, 0.1 + 0.2, -0.0, float("nan"), None],
+    "n": [2**53 + 1, 2**53, -3, 0, 1, None],
+    "s": ["DON'T stop", "3rd place", "x_y-z", "é à", "", None],
+    "ts": pa.array([0, 120_000, 1, 86_400_000_000, -1, None], pa.timestamp("us", "UTC")),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("CAST(x AS STRING)", ["2", "1e-07", "0.30000000000000004", "0", "nan", None]),
+    ("FORMAT('%t', x)", ["2.0", "1e-07", "0.30000000000000004", "0.0", "nan", "NULL"]),
+    ("CAST(ts AS STRING)", ["1970-01-01 00:00:00+00", "1970-01-01 00:00:00.120+00",
+                            "1970-01-01 00:00:00.000001+00", "1970-01-02 00:00:00+00",
+                            "1969-12-31 23:59:59.999999+00", None]),
+    ("RANGE_BUCKET(x, [0, 0.25])", [2, 1, 2, 1, None, None]),
+    (f"RANGE_BUCKET(n, [0, {2**53 + 1}])", [2, 1, 0, 1, 1, None]),
+    ("x IS DISTINCT FROM x", [False] * 6), ("x IS NOT DISTINCT FROM x + 0", [True] * 6),
+    ("x IS DISTINCT FROM NULL", [True, True, True, True, True, False]),
+    ("x IS DISTINCT FROM 2", [False, True, True, True, True, True]),
+    ("INITCAP(s)", ["Don't Stop", "3rd Place", "X_Y-Z", "É À", "", None]),
+])  # fmt: skip
+def test_values_are_those_of_googlesql(text, expected):
+    assert evaluate(text, ODD).to_pylist() == expected
+
+
 @pytest.mark.parametrize(("text", "expected"), [
     ("SPLIT(s, '/')[OFFSET(1)]", ["b", None, None, None, "ü"]),
     ("SPLIT(s, '/')[SAFE_ORDINAL(1)]", ["a", "x", "", None, "é"]),

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.expressions import times
+from streamveil.expressions import compile_expression, times
 from streamveil.expressions.kernels import INSTANT, civil_days
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,15 +82,33 @@ def test_months_on_a_day_that_is_missing_is_the_last_one(unit, months):
 
 
 def test_what_goes_too_far_is_null_and_what_is_as_far_as_may_be_is_not():
-    last = times.FAR_US - 1
-    ends = pa.array([last, last - 1, -last, 1 - last], pa.int64()).cast(INSTANT)
+    first, last = times.FIRST_US, times.AFTER_US - 1
+    ends = pa.array([last, last - 1, first, first + 1], pa.int64()).cast(INSTANT)
     on, back = (times.shift_by(by, "MICROSECOND")(ends).cast(pa.int64()) for by in (1, -1))
-    assert on.to_pylist() == [None, last, 1 - last, 2 - last]
-    assert back.to_pylist() == [last - 1, last - 2, None, -last]
+    assert on.to_pylist() == [None, last, first + 1, first + 2]
+    assert back.to_pylist() == [last - 1, last - 2, None, first]
     months = times.shift_by(1, "MONTH")(ends)
     assert months.is_null().to_pylist() == [True, True, False, False]
-    beyond = pa.array([last + 1, -last - 1], pa.int64()).cast(INSTANT)
+    beyond = pa.array([last + 1, first - 1], pa.int64()).cast(INSTANT)
     assert times.shift_by(0, "DAY")(beyond).null_count == 2
+
+
+@pytest.mark.parametrize("expression", [
+    "DATE_SUB(first, INTERVAL 1 DAY)", "first - 1",
+    "DATE_TRUNC(first, WEEK)", "UNIX_DATE(DATE_SUB(first, INTERVAL 1 QUARTER))",
+    "TIMESTAMP(first, 'Asia/Tokyo')", "TIMESTAMP_TRUNC(start, DAY, 'America/New_York')",
+    "CAST(CONCAT(CAST(first AS STRING), ' 00:00:00+14') AS TIMESTAMP)",
+    "TIMESTAMP_SUB(start, INTERVAL 1 MICROSECOND)", "DATETIME(start, 'America/New_York')",
+    "DATE_ADD(last, INTERVAL 1 DAY)", "last + 1", "LAST_DAY(last, WEEK)", "last + INTERVAL 1 DAY",
+    "DATE(TIMESTAMP_ADD(last, INTERVAL 23 HOUR), 'Asia/Tokyo')", "last + INTERVAL 24 HOUR",
+    "TIMESTAMP_SECONDS(253402300800)", "DATE_FROM_UNIX_DATE(2932897)", "DATE(10000, 1, 1)",
+])  # fmt: skip
+def test_no_time_is_outside_the_years_1_to_9999(expression):
+    rows = pa.table({
+        "first": [date(1, 1, 1)], "last": [date(9999, 12, 31)],
+        "start": pa.array([datetime(1, 1, 1, tzinfo=UTC)], INSTANT),
+    })  # fmt: skip
+    assert compile_expression(expression, rows.schema)(rows).to_pylist() == [None]
 
 
 @pytest.mark.parametrize("unit", ["DAY", "WEEK", "ISOWEEK", "WEEK(FRIDAY)", "HOUR", "ISOYEAR",
@@ -154,7 +172,7 @@ def test_days_that_are_added_to_a_date_move_it(sign):
 
 
 def test_numbers_become_times_and_dates_and_times_become_numbers():
-    seconds = pa.array([0, -1, 86_400, None, times.FAR_US // 1_000_000])
+    seconds = pa.array([0, -1, 86_400, None, times.AFTER_US // 1_000_000])
     found = times.from_epoch(1_000_000)(seconds)
     assert found.to_pylist()[:3] == [EPOCH, EPOCH - DAY / 86_400, EPOCH + DAY]
     assert found.is_null().to_pylist() == [False, False, False, True, True]
@@ -166,11 +184,16 @@ def test_numbers_become_times_and_dates_and_times_become_numbers():
     assert times.to_instant(pa.array([date(1969, 12, 31)])).to_pylist() == [EPOCH - DAY]
 
 
-def test_times_and_dates_are_read_up_to_where_their_microseconds_would_wrap():
-    ends = pa.array([1 - times.FAR_US, -times.FAR_US, times.FAR_US - 1, times.FAR_US], pa.int64())
-    assert times.to_epoch(1)(ends.cast(INSTANT)).to_pylist() == [
-        1 - times.FAR_US, None, times.FAR_US - 1, None
-    ]  # fmt: skip
-    far = times.FAR_US // times.DAY_US
-    days = pa.array([1 - far, -far, far - 1, far], pa.int32()).cast(pa.date32())
-    assert times.to_epoch(times.DAY_US)(days).to_pylist() == [1 - far, None, far - 1, None]
+def test_times_and_dates_are_read_in_the_years_1_to_9999():
+    first, after = times.FIRST_US, times.AFTER_US
+    ends = pa.array([first, first - 1, after - 1, after], pa.int64())
+    assert times.to_epoch(1)(ends.cast(INSTANT)).to_pylist() == [first, None, after - 1, None]
+    begin, end = first // times.DAY_US, after // times.DAY_US
+    days = pa.array([begin, begin - 1, end - 1, end], pa.int32()).cast(pa.date32())
+    assert times.to_epoch(times.DAY_US)(days).to_pylist() == [begin, None, end - 1, None]
+
+
+def test_a_day_in_milliseconds_that_32_bits_do_not_hold_is_null():
+    rows = pa.table({"d": pa.array([86_400_000, -1, 2**62, None], pa.int64()).cast(pa.date64())})
+    found = compile_expression("d", rows.schema)(rows).cast(pa.int32()).to_pylist()
+    assert found == [1, -1, None, None]

@@ -30,7 +30,7 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions import nodes
 from streamveil.expressions.convert import KINDS, Node
 from streamveil.expressions.dialect import canonical, parse_text, plain_names, shown
-from streamveil.expressions.kernels import Column, instants, uint_to_int
+from streamveil.expressions.kernels import Column, date64_to_date, instants, uint_to_int
 from streamveil.types import EXACT_DIGITS
 
 Evaluator = Callable[[pa.Table], Column]
@@ -327,6 +327,8 @@ def _canonical_type(column: Column) -> Column:
         return uint_to_int(column)
     if pa.types.is_timestamp(column.type):
         return instants(column)
+    if pa.types.is_date64(column.type):
+        return date64_to_date(column)
     if pa.types.is_decimal(column.type):
         return column.cast(pa.string()).cast(target)  # the nearest number, as 1.1 in a query is
     return column.cast(target, safe=False)

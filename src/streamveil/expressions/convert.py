@@ -219,7 +219,7 @@ CASTS: dict[tuple[str, str], Callable[[Column], Column]] = {
     ("bool", "int"): _to("int"),
     ("bool", "string"): _to("string"),
     ("float", "int"): float_to_int,
-    ("float", "string"): _to("string"),
+    ("float", "string"): as_cast,
     ("string", "int"): string_to_int,
     ("string", "float"): string_to_float,
     ("string", "bool"): string_to_bool,

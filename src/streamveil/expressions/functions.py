@@ -348,21 +348,23 @@ def _log(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def _range_bucket(name: str, arguments: Sequence[Argument]) -> Bound:
-    """How many of the ends are at most a number."""
+    """How many of the ends are at most a number; null where it is not a number."""
     arity(name, arguments, 2, 999)
-    numeric(name, arguments)
+    kind = numeric(name, arguments)
     ends = [argument.constant for argument in arguments[1:]]
     if any(end is None for end in ends) or sorted(ends) != ends:
         raise PlanError(
             f"{name} takes ends that are written in the query, in order: RANGE_BUCKET(x, [10, 20])"
         )
-    at = np.array(ends, np.float64)
+    at = np.array(ends, np.int64 if kind == "int" else np.float64)
 
     def kernel(column: Column) -> Column:
         values, ok = dense(column)
-        return from_numpy(np.searchsorted(at, values, side="right"), ok, pa.int64())
+        return from_numpy(
+            np.searchsorted(at, values, side="right"), ok & (values == values), pa.int64()
+        )
 
-    return Bound("int", ("float", *[None] * len(ends)), kernel)
+    return Bound("int", (kind, *[None] * len(ends)), kernel)
 
 
 def _is(test: Callable[[Array], Array]) -> Rule:

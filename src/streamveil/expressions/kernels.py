@@ -18,6 +18,8 @@ from streamveil.types import Array
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 DAY_US = 86_400_000_000
+FIRST_US = -719_162 * DAY_US  # 0001-01-01
+AFTER_US = 2_932_897 * DAY_US  # 10000-01-01
 Column = Any  # pa.Array; pyarrow ships no types
 INSTANT = pa.timestamp("us", tz="UTC")
 
@@ -43,6 +45,12 @@ def from_numpy(values: Array, ok: Array, kind: Any) -> Column:
         values = np.where(ok, values, 0).astype(np.int32)
     column = pa.array(values, mask=~ok)
     return column if column.type == kind else column.cast(kind)
+
+
+def from_micros(values: Array, ok: Array, kind: Any = INSTANT) -> Column:
+    """Microseconds as a column of times, or of dates; null outside the years 1 to 9999."""
+    ok = ok & (values >= FIRST_US) & (values < AFTER_US)
+    return from_numpy(values // DAY_US if pa.types.is_date32(kind) else values, ok, kind)
 
 
 def dense(column: Column) -> tuple[Array, Array]:
@@ -181,7 +189,7 @@ def float_to_int(column: Column) -> Column:
 
 
 def string_to_int(column: Column) -> Column:
-    """CAST(string AS INT64); null where it is not an integer of 64 bits."""
+    """CAST(string AS INT64); null where it is not a decimal integer of 64 bits."""
     text = pc.utf8_trim_whitespace(column)
     text = null_unless(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,36}$"), text)
     text = pc.replace_substring_regex(text, r"^\+", "")
@@ -228,8 +236,7 @@ def string_to_instant(column: Column) -> Column:
     east = pc.equal(pc.fill_null(pc.struct_field(part, "zs"), "+"), "+")
     sign = np.where(east.to_numpy(zero_copy_only=False), 1, -1)
     offset = sign * (clock["zh"] * 60 + clock["zm"]) * 60
-    values = days * DAY_US + (seconds - offset) * 1_000_000 + micros
-    return from_numpy(values, fine, INSTANT)
+    return from_micros(days * DAY_US + (seconds - offset) * 1_000_000 + micros, fine)
 
 
 def _field(parts: Column, name: str) -> Array:
@@ -270,6 +277,12 @@ def instants(column: Column) -> Column:
     return from_numpy(np.where(fits, ticks, 0) * scale, ok & fits, INSTANT)
 
 
+def date64_to_date(column: Column) -> Column:
+    """Milliseconds to the day that they are in; null where 32 bits do not hold its number."""
+    millis, ok = dense(column)
+    return from_numpy(millis // 86_400_000, ok, pa.date32())
+
+
 def uint_to_int(column: Column) -> Column:
     """Unsigned to signed 64 bits; what does not fit becomes null."""
     fits = pc.less_equal(column, pa.scalar(INT_MAX, pa.uint64()))
@@ -277,8 +290,25 @@ def uint_to_int(column: Column) -> Column:
 
 
 def as_cast(column: Column) -> Column:
-    """Values as CAST(x AS STRING) writes them."""
+    """Values as CAST(x AS STRING) writes them.
+
+    >>> as_cast(pa.array([2.0, 1e-7, -0.0, np.inf, np.nan])).to_pylist()
+    ['2', '1e-07', '0', 'inf', 'nan']
+    >>> as_cast(pa.array([0, 1_120_000, 3], INSTANT)).to_pylist()[1:]
+    ['1970-01-01 00:00:01.120+00', '1970-01-01 00:00:00.000003+00']
+    """
     if pa.types.is_timestamp(column.type):
         clock = column.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.string())
+        clock = pc.replace_substring_regex(clock, r"(?:\.000)?(?:000)?$", "")  # 0, 3 or 6 digits
         return pc.binary_join_element_wise(clock, "+00", "")
+    if pa.types.is_floating(column.type):
+        return pa.array(map(_as_real, column.to_pylist()), pa.string())
     return column.cast(pa.string())
+
+
+def _as_real(number: float | None) -> str | None:
+    """A number by 15 digits, or by 17 where those are those of another; zero has no sign."""
+    if number is None:
+        return None
+    short = f"{number + 0.0:.15g}"
+    return short if float(short) == number else f"{number:.17g}"

@@ -207,8 +207,12 @@ def compared(word: str, function: Callable[[Column, Column], Column], a: Node, b
 
 
 def _not_distinct(left: Column, right: Column) -> Column:
+    """Whether a GROUP BY would take two values for one: also two nulls, and two that are NaN."""
     same = pc.fill_null(pc.equal(left, right), fill_value=False)
-    return pc.or_(same, pc.and_(pc.is_null(left), pc.is_null(right)))
+    for alike in (pc.is_null, pc.is_nan) if left.type == pa.float64() else (pc.is_null,):
+        both = pc.and_(alike(left), alike(right))
+        same = pc.or_(same, pc.fill_null(both, fill_value=False))
+    return same
 
 
 def _logic(word: str, function: Callable[[Column, Column], Column]) -> Builder:

@@ -164,13 +164,25 @@ def formatted(pieces: Sequence[Directive]) -> Callable[..., Column]:
 
     def run(*columns: Column) -> Column:
         told = [
-            pc.fill_null(as_cast(column), "NULL") if kind == "any" else column
+            pc.fill_null(printed(column), "NULL") if kind == "any" else column
             for kind, column in zip(kinds, columns, strict=True)
         ]
         rows = zip(*(column.to_pylist() for column in told), strict=True)
         return pa.array([None if None in row else whole % row for row in rows], pa.string())
 
     return run
+
+
+def printed(column: Column) -> Column:
+    """Values as %t writes them: a real number is told from a whole one.
+
+    >>> printed(pa.array([2.0, 2.5, 1e20])).to_pylist()
+    ['2.0', '2.5', '1e+20']
+    """
+    text = as_cast(column)
+    if pa.types.is_floating(column.type):
+        text = pc.replace_substring_regex(text, r"^(-?[0-9]+)$", r"\1.0")
+    return text
 
 
 MOST_MADE = 1 << 24  # bytes of a text that is written in place of another
@@ -230,6 +242,22 @@ def replaced_matches(pattern: str, new: str) -> Callable[[Column], Column]:
 def bytes_of(column: Column) -> Column:
     """How many bytes a text has in UTF-8."""
     return pc.binary_length(column).cast(pa.int64())
+
+
+def capitals(column: Column) -> Column:
+    """Words that begin with a capital and go on without; they end where GoogleSQL says.
+
+    >>> capitals(pa.array(["DON'T 3rd-éta x_y", None])).to_pylist()
+    ["Don't 3rd-Éta X_Y", None]
+    """
+    rest = pc.utf8_lower(column).to_pylist()
+    return pa.array(
+        [None if t is None else _WORD.sub(lambda word: word[0].title(), t) for t in rest],
+        column.type,
+    )
+
+
+_WORD = re.compile(r"(?<![^\s\[\](){}/|\\<>!?@\"^#$&~_,.:;*%+-])\w")
 
 
 # ---- the functions of SQL
@@ -501,7 +529,7 @@ TEXTS: dict[str, Rule] = {
     "RIGHT": _ends("right"),
     "REVERSE": fixed("string", "string", kernel=pc.utf8_reverse),
     "REPLACE": _replace,
-    "INITCAP": fixed("string", "string", kernel=pc.utf8_title),
+    "INITCAP": fixed("string", "string", kernel=capitals),
     "LPAD": _pad(pc.utf8_lpad),
     "RPAD": _pad(pc.utf8_rpad),
     "SPLIT_PART": _split_part,

@@ -1,6 +1,7 @@
 """Calendar arithmetic on whole columns, in UTC or by the clocks of a named time zone.
 
-Times are microseconds since 1970 and dates are days; every function is total (see `kernels`).
+Times are microseconds since 1970 and dates are days; every function is total (see `kernels`). As in
+GoogleSQL a time lies in the years 1 to 9999: what is before or after is null, given or computed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ import pyarrow as pa
 
 from streamveil.calendars import begin_of_month, months_of, rules_of
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.kernels import DAY_US, INSTANT, Column, dense, from_numpy
+from streamveil.expressions.kernels import (
+    AFTER_US,
+    DAY_US,
+    FIRST_US,
+    INSTANT,
+    Column,
+    dense,
+    from_micros,
+    from_numpy,
+)
 from streamveil.types import Array
 
 UNIT_US = {
@@ -29,41 +39,33 @@ UNIT_US = {
 UNIT_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 WEEKDAYS = ("SUNDAY", "MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY")
 TRUNC_UNITS = (*UNIT_US, *UNIT_MONTHS, "ISOWEEK", *(f"WEEK({day})" for day in WEEKDAYS))
-FAR_US = 250_000 * 366 * DAY_US  # beyond this int64 microseconds would wrap
+SPAN_US = AFTER_US - FIRST_US
+TOO_LONG = "the interval is longer than all years from 1 to 9999"
 
 
 def micros(column: Column) -> tuple[Array, Array]:
     """Microseconds since 1970 of a timestamp or date column, and which rows hold one."""
     values, ok = dense(column)
-    if pa.types.is_date32(column.type):
-        near = np.abs(values) < FAR_US // DAY_US
-        return np.where(near, values, 0) * DAY_US, ok & near
-    near = (values > -FAR_US) & (values < FAR_US)
-    return np.where(near, values, 0), ok & near
-
-
-def like(values: Array, ok: Array, column: Column) -> Column:
-    """Microseconds back to the type of `column` (a date keeps its day)."""
-    if pa.types.is_date32(column.type):
-        return from_numpy(values // DAY_US, ok, pa.date32())
-    return from_numpy(values, ok, INSTANT)
+    scale = DAY_US if pa.types.is_date32(column.type) else 1
+    near = (values >= FIRST_US // scale) & (values < AFTER_US // scale)
+    return np.where(near, values, 0) * scale, ok & near
 
 
 def of_micros(function: Callable[[Array], Array], kind: Any = None) -> Callable[[Column], Column]:
     """A function of microseconds, over columns of times.
 
-    `kind`: the Arrow type of its values; None: they are times, of the type of the column.
+    `kind`: the Arrow type of its values; of times it gives microseconds. None: that of the column.
     """
 
     def run(column: Column) -> Column:
         values, ok = micros(column)
-        found = function(values)
-        return like(found, ok, column) if kind is None else from_numpy(found, ok, kind)
+        made, found = column.type if kind is None else kind, function(values)
+        return (from_micros if pa.types.is_temporal(made) else from_numpy)(found, ok, made)
 
     return run
 
 
-to_date = of_micros(lambda us: us // DAY_US, pa.date32())
+to_date = of_micros(lambda us: us, pa.date32())
 """The UTC day of a timestamp."""
 to_instant = of_micros(lambda us: us, INSTANT)
 """Midnight UTC of a date."""
@@ -92,9 +94,9 @@ def truncate_on_clocks(unit: str, zone: str) -> Callable[[Column], Column]:
     def run(column: Column) -> Column:
         values, ok = micros(column)
         clock = rules.shown(values) if short else rules.passed(values)
-        start, fits = micros(plain(from_numpy(clock, ok, INSTANT)))
+        start, fits = micros(plain(from_micros(clock, ok)))
         moved = values - (clock - start) if short else rules.instants(start)
-        return from_numpy(moved, fits, INSTANT)
+        return from_micros(moved, ok & fits)
 
     return run
 
@@ -135,26 +137,15 @@ def shift_by(amount: int, unit: str) -> Callable[[Column], Column]:
     """Adds `amount` units; a day that the target month lacks becomes its last day."""
     if unit in UNIT_US:
         step = amount * UNIT_US[unit]
-        if abs(step) >= FAR_US:
-            raise PlanError("the interval is longer than 250,000 years")
-        return _moved(lambda us: us + step)
+        if abs(step) >= SPAN_US:
+            raise PlanError(TOO_LONG)
+        return of_micros(lambda us: us + step)
     if unit in UNIT_MONTHS:
         months = amount * UNIT_MONTHS[unit]
-        if abs(months) >= 12 * 250_000:
-            raise PlanError("the interval is longer than 250,000 years")
-        return _moved(partial(_months_on, count=months))
+        if abs(months) >= 12 * 9_999:
+            raise PlanError(TOO_LONG)
+        return of_micros(partial(_months_on, count=months))
     raise PlanError(f"unknown time unit '{unit[:20]}'{nearest(unit, (*UNIT_US, *UNIT_MONTHS))}")
-
-
-def _moved(move: Callable[[Array], Array]) -> Callable[[Column], Column]:
-    """Times that are moved; null where one would go too far."""
-
-    def run(column: Column) -> Column:
-        values, ok = micros(column)
-        moved = move(values)
-        return like(moved, ok & (np.abs(moved) < FAR_US), column)
-
-    return run
 
 
 def _months_on(values: Array, count: int) -> Array:
@@ -242,9 +233,9 @@ def move_days(sign: int) -> Callable[[Column, Column], Column]:
 
     def run(dates: Column, days: Column) -> Column:
         (values, ok), (count, there) = micros(dates), dense(days)
-        near = (count > -FAR_US // DAY_US) & (count < FAR_US // DAY_US)
+        near = np.abs(count) < SPAN_US // DAY_US
         moved = values + sign * np.where(near, count, 0) * DAY_US
-        return like(moved, ok & there & near & (np.abs(moved) < FAR_US), dates)
+        return from_micros(moved, ok & there & near, dates.type)
 
     return run
 
@@ -259,8 +250,8 @@ def from_epoch(scale: int) -> Callable[[Column], Column]:
 
     def run(column: Column) -> Column:
         values, ok = dense(column)
-        near = (values > -(FAR_US // scale)) & (values < FAR_US // scale)
-        return from_numpy(np.where(near, values, 0) * scale, ok & near, INSTANT)
+        near = (values > -(SPAN_US // scale)) & (values < SPAN_US // scale)
+        return from_micros(np.where(near, values, 0) * scale, ok & near)
 
     return run
 
