@@ -62,6 +62,12 @@ RELATIONS = [  # over t and u, which people have rows in, and regions, which are
     "SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.id = t.id AND x > 2) AND x > 0",
     "SELECT id, x FROM t AS a WHERE NOT EXISTS (SELECT * FROM u AS b WHERE b.day = a.day "
     "AND a.id = b.id)",
+    "SELECT t.id, t.place AS place, u.place AS other, r.region AS region FROM t "
+    "JOIN u ON t.id = u.id JOIN regions AS r ON t.place = r.place",
+    "SELECT id, t.place AS place, u.place AS other, r.place AS third FROM t JOIN u USING (id) "
+    "LEFT JOIN regions AS r ON t.place = r.place AND u.x > 2",
+    "SELECT t.id, t.place AS place, u.day AS day FROM t LEFT JOIN regions AS r "
+    "ON t.place = r.place JOIN u ON t.id = u.id WHERE r.place IS NULL OR u.day > t.day",
 ]
 
 
@@ -369,6 +375,44 @@ def test_columns_of_both_tables_need_the_name_of_one():
     plan = planned("SELECT t.id, t.x FROM t JOIN u ON t.id = u.id", found)
     with pytest.raises(PlanError, match=r"write t\.day or u\.day"):
         compile_value("day", made(plan, found).schema)
+
+
+def values_of(relation, found, *names):
+    """Columns of a relation that is grouped by all of them."""
+    around = f"SELECT {{}} {', '.join(names)}, COUNT(*) AS n FROM ({{}}) GROUP BY ALL"
+    plan = planned(relation, found, around=around)
+    plain = replace(plan, source=replace(plan.source, steps=(), unit=plan.unit))
+    return counted(plain, made(plan, found))
+
+
+def test_a_name_that_earlier_tables_share_is_not_that_of_a_later_one():
+    """`place` was that of regions, and so was `u.place`."""
+    relation = "SELECT {} AS p, id FROM t JOIN u USING (id) JOIN regions AS r ON t.place = r.place"
+    found = tables(1)
+    with pytest.raises(PlanError, match=r"write t\.place or u\.place or r\.place"):
+        values_of(relation.format("place"), found, "p")
+    assert values_of(relation.format("u.place"), found, "p").num_rows
+
+
+def test_the_unit_keeps_its_name_beside_a_public_table_that_has_it():
+    found = tables(1)
+    found["known"] = pa.table({"id": [70, 71], "place": ["a", "b"]})
+    relation = (
+        "SELECT t.id, p.id AS theirs, u.id AS own FROM t JOIN known AS p ON t.place = p.place "
+        "JOIN u ON t.id = u.id"
+    )
+    public = {**found, "known": sv.memory(found["known"], public=True)}
+    rows = values_of(relation, public, "theirs", "own")
+    assert set(rows["theirs"].to_pylist()) == {70, 71}
+    assert rows["own"].to_pylist() == rows["the unit"].to_pylist()
+
+
+def test_the_unit_is_named_by_the_first_table_or_by_what_is_equal():
+    relation = "SELECT {} COUNT(*) AS n FROM t {}JOIN u ON t.id = u.id"
+    private, found = PRIVATE.replace("= id", "= u.id"), tables(1)
+    assert sv.sql(relation.format(private, ""), found).plan.unit == "id"
+    with pytest.raises(PlanError, match=r"u\.id.*\n  to fix  privacy_unit_column = t\.id"):
+        sv.sql(relation.format(private, "LEFT "), found)
 
 
 def test_one_row_meets_no_more_than_so_many():

@@ -65,7 +65,7 @@ class Joined:
     keys: tuple[KeyColumn, ...] = ()  # columns of these rows that must match, by the names there
     how: How = "inner"
     sides: tuple[str, str] = ("", "")  # what the relations are called; '': columns know already
-    same: tuple[str, ...] = ()  # columns of both that match, which need no side
+    same: tuple[str, ...] = ()  # columns that need no side: those of both that match, the unit
     time: str | None = None  # the column of times of these rows, which keeps its name
     where: str | None = None
     on: str | None = field(default=None, metadata=LATER)  # of pairs; those that fail are none
@@ -423,6 +423,8 @@ def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple
     tables = (table, theirs)
     lower = [{name.lower() for name in one.column_names} for one in tables]
     same = {name.lower() for name in (*step.same, *filter(None, [step.time]))}
+    if not step.sides[0]:  # a name that several of the tables before have is none of a later one
+        lower[0] |= {name.lower().partition(":")[2] for name in table.column_names}
     made: dict[str, tuple[int, str]] = {}
     for side, one in enumerate(tables):
         for name in one.column_names:

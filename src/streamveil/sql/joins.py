@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import PurePath
 from typing import Any
 
@@ -49,9 +50,17 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
             "  to fix  FROM visits AS v JOIN people AS p ON v.user_id = p.user_id"
         )
     pairs, rest = equal(join, left, name)
-    same = tuple(one.name for one, other in pairs
-                 if isinstance(one, exp.Column) and isinstance(other, exp.Column)
-                 and one.name.lower() == other.name.lower())  # fmt: skip
+    columns = [*needs_unit(known).find_all(exp.Column)]
+    later = next((one for one in columns if one.table and one.table not in left.names), None)
+    if later is not None:
+        raise PlanError(
+            f"the privacy unit, {shown(canonical(later))}, is not of the first table.\n"
+            f"  to fix  privacy_unit_column = {shown(own)}.{shown(later.name)}, or what names the"
+            " person there"
+        )
+    known_as = {column.name.lower(): column.name for column in columns}
+    of_unit = left.same if left.sides else frozenset(product(left.names | {own}, known_as))
+    same = (*(one.name for one, other in pairs if of_one_name(one, other)), *known_as.values())
     said: dict[str, Any] = {"how": how, "sides": ("" if left.sides else own, name), "same": same,
                             "time": left.source.event_time}  # fmt: skip
     table = None if name_in(join.this) in known.named else public_table(join.this, known.sources)
@@ -66,6 +75,8 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
             theirs = [part for part in rest if of_tables(part, {name})]
             rest = [part for part in rest if part not in theirs]
             found.where += [row_text(without_side(part), found) for part in theirs]
+        if how == "inner" and of_one_name(*pairs[at]):
+            of_unit |= {(name, pairs[at][0].name.lower())}
         other = as_relation(found, pairs[at][1])
         step = OwnJoin(other=other, keys=keys_of(pairs[:at] + pairs[at + 1 :], left), **said)
     source = materialized(left, needs_unit(known))
@@ -76,14 +87,19 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
     made = From(
         source, left.window,
         names=left.names | {name}, sides={side: to for side, to in sides.items() if side},
-        same=left.same | {(side, column.lower()) for column in same
-                          for side in (sides if how == "inner" else left.names or {own})},
+        same=of_unit,
     )  # fmt: skip
     conditions = [row_text(condition, made) for condition in rest]
     if how == "left" and conditions:
         step = replace(step, on=conjunction(conditions))
         return replace(made, source=with_step(source, unit, step))
     return replace(made, source=with_step(source, unit, step), where=conditions)
+
+
+def of_one_name(one: exp.Expr, other: exp.Expr) -> bool:
+    """Whether both are columns, and have one name."""
+    columns = isinstance(one, exp.Column) and isinstance(other, exp.Column)
+    return columns and one.name.lower() == other.name.lower()
 
 
 def how_of(join: exp.Expr) -> How:

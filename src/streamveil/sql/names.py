@@ -25,7 +25,7 @@ class From:
     names: set[str] = field(default_factory=set)  # qualifiers that mean this table
     rest: bool = False  # whether all columns of the table are there besides `columns`
     sides: dict[str, str] = field(default_factory=dict)  # of a join: qualifier -> side it names
-    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) that needs no side
+    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) of the unit: no side
 
     def expression(self, text: str, what: str) -> str:
         """An expression of the clause, over columns of the source."""
