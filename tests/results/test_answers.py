@@ -334,7 +334,7 @@ def test_questions_without_an_answer_say_why(tmp_path):
         (lambda: answers.moving("n", 3), f"of 2 windows in a row up to {name}, not of 3"),
         (lambda: answers.difference("n", 3), "name a release by"),
         (lambda: answers.last("n", 0), "at least 1"),
-        (lambda: answers.last("n", 99), "missing"),
+        (lambda: answers.last("n", 99), "at most 12"),
         (lambda: answers.last("mean", 2), "not a total"),
         (lambda: answers.top("n", 0), "at least 1"),
         (lambda: answers.difference("n", confidence=1.0), "confidence"),

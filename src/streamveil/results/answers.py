@@ -441,7 +441,8 @@ class Answers(AnswerTable):
         missing = set(range(begun + 1, until + 1)) - steps
         if missing:
             raise PlanError(
-                f"releases of {len(missing)} of the last {triggers} triggers are missing"
+                f"of the last {triggers} triggers {len(missing)} have no release here.\n"
+                f"  to fix  ask for at most {until - max(missing)}"
             )
         return tuple(terms)
 
