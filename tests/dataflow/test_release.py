@@ -90,6 +90,22 @@ def test_rounded_sums_beyond_64_bits_stay_at_the_largest(tmp_path, monotone):
     )
 
 
+def test_an_interval_holds_its_rounded_mean(tmp_path):
+    values = {"u": np.arange(10**5), "k": np.arange(10**5) % 20, "v": np.arange(10**5) % 20 / 3}
+    query = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 20, privacy_unit_column = u, "
+        f"public_groups = {[*range(20)]}, integer = TRUE, delta = 1e-6) k, "
+        "AVG(v, contribution_bounds_per_row => (0, 10)) AS m FROM t GROUP BY k",
+        {"t": sv.memory(pa.table(values))},
+    )
+    with query.run(state=tmp_path / "s") as job:
+        (release,) = job
+    found = release.table.to_pandas()
+    assert (found.m_high - found.m_low).median() < 0.5
+    assert (found.m_low <= found.m).all()
+    assert (found.m <= found.m_high).all()
+
+
 def test_more_quanta_of_weight_than_a_byte_holds_are_refused():
     """A weight of 256 quanta would be one of none, and its noise without end."""
     assert WeightRule(scale=255, entry=255, reference=10.0).entry == 255

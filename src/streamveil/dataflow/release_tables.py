@@ -348,7 +348,10 @@ def to_columns(
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
         if output.is_integer and value.dtype.kind == "f":
-            value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
+            whole = np.rint(value)  # beyond a narrow interval, perhaps: it has to hold it
+            low, high = np.minimum(answer.low, whole), np.maximum(answer.high, whole)
+            answer = replace(answer, low=low, high=high)
+            value = whole.clip(-LARGEST, LARGEST).astype(np.int64)
         note = {b"bias": output.bias.encode()} if output.bias else None
         add(fields, found, output.name, value, note)
         for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
