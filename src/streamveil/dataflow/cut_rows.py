@@ -119,15 +119,13 @@ class HiddenRows(NamedTuple):
 
     def take(self, groups: UInt64[Array, " some"]) -> Int64[Array, " bands"]:
         """Takes the rows of groups out: those in each band. In place."""
-        found = np.zeros(BANDS, np.int64)
         lowest = np.unique(groups & ~BAND)
         starts = np.searchsorted(self.cells, lowest)
-        ends = np.searchsorted(self.cells, lowest | BAND, side="right")
-        for further in range(BANDS):
-            mine = (starts + further)[starts + further < ends]
-            bands = (self.cells[mine] & BAND).astype(np.int64)
-            found += np.bincount(bands, self.rows[mine], BANDS).astype(np.int64)
-            self.rows[mine] = 0
+        sizes = np.searchsorted(self.cells, lowest | BAND, side="right") - starts
+        mine = np.repeat(starts + sizes - sizes.cumsum(), sizes) + np.arange(sizes.sum())
+        bands = (self.cells[mine] & BAND).astype(np.int64)
+        found = np.bincount(bands, self.rows[mine], BANDS).astype(np.int64)
+        self.rows[mine] = 0
         return found
 
 
@@ -157,7 +155,7 @@ class CutBands:
 
     def show(self, groups: UInt64[Array, " new"]) -> None:
         """Counts what groups lost before they were shown, which they are now."""
-        for rows in self.hidden:
+        for rows in self.hidden if len(groups) else ():
             self.pending += rows.take(groups) * WORTH
 
     def release(self, cut: CutCounter, at: Address) -> Noisy[Array]:
