@@ -478,6 +478,62 @@ def test_a_failed_write_charges_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         ledger.verify()
 
 
+def test_the_name_of_a_file_is_durable_before_it_is_charged_whoever_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "visits.jsonl", list[tuple[Path, int]]()
+    path.touch()  # by a process that was killed then
+    monkeypatch.setattr(
+        accounts, "sync_directory", lambda folder: synced.append((folder, path.stat().st_size))
+    )
+    with Ledger.open(path, RHO, USER) as ledger:
+        ledger.charge("visits", Zcdp(0.1))
+    assert synced == [(tmp_path, 0)]
+
+
+@pytest.mark.parametrize("block", [64, 512])
+def test_no_blocks_that_a_power_failure_takes_alter_a_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Whatever was written since the last sync is there or not, block by block."""
+    path, image = tmp_path / "visits.jsonl", tmp_path / "image.jsonl"
+    filled(path)
+    durable, sync, rng = path.read_bytes(), os.fsync, np.random.default_rng(block)
+    seen, known = set[int](), list[Charge]()
+    charges = [Charge(f"{name}{'.' * 300}", Zcdp(0.01), key=name) for name in "abc"]
+
+    def fsync(fd: int) -> None:
+        nonlocal durable
+        written = path.read_bytes()
+        for kept in rng.integers(2, size=(60, -(-len(written) // block))):
+            made = bytearray(durable[: len(written)].ljust(len(written), b"\0"))
+            for start in np.flatnonzero(kept) * block:
+                made[start : start + block] = written[start : start + block]
+            image.write_bytes(made)
+            with Ledger.load(image) as ledger:
+                found = ledger.entries()
+                ledger.charge_all(charges[:1])
+                seen.add(len(found))
+                assert found == (known + charges)[: len(found)]
+        durable = written
+        sync(fd)
+
+    with Ledger.load(path) as ledger:
+        known += ledger.entries()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd: fsync(fd) if at(fd) == path else sync(fd))
+            ledger.charge_all(charges[:1])
+            ledger.charge_all(charges[1:])
+        assert ledger.entries() == known + charges
+        ledger.verify()
+    assert {len(known), len(known) + 1, len(known) + 3} <= seen
+
+
+def at(fd: int) -> Path:
+    """Where an open file is."""
+    return Path(os.readlink(f"/proc/self/fd/{fd}"))
+
+
 @pytest.mark.parametrize("why", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_what_may_only_be_read_is_read_and_never_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int

@@ -44,6 +44,7 @@ from streamveil.errors import StoreError
 Record = dict[str, Any]
 START = "0" * 32
 OPENING = b'{"hash":"'  # of every line
+NUL = b"\0"  # in no record, and what a power failure leaves of a block that was not yet written
 NO_WRITING = (EROFS, EACCES, EPERM)  # errors of a file that may still be read
 
 
@@ -186,7 +187,7 @@ class Journal(Shared):
             data = _read(self._open(), self._at, size)
             if not self._at:
                 self._require_ours(data)
-            whole = data[: data.rfind(b"\n") + 1]  # a torn tail was never acknowledged
+            whole = acknowledged(data)
             self._require_torn(data[len(whole) :])
             found = []
             for line in whole.splitlines():
@@ -224,7 +225,9 @@ class Journal(Shared):
             raise altered(str(self.path))
 
     def append(self, records: Sequence[Record]) -> None:
-        """Adds records with one write and one sync: all of them are durable, or none is.
+        """Adds records: on return all of them are durable; if it raises, none is.
+
+        A power failure may leave the first ones of several.
 
         The caller holds the lock and has read to the end.
         """
@@ -257,11 +260,15 @@ class Journal(Shared):
         if self._refused is not None:
             raise self._unwritten(self._refused) from self._refused
         try:
-            os.ftruncate(file, self._at)  # a torn tail
-            done = 0
-            while done < len(data):
-                done += os.pwrite(file, data[done:], self._at + done)
-            os.fsync(file)
+            if os.fstat(file).st_size > self._at:  # a torn tail
+                os.ftruncate(file, self._at)
+                os.fsync(file)
+            one = data[:-1].replace(b"\n", NUL) + b"\n"  # torn, until all of it is durable
+            for some in dict.fromkeys((one, data)):
+                done = 0
+                while done < len(some):
+                    done += os.pwrite(file, some[done:], self._at + done)
+                os.fsync(file)
         except OSError as error:
             os.ftruncate(file, self._at)
             raise self._unwritten(error) from error
@@ -284,12 +291,11 @@ class Journal(Shared):
     def _open(self) -> int:
         if self._file is None:
             assert self.path is not None  # noqa: S101  (callers return early without a path)
-            fresh = not self.path.exists()
             try:
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 self._file = self._open_to_read(error)
-            if fresh:
+            if not os.fstat(self._file).st_size:  # of us, or of a process that died right then
                 sync_directory(self.path.parent)
         return self._file
 
@@ -322,10 +328,20 @@ def altered(where: str) -> StoreError:
     )
 
 
+def acknowledged(data: bytes) -> bytes:
+    """All lines but a torn tail, which was never acknowledged.
+
+    That is a last line without an end, or one that holds a NUL.
+    """
+    end = data.rfind(b"\n") + 1
+    last = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    return data[: last if NUL in data[last:end] else end]
+
+
 def has_torn_tail(path: Path) -> bool:
     """Whether the file ends within a line."""
     data = path.read_bytes()
-    return bool(data) and not data.endswith(b"\n")
+    return acknowledged(data) != data
 
 
 def _read(file: int, start: int, end: int) -> bytes:

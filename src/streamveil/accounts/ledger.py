@@ -276,7 +276,11 @@ class Ledger:
         return Charge(name, loss.loss, range, key, loss.separate, loss.horizon, about, given_past)
 
     def charge_all(self, charges: Sequence[Charge]) -> None:
-        """Takes several charges with one write and one sync: all of them or none."""
+        """Takes several charges at once: all of them or none.
+
+        A power failure may leave the first ones: nothing was drawn for these, and the rest is taken
+        when it is asked for again.
+        """
         with self._journal.locked():
             self._catch_up()
             fresh = [charge for charge in charges if not self._is_known(charge)]
