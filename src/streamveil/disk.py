@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from errno import EDQUOT, EINVAL, ENOSPC, EOPNOTSUPP, EROFS
+from errno import EACCES, EDQUOT, EINVAL, ENOSPC, EOPNOTSUPP, EROFS
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +203,15 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def sync_name(path: Path) -> None:
+    """Makes the name of a directory durable, if whoever made it was one of us."""
+    try:
+        sync_directory(path.absolute().parent)
+    except OSError as error:
+        if error.errno not in (EACCES, *REFUSED):
+            raise
+
+
 def dropped(parts: list[memoryview], size: int) -> list[memoryview]:
     """What is left of the parts when their first `size` bytes are written.
 
@@ -276,14 +285,21 @@ def create(path: Path, buffers: Sequence[memoryview]) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Creates a private directory durably: a lost directory would be a lost epoch."""
+    """Creates a private directory durably: a lost directory would be a lost epoch.
+
+    A process that made what is there may have died before the name was durable.
+    """
     if "\0" in str(path):
         raise StoreError("no path holds a NUL character.\n  to fix  name another directory")
     with crash_only("create", path):
-        missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for made in missing:
-            sync_directory(made.parent)
+        missing = [one for one in (path, *path.parents) if not one.exists()]
+        sync_name(missing[-1].parent if missing else path)
+        for one in reversed(missing[1:]):
+            one.mkdir(exist_ok=True)
+            sync_directory(one.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        if missing:
+            sync_directory(path.parent)
 
 
 def read(path: Path) -> bytes:

@@ -16,6 +16,7 @@ import streamveil as sv
 from streamveil.connectors import sinks
 from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
 from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.release_metadata import ReleaseTime, kept_time, noted
 from streamveil.sql.sql import parse_script
 from tests.released import made
 
@@ -79,6 +80,21 @@ def test_what_differs_in_a_last_digit_leaves_a_parquet_file_as_it_is(kind, tmp_p
         with pytest.raises(StoreError, match="holds another release"):
             sink.write("job", made(near, 0, 1))
     assert written(tmp_path) == first
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "parquet"])
+def test_metadata_that_a_power_failure_took_come_again_with_their_numbers(kind, tmp_path):
+    place = kept_time(ReleaseTime(0, "2026-01-01", None))
+    sink, one = FilesSink(str(tmp_path), kind), made(noted(TABLE, "keys collide", place))
+    sink.write("job", one)
+    beside = next(tmp_path.rglob("metadata*"))
+    told = beside.read_bytes()
+    beside.unlink()
+    with pytest.raises(StoreError, match="another release"):
+        sink.write("job", made(noted(OTHER, "other", place)))
+    assert not beside.exists()
+    sink.write("job", one)
+    assert beside.read_bytes() == told
 
 
 def test_a_folder_that_a_killed_process_made_becomes_durable_too(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from streamveil.connectors.sinks import MemorySink
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import KeyedDraws, KeyedNoise, SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
-from streamveil.runtime.job import Job, Work
+from streamveil.runtime import store
+from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.secret import Randomness
 from streamveil.runtime.store import CheckpointPolicy
@@ -71,6 +73,40 @@ def test_stopping_anywhere_changes_nothing(tmp_path: Path, stop: int, policy: An
     seen = run(tmp_path / "broken", policy=policy)
     assert values(seen) == expected[seen[0].trigger - 1 :]
     assert seen[0].trigger <= stop + 1, "a release was lost"
+
+
+def test_names_that_a_killed_process_gave_are_durable_before_more_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, synced = os.fsync, list[int]()
+
+    def killed_at(place: int | None) -> Callable[[int], None]:
+        def fsync(fd: int) -> None:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                synced.append(status.st_ino)
+                if place is not None and len(synced) >= place:
+                    raise KeyboardInterrupt  # what it gave a name has it, but not durably
+            sync(fd)
+
+        return fsync
+
+    killed, place = True, 0
+    while killed:
+        place, killed, synced = place + 1, False, []
+        folder = tmp_path / str(place) / "of" / "all" / "states"
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", killed_at(place))
+            try:
+                run(folder, policy=OFTEN)
+            except (KeyboardInterrupt, StoreError):  # there, or where the job waits for it
+                killed = True
+            undone, synced = synced[place - 1 :], []
+            patch.setattr(os, "fsync", killed_at(None))
+            with Job(folder, work(), SEEDED) as job:
+                next(job)
+        assert {*undone} <= {*synced}, place
+    assert place > 10
 
 
 def test_a_finished_job_shows_its_last_release_again(tmp_path: Path) -> None:
@@ -288,6 +324,18 @@ def test_a_changed_header_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**content, "version": 4}))
     with pytest.raises(StoreError, match="version 4; this streamveil reads version 1"):
         run(tmp_path / "s")
+
+
+def test_whatever_a_power_failure_leaves_of_a_discarded_state_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "s"
+    begin(state, work(), Randomness())
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "rmtree", lambda _: None)  # nothing of it became durable
+        store.discard(state)
+    (state / "secret").unlink()  # but this
+    assert run(state, keys=Randomness())
 
 
 def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamveil import disk
 from streamveil.batch import RejectNotes
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
 from streamveil.core.noise import SeededNoise
@@ -132,6 +133,25 @@ def test_files_beyond_the_last_commit_go_even_if_nobody_asks_for_rejects(tmp_pat
     list(start(tmp_path, plan, rejects=None))
     assert contents(tmp_path) == before
     assert (tmp_path / "aside" / "notes").exists()
+
+
+def test_no_power_failure_brings_back_files_beyond_the_last_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, **TWO_ROWS)
+    list(start(tmp_path, plan))
+    late, synced = tmp_path / "aside" / "batch-000000000099.parquet", list[Path]()
+    late.touch()
+    real = disk.sync_directory
+
+    def sync(folder: Path) -> None:
+        if not late.exists():
+            synced.append(folder)
+        real(folder)
+
+    monkeypatch.setattr(disk, "sync_directory", sync)
+    list(start(tmp_path, plan))
+    assert late.parent in synced
 
 
 def test_kept_rows_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -135,8 +135,6 @@ class FilesSink(Sink):
         if len(tables) > 1:
             table, told = packed(list(tables.values()))
         beside = None if self.keeps else to_json_metadata(table.schema, sentences(table))
-        if beside is not None and not final.exists():  # numbers never come without it
-            _replace(metadata_file(final), memoryview(beside))
         with room(MOST * table.nbytes + ROOM_BYTES) as own:
             cells = without_formulas(as_text(table)) if self.escape_formulas else table
             data = (
@@ -146,8 +144,15 @@ class FilesSink(Sink):
             if final.exists() and final.read_bytes() != data:
                 self._require_same(final, list(tables.values()))
             else:
+                self._write_metadata(final, beside)
                 _replace(final, data)
         return folder
+
+    def _write_metadata(self, final: Path, text: bytes | None) -> None:
+        """Writes what stands beside a file: before the file, or where a power failure took it."""
+        beside = metadata_file(final)
+        if text is not None and not (final.exists() and beside.exists()):
+            _replace(beside, memoryview(text))
 
     def _require_apart(self, final: Path) -> None:
         """Refuses releases of which another file of several holds one, or that hold one's."""

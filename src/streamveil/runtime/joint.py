@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ from streamveil.runtime.published import is_state, of_state, opened, pick, state
 from streamveil.runtime.run import prepared
 from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.secret import Randomness
-from streamveil.runtime.store import BEFORE_LOOK, epoch_of, is_ready
+from streamveil.runtime.store import BEFORE_LOOK, discard, epoch_of, is_ready
 from streamveil.runtime.watch import Watch
 
 NO_LEDGER_ON_SPARK = (
@@ -216,7 +215,7 @@ def charge_together(
             ])  # fmt: skip
     except BudgetError:
         for place in new:
-            rmtree(place)
+            discard(place)
         raise
 
 

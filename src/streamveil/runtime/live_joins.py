@@ -202,7 +202,8 @@ class Tie:
     def home(self, folder: Path) -> Path:
         """Where in a job's state its files are; there once somebody asked."""
         made = folder / KEPT.format(self.place)
-        make_directory(made)
+        if not made.exists():  # one that is there is durable since the state was opened
+            make_directory(made)
         return made
 
     def taken(self, table: pa.Table) -> Rows:

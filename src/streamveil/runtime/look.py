@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -59,7 +58,7 @@ from streamveil.runtime.grouping import Prefetch
 from streamveil.runtime.job import Work, begin, require
 from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.secret import Randomness
-from streamveil.runtime.store import LOOK, Store, read_header, require_empty
+from streamveil.runtime.store import LOOK, Store, discard, read_header, require_empty
 from streamveil.sql.schema import check_schema, needed_columns
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def charged(work: Work, state: Path, keys: Randomness) -> Noise:
         work.account.charge_shared(epoch)
     except BudgetError:
         if made:
-            rmtree(state)
+            discard(state)
         raise
     return noise
 

@@ -136,6 +136,8 @@ class Store:
             require_no_backup(directory)  # one may have been given this name meanwhile
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
             rmtree(directory / SCRATCH, ignore_errors=True)
+            with crash_only("open", directory):  # a process that gave files their names may have
+                disk.sync_directory(directory)  # died before these were durable
             self.header = read_header(directory)
         except BaseException:
             self._lock.close()
@@ -299,6 +301,14 @@ def require_no_backup(directory: Path) -> None:
             f"'{directory.name}' is a backup, in which no job runs.\n"
             f"  to fix  streamveil restore {directory.name} STATE, if the original is gone"
         )
+
+
+def discard(directory: Path) -> None:
+    """Removes a state for which nothing was charged; its header first, as it makes it one."""
+    with crash_only("remove", directory / HEADER):
+        (directory / HEADER).unlink(missing_ok=True)
+        disk.sync_directory(directory)
+        rmtree(directory)
 
 
 def new_epoch() -> bytes:

@@ -290,6 +290,8 @@ def test_names_are_synced_with_their_folders(tmp_path, monkeypatch):
     root = tmp_path / "r"
     advance(chain(root), 1, 1)
     assert synced == [tmp_path.name, "r", "key", "00000"]
+    advance(chain(root), 1, 1)  # what made it may have died before it synced
+    assert synced[4:] == ["00000"]
 
 
 def test_files_of_others_and_files_already_gone_stop_nothing(tmp_path, local, monkeypatch):

@@ -254,6 +254,8 @@ class Shards:
         part = ShardPart(facts, arrays, tag_of(parts), sum(map(len, parts)))
         for _ in range(2):  # once more if another was faster
             found = self._found(system, path, part)
+            if found is not None and isinstance(system, fs.LocalFileSystem):
+                sync_directory(Path(path).parent)  # whoever made it may have died before it did so
             if found is not None or create(system, path, parts):
                 return part if found is None else part._replace(tag=found)
         raise StoreError(f"version {version} of shard {shard} ({stage}) cannot be written")
