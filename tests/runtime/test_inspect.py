@@ -13,6 +13,7 @@ from streamveil.cli import app
 from streamveil.core.accounting import Budget
 from streamveil.errors import StoreError
 from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
+from streamveil.runtime import wal
 from streamveil.runtime.inspect import files_read, inspect
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
@@ -55,6 +56,16 @@ def test_a_state_is_described_while_the_job_runs_and_after(tmp_path: Path) -> No
     ):
         assert word in text
     assert "malformed" not in json.dumps(seen.to_dict())
+
+
+def test_a_segment_that_a_running_job_removed_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Job(tmp_path / "s", work(), SEEDED) as job:
+        list(job)
+    segments = wal.kept(tmp_path / "s")
+    monkeypatch.setattr(wal, "kept", lambda _: [(-1, tmp_path / "s" / "log-gone"), *segments])
+    assert inspect(tmp_path / "s").committed is not None
 
 
 def test_no_private_value_is_shown(tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def at_one_moment(directory: Path, read: Callable[[list[tuple[int, Path]]], T]) 
         saved = kept(directory)
         try:
             found = read(saved)
-        except StoreError:
+        except (StoreError, FileNotFoundError):
             if kept(directory) == saved:
                 raise
         else:

@@ -124,8 +124,11 @@ def _read(
 
 def last_change(folder: Path) -> str | None:
     """When the log was last written."""
-    times = [path.stat().st_mtime for _, path in wal.kept(folder)]
-    return datetime.fromtimestamp(max(times), UTC).isoformat(" ", "seconds") if times else None
+    segments = wal.kept(folder)
+    if not segments:
+        return None
+    newest = segments[-1][1].stat().st_mtime  # a running job removes others
+    return datetime.fromtimestamp(newest, UTC).isoformat(" ", "seconds")
 
 
 def on_disk(folder: Path) -> dict[str, int]:
