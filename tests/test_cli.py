@@ -456,6 +456,27 @@ def test_a_survey_of_private_rows_says_what_the_forecast_chooses(folder):
     assert "selection = auto" in chosen
 
 
+@pytest.mark.parametrize("pays", ["--private", "--sample"])
+def test_no_survey_of_files_that_are_not_there_is_paid_for(folder, pays):
+    call("ledger", "create", folder / "new", "--unit", "person", "--per", "1 day", "--epsilon", "8")
+    before, query = (folder / "new").read_bytes(), folder / "declared.sql"
+    declared = "visits (ts TIMESTAMP, person INT64, ward INT64) WITH ("
+    query.write_text((folder / "q.sql").read_text().replace("visits WITH (", declared))
+    code, _, errors = call(
+        "tune", query, pays, folder / "missing*.parquet", "--ledger", folder / "new"
+    )
+    assert (code, "no file matches" in errors) == (5, True), errors
+    assert (folder / "new").read_bytes() == before
+
+
+def test_a_survey_with_a_target_is_refused_before_it_is_paid_for(folder):
+    code, _, errors = call(
+        "tune", folder / "q.sql", "--private", folder / "visits.parquet", "--target", "0.1",
+    )  # fmt: skip
+    assert code == 2
+    assert "leave --target and --units out" in errors
+
+
 def test_tune_reads_a_public_sample(folder):
     code, shown, errors = call(
         "tune", folder / "q.sql", "--sample", folder / "visits.parquet", "--fraction", "0.5",

@@ -369,6 +369,10 @@ def test_every_changed_byte_is_seen(tmp_path: Path) -> None:
     shorter.verify()  # a valid shorter ledger ...
     with pytest.raises(StoreError, match="lost records"):
         shorter.verify(head)  # ... unless an earlier hash was kept
+    with pytest.raises(PlanError, match="head='3f2a' is no hash"):
+        shorter.verify("3f2a")
+    with pytest.raises(StoreError, match="make its folder"):
+        Ledger.open(tmp_path / "none" / "visits.jsonl", RHO, USER)
 
 
 @pytest.mark.parametrize("content", [b"notes of no line", b"PAR1\x15\x04\n", b"{}\n", b" "])

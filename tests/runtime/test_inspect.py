@@ -95,6 +95,12 @@ def test_a_state_without_checkpoint_and_one_without_records(tmp_path: Path) -> N
     assert inspect(tmp_path / "s").checkpoint_batch is None
 
 
+def test_a_state_on_spark_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "spark.json").touch()
+    with pytest.raises(StoreError, match="a job that runs on Spark"):
+        inspect(tmp_path)
+
+
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(StoreError, match="not a state directory"):

@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from errno import EACCES, EPERM, EROFS
+from errno import EACCES, ENOENT, EPERM, EROFS
 from fractions import Fraction
 from functools import cache
 from math import ceil, exp, floor, log, pi
@@ -307,9 +307,11 @@ class Journal(Shared):
                 file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 self._refused = error
                 return file
+        fix = "let this user read and write it and its folder, then start again"
+        if error.errno == ENOENT:
+            fix = "make its folder, or correct the path"
         raise StoreError(
-            f"{self.path} cannot be opened: {error.strerror}.\n"
-            "  to fix  let this user read and write it and its folder, then start again"
+            f"{self.path} cannot be opened: {error.strerror}.\n  to fix  {fix}"
         ) from error
 
 

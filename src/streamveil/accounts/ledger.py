@@ -344,8 +344,14 @@ class Ledger:
                 off the end.
 
         Raises:
+            PlanError: the head is no hash.
             StoreError: a record was altered, dropped or torn.
         """
+        if head is not None and not (len(head) == len(START) and {*head} <= {*"0123456789abcdef"}):
+            raise PlanError(
+                f"head='{head}' is no hash of a ledger.\n"
+                f"  to fix  give the {len(START)} digits that `streamveil ledger verify` printed"
+            )
         hashes = self._journal.reread()
         if not hashes or (head is not None and head not in hashes):
             raise StoreError(

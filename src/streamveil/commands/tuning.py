@@ -20,7 +20,7 @@ from streamveil.commands.common import (
     read_query,
     writing,
 )
-from streamveil.errors import PlanError, require_one_of
+from streamveil.errors import PlanError, SourceError, require_one_of
 from streamveil.plan import Plan
 from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.terminal import Terminal, say
@@ -113,6 +113,11 @@ def tune(
     [plan] = checked_plans(read_query(query, table, name).plan)
     if private is not None and sample is not None:
         raise PlanError("--sample is public and --private is not: give one of them")
+    if private is not None and (target is not None or units is not None):
+        raise PlanError(
+            "a survey of --private finds bounds and sizes, and no epsilon for an error.\n"
+            "  to fix  leave --target and --units out, or leave --private out"
+        )
     require_one_of("--metric", metric, METRICS)
     price = Budget(epsilon=epsilon, delta=delta)
     if private is not None:
@@ -140,7 +145,9 @@ def raw_rows_of(plan: Plan, path: str) -> pa.Table:
     given = plan.source.options if plan.source.kind == "files" else {}
     options = {key: value for key, value in given.items() if key in SAME}
     times = plan.source.event_time, plan.clock.arrival
-    source = open_source("files", {**options, "path": path}, *times)
+    source: Any = open_source("files", {**options, "path": path}, *times)
+    if getattr(source, "on_disk", False) and not source.files():
+        raise SourceError(f"no file matches {path}.\n  to fix  check the path")
     chunks = [chunk.rows for chunk in source.read(None, 1_000_000)]
     return pa.concat_tables([source.schema().empty_table(), *chunks])
 

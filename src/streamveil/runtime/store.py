@@ -343,6 +343,13 @@ def require_header(directory: Path) -> Header:
             f"'{directory.name}' is a fork that has not started: it holds no state yet.\n"
             f"  to fix  streamveil run QUERY --state {directory} starts it"
         )
+    if header is None and (directory / SPARK_HEADER).is_file():
+        raise StoreError(
+            f"'{directory.name}' is the state of a job that runs on Spark, which this takes none"
+            " of.\n"
+            "  to fix  `streamveil verify` and `streamveil ledger` read it; its releases are in the"
+            " folder of its sink"
+        )
     if header is None:
         raise StoreError(
             f"'{directory.name}' is not a state directory of the embedded engine.\n"
