@@ -9,17 +9,20 @@ from typer.testing import CliRunner
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
+from streamveil.commands import run as run_command
 from streamveil.commands.audit import audit_state
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime import backup as backups
 from streamveil.runtime import store as stores
+from streamveil.runtime import watch as watches
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.run import run
 from streamveil.runtime.store import read_header
 from streamveil.runtime.verify import verify
+from streamveil.sql.sql import Planned
 from tests.connectors.test_conformance import filled, small_disk
 from tests.runtime.test_changed_query import plan, rows, some, told
 from tests.schedules import fixed_schedule
@@ -154,6 +157,40 @@ def test_a_fork_has_noise_and_a_charge_of_its_own():
     assert told(run(plan(), state="one", ledger="clicks.ledger")).keys() <= forks[0].keys()
     with pytest.raises(BudgetError):
         run(plan(), state="three", ledger="clicks.ledger")
+
+
+def test_a_fork_is_watched_by_its_own_calendar(monkeypatch):
+    """By that of the first job it was days behind, and not healthy, before it had begun."""
+    some(run(plan(), state="s"), 4)
+    begins = fork(plan(), "s", "one")
+    watched, honest = [], watches.Watch
+
+    def watch(of, *given, **named):
+        watched.append(of)
+        return honest(of, *given, **named)
+
+    monkeypatch.setattr(watches, "Watch", watch)
+    script = SimpleNamespace(named=lambda _: Planned(plan()))
+    monkeypatch.setattr(run_command, "read_script", lambda *_: script)
+    for state in ("s", "one"):
+        done = CliRunner().invoke(cli.app, ["run", "q.sql", "--state", state])
+        assert done.exit_code == 0, done.output
+    whole, later = (one.clock for one in watched)
+    assert whole == plan().clock
+    assert later.start_us == begins
+    assert whole.due_us(whole.steps) == later.due_us(later.steps)
+
+
+@pytest.mark.parametrize("place", ["s/inside", "link/inside"])
+def test_nothing_is_copied_into_its_own_state(place):
+    some(run(plan(), state="s"), 1)
+    Path("link").symlink_to("s")
+    before = sorted(Path("s").iterdir())
+    with pytest.raises(StoreError, match="'inside' would lie in the state directory 's'"):
+        backup("s", place)
+    with pytest.raises(StoreError, match="would lie in the state"):
+        fork(plan(), "s", place)
+    assert sorted(Path("s").iterdir()) == before
 
 
 def test_a_job_that_began_with_a_look_is_forked():

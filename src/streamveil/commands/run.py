@@ -134,7 +134,8 @@ def run(
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
     pace = Pace(once=once, memory=size, threads=threads)
-    told = Told(log, metrics, exact_metrics, first_words(planned.plan, once=once))
+    plan: Any = planned.plan if state is None else of_fork(planned.plan, state)
+    told = Told(log, metrics, exact_metrics, first_words(plan, once=once))
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
@@ -155,9 +156,9 @@ def run(
     last = None
     quiet = quiet or log is not None  # counts of rows are no log lines
     seen: list[Any] = []  # the last progress
-    watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
-    bar = progress_bar(told.begins, planned.plan.clock.steps, seen, quiet=quiet)
-    with told.of(planned.plan.name, watch), stopping(seen), bar as show:
+    watch = Watch(plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
+    bar = progress_bar(told.begins, plan.clock.steps, seen, quiet=quiet)
+    with told.of(plan.name, watch), stopping(seen), bar as show:
         listen = partial(tell_all, (show, watch.hear))
         common: dict[str, Any] = {
             "state": state, "secret": secret, "progress": listen, "ledger": shared,
@@ -172,12 +173,23 @@ def run(
             for release in job:
                 last = release
     if not quiet:
-        say(seen[0].summary() if seen else idle(planned.plan, closed), err=True)
+        say(seen[0].summary() if seen else idle(plan, closed), err=True)
         could = engine != "spark" and rejects is None
         show_unusable(seen, "--rejects DIR" if could else "")
     show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def of_fork(plan: Any, state: Path) -> Any:
+    """The plan with the calendar of the job in a state, which is later in a fork."""
+    from streamveil.runtime.store import FORK
+
+    if not (state / FORK).is_file():
+        return plan
+    from streamveil.runtime.fork import forked
+
+    return forked(plan, state)
 
 
 def idle(plan: Plan, closed: int) -> str:

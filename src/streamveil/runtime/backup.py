@@ -20,7 +20,7 @@ from streamveil import disk
 from streamveil.disk import LOCK, Lock, sync_directory
 from streamveil.errors import StoreError
 from streamveil.runtime import formats
-from streamveil.runtime.store import BACKUP, SCRATCH, require_header
+from streamveil.runtime.store import BACKUP, SCRATCH, require_header, require_outside
 from streamveil.runtime.verify import examined
 
 LEFT = frozenset([LOCK, SCRATCH, BACKUP])  # no part of a state
@@ -56,6 +56,7 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
     """
     if place.exists():
         raise StoreError(f"'{place.name}' exists already; name a place where there is nothing")
+    require_outside(place, home)
     draft = place.with_name(place.name + disk.TEMPORARY)
     disk.make_directory(draft)
     own = Lock(draft)

@@ -32,7 +32,7 @@ from streamveil.plan import Plan, combined_plan
 from streamveil.runtime import formats
 from streamveil.runtime.changed_query import Kept, require_kept
 from streamveil.runtime.inspect import inspect
-from streamveil.runtime.store import FORK, require_empty
+from streamveil.runtime.store import FORK, require_empty, require_outside
 
 MOST_STEPS = 100_000  # that are looked at
 SAYS_NOTHING = "to fix  run the query in a state of its own: it reads its source from the start"
@@ -44,6 +44,7 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     first = kept_of(plan, home)
     if place.exists() and (place.is_file() or any(place.iterdir())):
         raise StoreError(f"'{place.name}' exists already; a fork begins in a directory of its own")
+    require_outside(place, home)
     clock = first.clock or first.plan.clock
     if not clock.timed:
         raise PlanError(f"a fork begins at a time, and the steps have none.\n  {SAYS_NOTHING}")

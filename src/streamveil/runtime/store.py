@@ -311,6 +311,15 @@ def discard(directory: Path) -> None:
         rmtree(directory)
 
 
+def require_outside(place: Path, state: Path) -> None:
+    """Refuses a place in a state, in which its job and its copies would find what is not theirs."""
+    if place.resolve().is_relative_to(state.resolve()):
+        raise StoreError(
+            f"'{place.name}' would lie in the state directory '{state.name}'.\n"
+            "  to fix  name a place outside it"
+        )
+
+
 def new_epoch() -> bytes:
     """A random epoch from the operating system."""
     return KeyedNoise.fresh().secret[:EPOCH_BYTES]
