@@ -336,7 +336,9 @@ def test_questions_without_an_answer_say_why(tmp_path):
         (lambda: answers.last("n", 0), "at least 1"),
         (lambda: answers.last("n", 99), "at most 12"),
         (lambda: answers.last("mean", 2), "not a total"),
+        (lambda: answers.last("n", 10**20), "at most 12"),
         (lambda: answers.top("n", 0), "at least 1"),
+        (lambda: answers.top("n", 1, hidden=10**19), "hidden must be at most"),
         (lambda: answers.difference("n", confidence=1.0), "confidence"),
     ):
         with pytest.raises(PlanError, match=words):

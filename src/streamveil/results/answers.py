@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, product, takewhile
+from itertools import chain, count, product, takewhile
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 At = int | str | tuple[int | str, int] | None
 NOTED = 3  # windows whose own notes are told
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
+MOST_HIDDEN = 10**18  # that ranks can count
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
     " (CSV and JSON without their metadata files need the query; variances, quantiles, computed"
@@ -386,6 +387,8 @@ class Answers(AnswerTable):
     ) -> tuple[Joint, Ranked, list[str]]:
         """The ranks at one release."""
         at_least(0, hidden=hidden)
+        if hidden > MOST_HIDDEN:
+            raise PlanError(f"hidden must be at most {MOST_HIDDEN:,}, not {hidden:,}")
         part = WeightedSum(((Cell(moment, name), 1.0),))
         joint, notes = self._joint([part])
         sd = np.sqrt(part.covariance(joint, part).high)
@@ -438,11 +441,12 @@ class Answers(AnswerTable):
                 before = self.releases.require(Moment(window, last - inside))
                 terms += [(Cell(before, name), -1.0)]
             steps.update(made.values())
-        missing = set(range(begun + 1, until + 1)) - steps
+        missing = triggers - sum(begun < step <= until for step in steps)
         if missing:
+            most = next(back for back in count(1) if until - back not in steps)
             raise PlanError(
-                f"of the last {triggers} triggers {len(missing)} have no release here.\n"
-                f"  to fix  ask for at most {until - max(missing)}"
+                f"of the last {triggers} triggers {missing} have no release here.\n"
+                f"  to fix  ask for at most {most}"
             )
         return tuple(terms)
 
