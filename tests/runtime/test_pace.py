@@ -91,8 +91,9 @@ def test_no_number_of_threads_changes_a_release(
         assert any(ahead) == (threads > 1)
     assert len(found[0][0][-1]["n"]) > 5
     assert all(one == found[0] for one in found)
-    with pytest.raises(PlanError, match="threads"):
-        Pace(threads=0)
+    for threads in (0, 10**20):  # so many never began
+        with pytest.raises(PlanError, match=f"threads must be from 1 to 1,024, not {threads}"):
+            Pace(threads=threads)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 40, 4_000])

@@ -54,6 +54,7 @@ Engine = Callable[[Plan], Operator]
 BATCH_BYTES = 16 << 20  # of a micro-batch, about: amortises a commit and what a step costs
 LIMITED_BYTES = 6 << 20  # the same under a memory limit: `WORK` has room for these
 FEWEST_ROWS, MOST_ROWS = 20_000, 1_000_000
+MOST_THREADS = 1_024
 TEXT_BYTES = 64  # taken for a value of unknown width
 
 
@@ -67,8 +68,8 @@ class Pace:
     threads: int | None = None  # that compute; None: as many as the process has processors
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise PlanError(f"threads must be at least 1, not {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise PlanError(f"threads must be from 1 to {MOST_THREADS:,}, not {self.threads}")
         if self.max_rows is not None and self.max_rows < 1:
             raise PlanError(f"max_rows of a micro-batch must be at least 1, not {self.max_rows}")
 
