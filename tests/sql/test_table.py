@@ -152,6 +152,7 @@ def test_what_cannot_be_meant_is_refused(change, message):
          "belongs to a changing table"),
         (script() + "ASK people COUNT(*) WHERE name = 'x'", "unknown column"),
         (script() + "ASK people COUNT(age)", "COUNT(*) WHERE"),
+        (script() + "ASK people COUNT(*) WHERE", "a question is COUNT(*) WHERE condition"),
         (script() + "ASK peple COUNT(*)", "no changing table"),
         (script() + script().split(";")[1] + "; ASK people COUNT(*)", "exactly one SELECT"),
     ],

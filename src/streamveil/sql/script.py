@@ -204,6 +204,8 @@ def _question(cursor: Cursor) -> exp.Expr | None:
     if cursor.at == len(cursor.tokens):
         return None
     cursor.need("WHERE")
+    if cursor.at == len(cursor.tokens):
+        raise PlanError(f"a question is COUNT(*) WHERE condition{cursor.place()}")
     return parse_tokens(cursor.tokens[cursor.at :], cursor.source, "the question")
 
 
