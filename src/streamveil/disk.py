@@ -208,7 +208,7 @@ def sync_name(path: Path) -> None:
     try:
         sync_directory(path.absolute().parent)
     except OSError as error:
-        if error.errno not in (EACCES, *REFUSED):
+        if error.errno not in (EACCES, EROFS, *REFUSED):
             raise
 
 

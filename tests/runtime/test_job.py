@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -107,6 +108,27 @@ def test_names_that_a_killed_process_gave_are_durable_before_more_is_published(
                 next(job)
         assert {*undone} <= {*synced}, place
     assert place > 10
+
+
+@pytest.mark.parametrize("why", [errno.EACCES, errno.EROFS, errno.EINVAL, errno.EIO])
+def test_a_folder_that_none_of_us_made_need_not_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """A mounted state lies in a folder that its job may not read, or that no one may change."""
+    (tmp_path / "s").mkdir()
+    above, sync = tmp_path.stat().st_ino, os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.fstat(fd).st_ino == above:
+            raise OSError(why, os.strerror(why))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if why == errno.EIO:
+        with pytest.raises(StoreError, match="Input/output error"):
+            run(tmp_path / "s")
+    else:
+        assert run(tmp_path / "s")
 
 
 def test_a_finished_job_shows_its_last_release_again(tmp_path: Path) -> None:
