@@ -407,6 +407,42 @@ def test_the_unit_keeps_its_name_beside_a_public_table_that_has_it():
     assert rows["own"].to_pylist() == rows["the unit"].to_pylist()
 
 
+def test_parts_of_a_list_are_joined_and_are_no_column_of_their_table():
+    """`t.place` was the part, whatever column t has."""
+    found = {**tables(1), "t": pa.table({"id": [1, 2, 3], "place": ["x", "y", "z"],
+                                         "tags": ["b,d", "", None]})}  # fmt: skip
+    text = "SELECT id, {}, region FROM t, UNNEST(SPLIT(tags)) AS place JOIN regions AS r ON {}"
+    rows = values_of(text.format("place", "place = r.place"), found, "place", "region")
+    pairs = zip(rows["place"].to_pylist(), rows["region"].to_pylist(), strict=True)
+    assert sorted(pairs) == [("b", "north"), ("b", "west"), ("d", "south")]
+    for one, on in (("t.place", "place = r.place"), ("r.place", "t.place = r.place")):
+        with pytest.raises(PlanError, match=r"(?s)what UNNEST makes.*to fix  place alone"):
+            planned(text.format(one, on), found)
+
+
+def test_no_row_meets_another_by_what_is_no_number():
+    nan, t = float("nan"), pa.table({"id": [1, 2, 3], "f": [float("nan"), 0.0, 1.5]})
+    public = sv.memory(pa.table({"f": [nan, -0.0, 2.0], "m": ["a", "b", "c"]}), public=True)
+    rows = values_of("SELECT id, m FROM t LEFT JOIN p USING (f)", {"t": t, "p": public}, "m")
+    assert rows["m"].to_pylist() == [None, "b", None]
+
+
+@pytest.mark.parametrize(("joined", "message"), [
+    ("t CROSS JOIN regions", "needs ON or USING: what is equal"),
+    ("t, regions AS r WHERE t.place = r.place", "the public table 'r' needs ON or USING"),
+    ("regions JOIN t ON t.place = regions.place", "the table of people comes first"),
+    ("t JOIN (SELECT place FROM regions) AS r ON t.place = r.place", "not in a subquery"),
+    ("t JOIN nowhere ON t.place = nowhere.place", "unknown table 'nowhere'"),
+    ("t JOIN u ON t.place = u.place", "a join before contribution bounding"),
+    ("t, u WHERE t.id = u.id", "a join before contribution bounding"),
+    ("t WHERE id IN UNNEST([1, 2])", r"(?s)lists are read by UNNEST.*x IN \(1, 2\)"),
+])  # fmt: skip
+def test_what_cannot_be_joined_so_says_what_to_write(joined, message):
+    with pytest.raises(PlanError, match=message) as caught:
+        sv.sql(f"SELECT {PRIVATE} COUNT(*) AS n FROM {joined}", tables(1))
+    assert "to fix" in str(caught.value)
+
+
 def test_the_unit_is_named_by_the_first_table_or_by_what_is_equal():
     relation = "SELECT {} COUNT(*) AS n FROM t {}JOIN u ON t.id = u.id"
     private, found = PRIVATE.replace("= id", "= u.id"), tables(1)

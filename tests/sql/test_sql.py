@@ -445,7 +445,7 @@ def test_public_groups_by_a_join(tmp_path, join):
     [
         (TABLE, "", "not declared public"),
         (TABLE.replace("catalogue", "catalog"), ", public = TRUE", "did you mean 'catalogue'?"),
-        (TABLE.replace("RIGHT", "INNER"), ", public = TRUE", "a join before"),
+        (TABLE.replace("RIGHT", "INNER"), ", public = TRUE", "not in a subquery"),
         (TABLE.replace("DISTINCT item", "DISTINCT x"), ", public = TRUE", "that column alone"),
         (LIST.replace("USING (item)", "ON TRUE"), "", "USING"),
         (LIST.replace("item", "thing"), "", "GROUP BY thing alone"),

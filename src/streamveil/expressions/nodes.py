@@ -74,7 +74,13 @@ def check_shape(tree: exp.Expr) -> exp.Expr:
             continue
         if type(node) not in BUILDERS:
             raise no_row_expression(node)
-        if isinstance(node, exp.In) and (node.args.get("query") or node.args.get("unnest")):
+        if isinstance(node, exp.In) and node.args.get("unnest"):
+            raise PlanError(
+                f"'{shown(canonical(node))}': lists are read by UNNEST in FROM alone.\n"
+                "  to fix  x IN (1, 2); of a column of lists FROM t, UNNEST(tags) AS tag"
+                " WHERE tag = 'a'"
+            )
+        if isinstance(node, exp.In) and node.args.get("query"):
             raise PlanError(f"'{shown(canonical(node))}' {_OTHER_ROWS}")
         if isinstance(node, exp.Anonymous):
             require_function(node)

@@ -265,8 +265,8 @@ def codes(
         ((found[: table.num_rows], -1), (found[table.num_rows :], -2))
     ):
         lacks = np.zeros(len(some), np.bool_)
-        for pair in pairs:
-            lacks |= np.asarray(pair[place].is_null())
+        for pair in pairs:  # NaN is not equal to itself
+            lacks |= np.asarray(pair[place].is_null(nan_is_null=True))
         sides.append(np.where(lacks, missing, some))
     return sides[0], sides[1]
 

@@ -44,6 +44,8 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
     """What FROM brings into scope after one more JOIN. `own`: what the rows so far are called."""
     how = how_of(join)
     name = name_of(join.this)
+    if not (join.args.get("on") or join.args.get("using")):
+        raise no_unit(join, left, known, relation)
     if name in left.names or not (name or join.args.get("using")):
         raise PlanError(
             f"a join needs two names: '{shown(name or own)}' is one.\n"
@@ -60,7 +62,11 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
         )
     known_as = {column.name.lower(): column.name for column in columns}
     of_unit = left.same if left.sides else frozenset(product(left.names | {own}, known_as))
-    same = (*(one.name for one, other in pairs if of_one_name(one, other)), *known_as.values())
+    same = (
+        *(one.name for one, other in pairs if of_one_name(one, other)),
+        *known_as.values(),
+        *left.parts,
+    )
     said: dict[str, Any] = {"how": how, "sides": ("" if left.sides else own, name), "same": same,
                             "time": left.source.event_time}  # fmt: skip
     table = None if name_in(join.this) in known.named else public_table(join.this, known.sources)
@@ -70,6 +76,8 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
         )
     else:
         at = unit_pair(pairs, left, known)
+        if at is None:
+            raise no_unit(join, left, known, relation)
         found = relation(join.this, replace(known, unit=pairs[at][1]))
         if how == "left":  # what asks of one row alone leaves room for rows that may match
             theirs = [part for part in rest if of_tables(part, {name})]
@@ -87,7 +95,7 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
     made = From(
         source, left.window,
         names=left.names | {name}, sides={side: to for side, to in sides.items() if side},
-        same=of_unit,
+        same=of_unit, parts=left.parts,
     )  # fmt: skip
     conditions = [row_text(condition, made) for condition in rest]
     if how == "left" and conditions:
@@ -104,15 +112,13 @@ def of_one_name(one: exp.Expr, other: exp.Expr) -> bool:
 
 def how_of(join: exp.Expr) -> How:
     """Inner or left; every other kind says what to write."""
-    side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
+    side = str(join.args.get("side") or "").upper()
     if side in ("RIGHT", "FULL"):
         raise PlanError(
             f"{side} JOIN is not supported.\n  to fix  "
             + ("name the tables the other way round, with LEFT JOIN" if side == "RIGHT" else
                "UNION ALL of the rows of both, in a subquery")
         )  # fmt: skip
-    if kind == "CROSS" or not (join.args.get("on") or join.args.get("using")):
-        raise HABITS["join"].error()
     return "left" if side == "LEFT" else "inner"
 
 
@@ -156,6 +162,9 @@ def side_of(tree: exp.Expr, left: From, name: str) -> int:
     found = set()
     for column in tree.find_all(exp.Column):
         side = column.args.get("table")
+        if side is None and column.name.lower() in left.parts:
+            found.add(0)
+            continue
         if side is None:
             raise PlanError(
                 f"'{shown(column.name)}' in ON: of which table?\n  to fix  write its name before "
@@ -203,8 +212,8 @@ def needs_unit(known: InReach) -> exp.Expr:
     return known.unit
 
 
-def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int:
-    """Which pair says that both rows are of one unit; a join without one mixes people.
+def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int | None:
+    """Which pair says that both rows are of one unit; a join without one (None) mixes people.
 
     Proof: it is the unit of the rows so far, as they compute it, and becomes that of the others.
     """
@@ -212,7 +221,37 @@ def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int:
     for place, (one, _) in enumerate(pairs):
         if texts_of(resolved(one, left)) == unit:
             return place
-    raise HABITS["join"].error()
+    return None
+
+
+def no_unit(join: Any, left: From, known: InReach, relation: Relation) -> PlanError:
+    """Why a join is refused that is not by the unit."""
+    plain = name_in(join.this) not in known.named
+    if plain and public_table(join.this, known.sources) is not None:
+        name = shown(name_of(join.this))
+        return PlanError(
+            f"a join with the public table '{name}' needs ON or USING: what is equal.\n"
+            f"  to fix  JOIN {name} ON v.country = {name}.country"
+        )
+    if left.source.public:
+        return PlanError(
+            f"'{shown(left.source.name)}' is public, and the table of people comes first.\n"
+            "  to fix  name the tables of the join the other way round"
+        )
+    names = {name_in(table) for table in join.this.find_all(exp.Table)}
+    if (
+        isinstance(join.this, exp.Subquery)
+        and names
+        and all(spec.public for name, spec in known.sources.items() if name.lower() in names)
+        and names <= {name.lower() for name in known.sources}
+    ):
+        return PlanError(
+            "a public table is joined as it is, not in a subquery.\n"
+            "  to fix  JOIN the table itself, with the subquery's conditions after AND in ON"
+        )
+    if is_table(join.this):
+        relation(join.this, known)  # which complains where there is no such table
+    return HABITS["join"].error()
 
 
 def unit_before(joins: Sequence[Any], unit: exp.Expr) -> exp.Expr:
@@ -297,6 +336,8 @@ def with_members(
             rest.append(part)
             continue
         at, unit = unit_pair(pairs, inner, known), texts_of(resolved(needs_unit(known), inner))
+        if at is None:
+            raise HABITS["join"].error()
         theirs = pairs.pop(at)[1]
         subquery = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("members")))
         other = as_relation(relation(subquery, replace(known, unit=theirs)), theirs)

@@ -26,6 +26,7 @@ class From:
     rest: bool = False  # whether all columns of the table are there besides `columns`
     sides: dict[str, str] = field(default_factory=dict)  # of a join: qualifier -> side it names
     same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) of the unit: no side
+    parts: dict[str, frozenset[str]] = field(default_factory=dict)  # of UNNEST -> tables before it
 
     def expression(self, text: str, what: str) -> str:
         """An expression of the clause, over columns of the source."""
@@ -97,6 +98,13 @@ def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
                     "structures cannot be read.\n"
                     "  to fix  `a.b` in backquotes for a column of that name; of JSON text"
                     " JSON_VALUE(column, '$.field')"
+                )
+            if table.name in scope.parts.get(column.name.lower(), ()):
+                name, of = shown(column.name), shown(table.name)
+                raise PlanError(
+                    f"'{of}.{name}': {name} is what UNNEST makes, and no column of {of}.\n"
+                    f"  to fix  {name} alone, or UNNEST(...) AS another name where {of} has such a"
+                    " column"
                 )
             column.set("table", None)
             if table.name in scope.sides and (table.name, column.name.lower()) not in scope.same:

@@ -204,7 +204,10 @@ def _with_list(join: Any, inner: From, unit: exp.Expr | None) -> From:
     alias = node.args.get("alias")
     names = [*alias.columns, *filter(None, [alias.this])] if alias else []
     if not plain or len(names) != 1 or len(node.expressions) != 1 or node.args.get("offset"):
-        raise PlanError("write FROM t, UNNEST(SPLIT(column, ',')) AS name, without OFFSET")
+        raise PlanError(
+            "UNNEST stands after a comma, and gives its parts a name, without OFFSET.\n"
+            "  to fix  FROM t, UNNEST(SPLIT(column, ',')) AS part"
+        )
     if unit is None:
         raise PlanError(
             "UNNEST needs to know who is protected.\n"
@@ -215,7 +218,8 @@ def _with_list(join: Any, inner: From, unit: exp.Expr | None) -> From:
     columns = inner.columns
     if columns is not None:
         columns = {**columns, step.name: exp.column(step.name, quoted=True)}
-    return replace(inner, source=source, where=[], columns=columns)
+    parts = {**inner.parts, step.name.lower(): frozenset(inner.names)}
+    return replace(inner, source=source, where=[], columns=columns, parts=parts)
 
 
 def _aliased(node: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
