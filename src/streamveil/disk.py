@@ -204,7 +204,10 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Makes the name of a directory durable, if whoever made it was one of us."""
+    """Makes the name of a directory durable.
+
+    Where its parent cannot be synced by us, it was not made by us either.
+    """
     try:
         sync_directory(path.absolute().parent)
     except OSError as error:

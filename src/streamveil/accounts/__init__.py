@@ -341,7 +341,7 @@ def acknowledged(data: bytes) -> bytes:
 
 
 def has_torn_tail(path: Path) -> bool:
-    """Whether the file ends within a line."""
+    """Whether the file ends in a torn line."""
     data = path.read_bytes()
     return acknowledged(data) != data
 

@@ -125,7 +125,7 @@ def run(
     """
     from streamveil.compiled import COMPILING, ON_COMPILING
     from streamveil.runtime.progress import tell_all
-    from streamveil.runtime.run import Pace
+    from streamveil.runtime.run import Pace, of_fork
     from streamveil.runtime.run import run as start
     from streamveil.runtime.watch import Watch
 
@@ -134,7 +134,11 @@ def run(
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
     pace = Pace(once=once, memory=size, threads=threads)
-    plan: Any = planned.plan if state is None else of_fork(planned.plan, state)
+    plan: Any = (
+        planned.plan
+        if state is None or isinstance(planned.plan, JointPlan)  # which has no fork
+        else of_fork(planned.plan, state)
+    )
     told = Told(log, metrics, exact_metrics, first_words(plan, once=once))
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
@@ -179,17 +183,6 @@ def run(
     show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
-
-
-def of_fork(plan: Any, state: Path) -> Any:
-    """The plan with the calendar of the job in a state, which is later in a fork."""
-    from streamveil.runtime.store import FORK
-
-    if not (state / FORK).is_file():
-        return plan
-    from streamveil.runtime.fork import forked
-
-    return forked(plan, state)
 
 
 def idle(plan: Plan, closed: int) -> str:

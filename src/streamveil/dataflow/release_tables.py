@@ -348,7 +348,7 @@ def to_columns(
             answer = risen(answer, joined([p.floors[rising - 1][p.keys.order] for p in parts]))
         value = answer.value
         if output.is_integer and value.dtype.kind == "f":
-            whole = np.rint(value)  # beyond a narrow interval, perhaps: it has to hold it
+            whole = np.rint(value)  # may lie outside a narrow interval, which is widened to hold it
             low, high = np.minimum(answer.low, whole), np.maximum(answer.high, whole)
             answer = replace(answer, low=low, high=high)
             value = whole.clip(-LARGEST, LARGEST).astype(np.int64)

@@ -307,7 +307,7 @@ def as_cast(column: Column) -> Column:
 
 
 def _as_real(number: float | None) -> str | None:
-    """A number by 15 digits, or by 17 where those are those of another; zero has no sign."""
+    """A number in 15 digits, or in 17 where 15 do not give it back; zero has no sign."""
     if number is None:
         return None
     short = f"{number + 0.0:.15g}"

@@ -174,7 +174,7 @@ def formatted(pieces: Sequence[Directive]) -> Callable[..., Column]:
 
 
 def printed(column: Column) -> Column:
-    """Values as %t writes them: a real number is told from a whole one.
+    """Values as %t writes them: a float never looks like an integer.
 
     >>> printed(pa.array([2.0, 2.5, 1e20])).to_pylist()
     ['2.0', '2.5', '1e+20']
@@ -245,7 +245,7 @@ def bytes_of(column: Column) -> Column:
 
 
 def capitals(column: Column) -> Column:
-    """Words that begin with a capital and go on without; they end where GoogleSQL says.
+    """The first letter of each word as a capital, the rest small; GoogleSQL says where words end.
 
     >>> capitals(pa.array(["DON'T 3rd-éta x_y", None])).to_pylist()
     ["Don't 3rd-Éta X_Y", None]

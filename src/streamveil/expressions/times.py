@@ -54,7 +54,8 @@ def micros(column: Column) -> tuple[Array, Array]:
 def of_micros(function: Callable[[Array], Array], kind: Any = None) -> Callable[[Column], Column]:
     """A function of microseconds, over columns of times.
 
-    `kind`: the Arrow type of its values; of times it gives microseconds. None: that of the column.
+    `kind`: the Arrow type of the result; None: that of the column. Where it is a time or a date,
+    the function gives microseconds.
     """
 
     def run(column: Column) -> Column:

@@ -423,7 +423,7 @@ def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple
     tables = (table, theirs)
     lower = [{name.lower() for name in one.column_names} for one in tables]
     same = {name.lower() for name in (*step.same, *filter(None, [step.time]))}
-    if not step.sides[0]:  # a name that several of the tables before have is none of a later one
+    if not step.sides[0]:  # 'u:k' and 'v:k' of the tables before: a later k is no plain k either
         lower[0] |= {name.lower().partition(":")[2] for name in table.column_names}
     made: dict[str, tuple[int, str]] = {}
     for side, one in enumerate(tables):

@@ -105,7 +105,7 @@ def sweep(where: Path | None, owner: Owner, committed: int) -> None:
         numbers = {path: path.stem[len(BATCH) :] for path in where.glob(f"{BATCH}*{ENDING}")}
         late = [path for path, n in numbers.items() if n.isdigit() and int(n) > committed]
         disk.remove([*where.glob(f"{BATCH}*{disk.TEMPORARY}"), *late])
-        if late:  # a micro-batch of such a number may write none: then nothing else does this
+        if late:  # nothing else syncs the folder, if the micro-batches of these numbers write none
             with crash_only("remove", late[0]):
                 disk.sync_directory(where)
 

@@ -124,10 +124,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
         require_ends(plan, there=True)
         warn_of_nothing(plan)
     clock = None
-    if (home / FORK).is_file():
-        from streamveil.runtime.fork import forked  # loaded where a fork runs
-
-        plan = forked(plan, home)
+    plan = of_fork(plan, home)
     if not is_new:
         from streamveil.runtime.changed_query import kept_plan  # loaded where a job goes on
 
@@ -278,6 +275,15 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
         return within(made, memory, held, scratch, threads_of(pace))
 
     return engine
+
+
+def of_fork(plan: Plan, state: Path) -> Plan:
+    """The plan with the calendar of the job in a state, which begins later in a fork."""
+    if not (state / FORK).is_file():
+        return plan
+    from streamveil.runtime.fork import forked  # loaded where a fork runs
+
+    return forked(plan, state)
 
 
 def work_of(  # noqa: PLR0913  (the options of a job, by name)

@@ -136,8 +136,8 @@ class Store:
             require_no_backup(directory)  # one may have been given this name meanwhile
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
             rmtree(directory / SCRATCH, ignore_errors=True)
-            with crash_only("open", directory):  # a process that gave files their names may have
-                disk.sync_directory(directory)  # died before these were durable
+            with crash_only("open", directory):  # an earlier process may have named files and died
+                disk.sync_directory(directory)
             self.header = read_header(directory)
         except BaseException:
             self._lock.close()
@@ -304,7 +304,7 @@ def require_no_backup(directory: Path) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Removes a state for which nothing was charged; its header first, as it makes it one."""
+    """Removes a state for which nothing was charged: first the header, so that no half is left."""
     with crash_only("remove", directory / HEADER):
         (directory / HEADER).unlink(missing_ok=True)
         disk.sync_directory(directory)
@@ -312,7 +312,7 @@ def discard(directory: Path) -> None:
 
 
 def require_outside(place: Path, state: Path) -> None:
-    """Refuses a place in a state, in which its job and its copies would find what is not theirs."""
+    """Refuses a place inside a state, whose job and copies would take it for a part of it."""
     if place.resolve().is_relative_to(state.resolve()):
         raise StoreError(
             f"'{place.name}' would lie in the state directory '{state.name}'.\n"
@@ -354,8 +354,8 @@ def require_header(directory: Path) -> Header:
         )
     if header is None and (directory / SPARK_HEADER).is_file():
         raise StoreError(
-            f"'{directory.name}' is the state of a job that runs on Spark, which this takes none"
-            " of.\n"
+            f"'{directory.name}' is the state of a job that runs on Spark, and this needs one of"
+            " the embedded engine.\n"
             "  to fix  `streamveil verify` and `streamveil ledger` read it; its releases are in the"
             " folder of its sink"
         )

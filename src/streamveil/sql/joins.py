@@ -239,15 +239,12 @@ def no_unit(join: Any, left: From, known: InReach, relation: Relation) -> PlanEr
             "  to fix  name the tables of the join the other way round"
         )
     names = {name_in(table) for table in join.this.find_all(exp.Table)}
-    if (
-        isinstance(join.this, exp.Subquery)
-        and names
-        and all(spec.public for name, spec in known.sources.items() if name.lower() in names)
-        and names <= {name.lower() for name in known.sources}
-    ):
+    public = {name.lower() for name, spec in known.sources.items() if spec.public}
+    if isinstance(join.this, exp.Subquery) and names and names <= public:
         return PlanError(
             "a public table is joined as it is, not in a subquery.\n"
-            "  to fix  JOIN the table itself, with the subquery's conditions after AND in ON"
+            "  to fix  JOIN the table itself, with the subquery's conditions after AND in ON; for"
+            " DISTINCT or totals, give a table that holds their result"
         )
     if is_table(join.this):
         relation(join.this, known)  # which complains where there is no such table

@@ -25,8 +25,8 @@ class From:
     names: set[str] = field(default_factory=set)  # qualifiers that mean this table
     rest: bool = False  # whether all columns of the table are there besides `columns`
     sides: dict[str, str] = field(default_factory=dict)  # of a join: qualifier -> side it names
-    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) of the unit: no side
-    parts: dict[str, frozenset[str]] = field(default_factory=dict)  # of UNNEST -> tables before it
+    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) of the unit, in no side
+    parts: dict[str, frozenset[str]] = field(default_factory=dict)  # made by UNNEST -> tables then
 
     def expression(self, text: str, what: str) -> str:
         """An expression of the clause, over columns of the source."""
