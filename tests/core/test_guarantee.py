@@ -268,7 +268,15 @@ def test_a_distance_alone_leaves_a_finite_epsilon_of_a_group() -> None:
     walked = Gdp("0.1") + Loss(delta=Fraction(1, 10**15))
     both = walked + Loss(distance=Fraction(1, 10**12))
     paid = both.group(5).delta_at(7) - walked.group(5).delta_at(7)
-    assert paid == pytest.approx(1e-12 * (1 + math.exp(7)), rel=1e-9)
+    assert paid == pytest.approx(5e-12 * (1 + math.exp(7)), rel=1e-9)
+
+
+def test_a_group_reaches_the_draws_of_all_its_units() -> None:
+    """The distance of a sketch is that of the draws in the cells that one unit touches."""
+    loss = Gdp("0.1") + Loss(distance=Fraction(1, 10**20))
+    assert loss.group(30).distance == loss.times(30).distance == Fraction(30, 10**20)
+    assert (loss + Loss(delta=Fraction(1, 10**15))).group(3).distance == Fraction(3, 10**20)
+    assert loss.group(2).group(3) == loss.group(6)
 
 
 def test_the_least_distance_is_too_much_at_the_largest_epsilon() -> None:

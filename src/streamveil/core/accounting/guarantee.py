@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from streamveil.core.accounting.coin_table import Tables
 
 ZERO = Fraction(0)
-NUMBERS = ("gaussian", "zcdp", "delta", "chance", "distance")
+REACHED = ("chance", "distance")  # of what one unit reaches: units of a group add theirs up
+NUMBERS = ("gaussian", "zcdp", "delta", *REACHED)
 SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
 UP = 1 + 1e-15  # float(Fraction) is correctly rounded; this puts it on the cautious side
 
@@ -39,9 +40,9 @@ class Loss:
         delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism), `chance`
         is the probability of events outside of which all else holds for inputs that differ in any
         number of units (two units share a fingerprint): it adds to delta, too, but no group raises
-        it, `distance` is a total-variation distance of what runs from the ideal, paid on both
-        streams: it adds (1 + e^epsilon) distance. `tables` are coin tables, and what a look
-        may have chosen, each with its own certified loss laws.
+        it, `distance` is a total-variation distance from the ideal of all draws that one unit
+        reaches, paid on both streams: it adds (1 + e^epsilon) distance. `tables` are coin tables,
+        and what a look may have chosen, each with its own certified loss laws.
     Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
         otherwise (Kairouz, Oh & Viswanath 2015, arXiv:1311.0776), so it is one pure loss and delta.
         Beside any other kind, delta is mass that the dominating pair moves from its least losses to
@@ -117,19 +118,20 @@ class Loss:
             input to the other: delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...). The
             events of `chance` are taken away first, once for each unit of the group: outside of
             them all steps of the walk hold. A distance is removed at both ends of the walk, which
-            is then one of ideal mechanisms: it is paid as for one unit.
+            is then one of ideal mechanisms. It is that of the draws which one unit reaches: those
+            of the group are `size` times as many.
         """
         size = whole("size", size)
         if size < 1:
             raise PlanError(f"a group has at least one unit, not {size}")
+        reached: dict[str, Any] = {name: getattr(self, name) * size for name in REACHED}
         if self.has_slack:
-            return replace(self, group_size=self.group_size * size, chance=self.chance * size)
+            return replace(self, group_size=self.group_size * size, **reached)
         return Loss(
             self.gaussian * size**2,
             self.zcdp * size**2,
             tuple((epsilon * size, times) for epsilon, times in self.pure),
-            distance=self.distance,
-            chance=self.chance * size,
+            **reached,
         )
 
     @property
