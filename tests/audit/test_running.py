@@ -89,6 +89,7 @@ def test_the_command_tests_a_job_that_was_stopped_twice(tmp_path):
     assert result.exit_code == 0, result.output
     assert "the claim stands" in result.output
     assert "0 (rows)" in result.output
+    assert "do not publish this" in result.output
     *_, last = sv.sql(text).run(state=str(tmp_path / "state"))
     assert last.table.num_rows == len(keys)
     wrong = CliRunner().invoke(app, [*asked[:3], str(tmp_path)])

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from streamveil.plan import Plan
 
 REFUTED = 6  # exit code: the claim does not stand
+PRIVATE = (
+    "do not publish this: groups that stay hidden are counted in it, and the stakes follow from the"
+    " noise that hides rows"
+)
 
 
 def audit(
@@ -50,7 +54,8 @@ def audit(
     budget that noise is missing. Bounding is tested by arithmetic. An audit finds mistakes; it is
     not a proof. Presets are not audited: `verify-privacy` accounts for them exactly.
     With --state the same test is made of the noise that a job at rest really drew and still holds,
-    since its windows began, across all restarts and versions.
+    since its windows began, across all restarts and versions. What it prints is then for the
+    operator alone: it follows from rows and from the noise that hides them.
     """
     from streamveil.audit import reduced, residuals
     from streamveil.audit.shown import shown_tests
@@ -92,6 +97,7 @@ def audit_state(plan: Plan, state: Path, alpha: float) -> None:
         raise PlanError("only jobs with groups, of the default preset, hold noise that is tested")
     tests = list(running_tests(operator, held, alpha))
     print_lanes(tests)
+    say(PRIVATE)
     if not any(test.is_tested for test in tests):
         say("no noise to test: no window is open, or all groups have weights")
         return
