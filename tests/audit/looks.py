@@ -61,7 +61,7 @@ def looking_query(rng):
             plan = with_look(texts.plan_of(text))
             if look_share(plan):
                 look(plan, OpenNoise(1))
-                compiled(told_by(plan, {}, []))
+                texts.work_of(told_by(plan, {}, []))
                 return text, span
         except (PlanError, BudgetError):
             continue

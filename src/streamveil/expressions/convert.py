@@ -77,17 +77,24 @@ def written(name: str, arguments: Sequence[Argument], place: int, kind: Kind) ->
     return argument.constant
 
 
-def mistyped(place: str, wanted: str, kind: str) -> PlanError:
+class TypeMismatchError(PlanError):
+    """Values of types that do not fit; `build` says of which expression."""
+
+
+DECLARE = "or declare the column's type in CREATE STREAM: CSV is text without that"
+
+
+def mistyped(place: str, wanted: str, kind: str) -> TypeMismatchError:
     """A type error that names the place and never a value, with the way out."""
     way = "CAST it"
     if wanted == "bool":
         way = "compare it, as in x > 0 or x = 'a'"
     elif kind == "string":
-        way = "CAST it, or declare the column's type in CREATE STREAM: CSV is text without that"
-    return PlanError(f"{place} must be {wanted}, not {kind}.\n  to fix  {way}")
+        way = f"CAST it, {DECLARE}"
+    return TypeMismatchError(f"{place} must be {wanted}, not {kind}.\n  to fix  {way}")
 
 
-def wrong(name: str, argument: Argument, place: int, wanted: str) -> PlanError:
+def wrong(name: str, argument: Argument, place: int, wanted: str) -> TypeMismatchError:
     """The same of an argument of a function."""
     return mistyped(f"argument {place + 1} of {name}", wanted, argument.kind)
 
@@ -121,9 +128,9 @@ def common(name: str, arguments: Sequence[Argument]) -> Kind:
     if len(kinds) > 1:
         first = {a.kind: n for n, a in reversed([*enumerate(arguments, 1)]) if a.kind in kinds}
         found = [f"argument {n} is {kind}" for kind, n in sorted(first.items(), key=itemgetter(1))]
-        raise PlanError(
-            f"{name} mixes types that do not convert: {', '.join(found)}.\n"
-            "  to fix  CAST one of them"
+        way = f"CAST one of them, {DECLARE}" if "string" in kinds else "CAST one of them"
+        raise TypeMismatchError(
+            f"{name} mixes types that do not convert: {', '.join(found)}.\n  to fix  {way}"
         )
     return next(iter(kinds), "null")
 

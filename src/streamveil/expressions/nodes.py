@@ -18,6 +18,7 @@ from streamveil.expressions.convert import (
     Bound,
     Node,
     Rule,
+    TypeMismatchError,
     arity,
     constant,
     convert,
@@ -47,7 +48,10 @@ def build(tree: exp.Expr, read: Reader) -> Node:
     builder = BUILDERS.get(type(tree))
     if builder is None:
         raise no_row_expression(tree)
-    return builder(tree, read)
+    try:
+        return builder(tree, read)
+    except TypeMismatchError as error:
+        raise PlanError(f"'{shown(canonical(tree))}': {error}") from None
 
 
 def no_row_expression(tree: exp.Expr) -> PlanError:

@@ -42,8 +42,14 @@ class Finding:
 
 
 def verify(directory: str | Path) -> list[Finding]:
-    """Reads everything in a state directory; no job may be running in it."""
+    """Reads everything in a state directory; no job may be running in it.
+
+    Raises:
+        StoreError: there is no such directory, or a job is running in it.
+    """
     home = Path(directory).absolute()
+    if not home.is_dir():
+        raise StoreError(f"there is no directory '{directory}'.\n  to fix  name the state of a job")
     if not (home / SPARK_HEADER).is_file():
         first = examine("identity", identity, home)
         if not first.is_whole:
