@@ -94,7 +94,7 @@ def test_releases_of_a_sink_are_read_too(tmp_path: Path) -> None:
 
 def test_what_runs_or_is_no_state_is_not_verified(tmp_path: Path) -> None:
     assert [one.is_whole for one in verify(tmp_path)] == [False]
-    with pytest.raises(StoreError, match="there is no directory '.*nowhere'"):
+    with pytest.raises(StoreError, match="there is no directory"):
         verify(tmp_path / "nowhere")
     with Job(tmp_path / "s", work()), pytest.raises(StoreError, match="another process"):
         verify(tmp_path / "s")
