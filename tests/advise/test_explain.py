@@ -196,6 +196,16 @@ def test_releases_that_are_shown():
     assert shown_triggers(None) == (1, 10, 100, 1_000)
 
 
+@pytest.mark.parametrize(("end", "is_cut"), [("10:00", False), ("12:00", True)])
+def test_it_says_that_an_end_between_two_steps_cuts_the_last(end, is_cut):
+    text = f"""SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,
+      privacy_unit_column = u, start = '2026-01-01', end = '2026-01-01 {end}:00')
+      k, COUNT(*) AS n FROM t GROUP BY k EMIT EVERY INTERVAL 5 HOUR"""
+    rows = sv.memory({"u": [1], "k": ["a"], "at": [0]}, event_time="at")
+    releases = dict(section(sv.sql(text, {"t": rows}), "QUERY").rows)["releases"]
+    assert ("rows before 2026-01-01 12:00:00 UTC count" in releases) is is_cut
+
+
 def test_a_whole_stream_and_a_zcdp_budget():
     plan = replace(query().plan, period_us=None)
     assert "over the whole stream" in explain(plan).promise

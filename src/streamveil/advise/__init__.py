@@ -277,7 +277,10 @@ def _clock(clock: Clock) -> str:
     start = "" if clock.start_us is None else f" from {moment(clock.start_us)} UTC"
     kind = "replay" if clock.kind == "event" else "wall clock"
     every = _cell(clock.ticks) if clock.timed else _span(clock.every)
-    return f"every {every}{start}{end} ({kind})"
+    cut = ""
+    if clock.timed and clock.steps and clock.end_us and clock.end_us < clock.due_us(clock.steps):
+        cut = f"; the last is cut: rows before {moment(clock.end_us)} UTC count"
+    return f"every {every}{start}{end} ({kind}){cut}"
 
 
 def _span(micros: int) -> str:

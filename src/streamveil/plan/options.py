@@ -193,7 +193,7 @@ CLOCK = Option(
     "'event': replay by arrival time; 'wall': live",
 )
 START = Option("start", "instant", NONE, "first moment of step 1, public")
-END = Option("end", "instant", "start + steps x interval", "end of the last step, public")
+END = Option("end", "instant", "start + steps x interval", "rows before it count, public")
 STEPS = Option(
     "steps",
     "steps",
