@@ -36,6 +36,9 @@ SUBQUERIES = [
     "SELECT id, COUNT(DISTINCT place) AS places, COUNT(x) AS xs FROM t WHERE day > 1 GROUP BY 1",
     "SELECT id, place, COUNT(*) AS n, SUM(x) / COUNT(*) AS ratio FROM t GROUP BY ALL "
     "HAVING n > 1 OR SUM(x) > 3",
+    "SELECT id, place, MAX(x) AS x FROM t GROUP BY id, place HAVING MAX(x) > 1",
+    "SELECT id, x > 2 AS x, COUNT(DISTINCT x) AS n FROM t GROUP BY ALL "
+    "HAVING COUNT(DISTINCT x) > 1",
     "SELECT DISTINCT id, place FROM t",
     "SELECT id, COUNTIF(x > 2) AS many, LOGICAL_OR(x > 3) AS any_many FROM t GROUP BY id",
     "SELECT id, day, ROW_NUMBER() OVER (PARTITION BY id ORDER BY day, x, place, y) AS k FROM t",

@@ -223,13 +223,18 @@ def _with_list(join: Any, inner: From, unit: exp.Expr | None) -> From:
 
 
 def _aliased(node: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
-    """A name of the SELECT list as what it stands for."""
-    if not isinstance(node, exp.Column) or node.args.get("table"):
+    """A name of the SELECT list as what it stands for; in a total it is a column of FROM."""
+    if not isinstance(node, exp.Column) or node.args.get("table") or _is_in_total(node):
         return node
     for item in items:
         if isinstance(item, exp.Alias) and item.alias.lower() == node.name.lower():
             return exp.Paren(this=item.this.copy())
     return node
+
+
+def _is_in_total(node: exp.Expr) -> bool:
+    """Whether a node is in the argument of a total."""
+    return node.parent is not None and (own_rows.is_total(node.parent) or _is_in_total(node.parent))
 
 
 def _grouped(tree: exp.Expr) -> list[exp.Expr]:
