@@ -164,7 +164,8 @@ is done with released rows, free of charge: [post-processing](post-processing.md
 one names its job, so several queries over it are one job in one state |
 | `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
 
-Statements end with `;`. Names are matched without case where that is unambiguous.
+Statements end with `;`. Names are matched without case where that is unambiguous. Spell the column
+of the privacy unit alike everywhere: until rows are read, `User` and `user` might be two columns.
 
 ## FROM
 | form | meaning |

@@ -68,6 +68,8 @@ RELATIONS = [  # over t and u, which people have rows in, and regions, which are
     "LEFT JOIN regions AS r ON t.place = r.place AND u.x > 2",
     "SELECT t.id, t.place AS place, u.day AS day FROM t LEFT JOIN regions AS r "
     "ON t.place = r.place JOIN u ON t.id = u.id WHERE r.place IS NULL OR u.day > t.day",
+    "SELECT T.id, A.day AS day, R.region AS region FROM t JOIN u AS a ON T.id = A.id "
+    "JOIN regions AS r ON a.place = R.place WHERE EXISTS (SELECT 1 FROM t AS B WHERE b.id = T.id)",
 ]
 
 
@@ -119,6 +121,14 @@ def test_a_join_by_the_unit_gives_what_duckdb_gives(relation):
     mine = counted(plain, combined).drop_columns("the unit")
     assert mine.num_rows > 3
     assert sorted_rows(mine) == sorted_rows(wanted)
+
+
+@pytest.mark.parametrize("unit", ["a.id", "A.id", "V.id"])
+def test_tables_are_named_in_any_case_in_the_unit_too(unit):
+    text = "SELECT {} COUNT(*) AS n FROM t AS a JOIN u AS v ON A.id = v.id"
+    plans = [sv.sql(text.format(PRIVATE.replace("= id", f"= {one}")), tables(1)).plan
+             for one in (unit, "a.id")]  # fmt: skip
+    assert plans[0].fingerprint == plans[1].fingerprint
 
 
 @pytest.mark.parametrize("odd", ["x", "7"])

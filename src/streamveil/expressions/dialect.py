@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 from sqlglot import exp
@@ -103,7 +104,49 @@ def parse_tokens(tokens: list[Token], text: str, what: str) -> exp.Expr:
 def parse_query(tokens: list[Token], text: str, what: str) -> exp.Expr:
     """The single SELECT these tokens spell, with its WITH."""
     check_depth(tokens, what)
-    return _single(lambda: Veil().parser().parse(tokens, text), what)
+    tree = _single(lambda: Veil().parser().parse(tokens, text), what)
+    for column in tree.find_all(exp.Column):
+        spell_table(column, column.parent_select)
+    return tree
+
+
+def spell_table(column: exp.Expr, select: exp.Expr | None) -> None:
+    """Spells the table before a column as the nearest FROM does that has it in any case.
+
+    >>> query = "SELECT T.a FROM t WHERE EXISTS (SELECT 1 FROM u AS V WHERE v.b = T.b AND x.c = 1)"
+    >>> parse_query(tokenize(query, "it"), query, "it").sql(Veil)
+    'SELECT t.a FROM t WHERE EXISTS(SELECT 1 FROM u AS V WHERE V.b = t.b AND x.c = 1)'
+    """
+    table = column.args.get("table")
+    while table is not None and select is not None:
+        clause, joins = select.args.get("from_"), select.args.get("joins") or ()
+        names = {name for one in (clause, *joins) if one for name in names_of(one.this)}
+        same = [name for name in names if name.lower() == table.name.lower()]
+        if table.name in same:
+            return
+        if len(same) == 1:
+            table.set("this", same[0])
+            return
+        select = select.parent_select
+
+
+def spelled(unit: str, select: exp.Expr) -> str:
+    """The privacy unit, with tables as the FROM of a query spells them."""
+    tree = parse_text(unit, "the privacy unit")
+    for column in tree.find_all(exp.Column):
+        spell_table(column, select)
+    return canonical(tree)
+
+
+def names_of(relation: exp.Expr) -> set[str]:
+    """What a relation of FROM may be called: its alias, and the name of a table."""
+    names = {relation.alias}
+    if isinstance(relation, exp.Table):
+        path = ".".join(part.name for part in relation.parts)
+        call = relation.this if isinstance(relation.this, exp.Anonymous) else None
+        of_call = [one.name for one in call.expressions[:1]] if call else []
+        names |= {*of_call} if call else {path, PurePath(path).stem}
+    return names - {""}
 
 
 def _single(parse: Callable[[], list[exp.Expr | None]], what: str) -> exp.Expr:

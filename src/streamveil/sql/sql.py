@@ -21,11 +21,11 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import conjunction
-from streamveil.expressions.dialect import canonical, shown
+from streamveil.expressions.dialect import canonical, shown, spelled
 from streamveil.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.check import HABITS
 from streamveil.plan.joint import JointPlan
-from streamveil.plan.options import MAX_GROUPS, NAME, PUBLIC_GROUPS
+from streamveil.plan.options import MAX_GROUPS, NAME, PRIVACY_UNIT, PUBLIC_GROUPS
 from streamveil.sql.assemble import Draft, all_groups, assemble, read_groups
 from streamveil.sql.options import ALL_GROUPS, constant, flag, read_options, text, word
 from streamveil.sql.post import read_outer
@@ -197,6 +197,8 @@ def _planned(
     values = read_options(statement.pairs)
     if statement.view is not None and NAME.of(values) is None:
         values[NAME.name] = statement.view
+    if (unit := PRIVACY_UNIT.of(values)) is not None:
+        values[PRIVACY_UNIT.name] = spelled(unit, statement.tree)
     groups = take_public_join(statement.tree, sources)
     draft = read_select(statement.tree, sources, values, statement.emit, source, chosen)
     values |= draft.named
