@@ -92,6 +92,21 @@ def expected(schedule, rows=3, seed=0):
     return counts, over
 
 
+NEVER_ANSWERED = {  # keys, how many to find, and what is said of them
+    "a key that no row has": (("a", None), 0, "NULL is none"),
+    "keys of several types": ((1, 1.5), 0, "all of one kind; not float, int"),
+    "an integer beyond 64 bits": ((2**64,), 0, "must fit 64 bits"),
+    "more keys than a search keeps": ((), 2**19 + 1, "524,288 keys at most"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_ANSWERED)
+def test_what_could_never_be_answered_is_refused_before_it_is_paid(name):
+    keys, k, said = NEVER_ANSWERED[name]
+    with pytest.raises(PlanError, match=said):
+        query(k=k, keys=keys)
+
+
 @pytest.mark.parametrize("schedule", [WHOLE, TUMBLING], ids=["whole", "tumbling"])
 def test_without_noise_it_counts_bounded_rows(schedule):
     operator = query(schedule=schedule)

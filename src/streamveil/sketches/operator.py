@@ -45,6 +45,7 @@ from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch, text_words
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.items import Items, chosen, packed, unpacked
 from streamveil.sketches.keys import is_utf8, key_words, words_bytes
+from streamveil.sketches.levels import WIDEST_BEAM
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import SketchTable
 from streamveil.types import Array, Bool, Int64, UInt64
@@ -128,6 +129,17 @@ class SketchQuery:
             raise PlanError("text_length must be the bytes that the finder counts")
         if self.schedule.overlap != 1:
             raise PlanError("a sketch query takes whole-stream or tumbling windows")
+        if self.k > WIDEST_BEAM // 2:
+            raise PlanError(
+                f"HEAVY_HITTERS finds {WIDEST_BEAM // 2:,} keys at most, not {self.k:,}.\n"
+                f"  to fix  k => {WIDEST_BEAM // 2}, or fewer"
+            )
+        if None in self.keys:
+            raise PlanError(
+                "APPROX_FREQUENCY counts rows that have a key, and NULL is none.\n"
+                "  to fix  leave NULL out of public_groups"
+            )
+        key_words(self.keys)  # refuses others that it cannot count, before it is paid
 
     @property
     def guarantee(self) -> Guarantee:
