@@ -1,6 +1,8 @@
 """What SELECTs make of released rows is what DuckDB makes of the same numbers."""
 
 import json
+from datetime import UTC, datetime
+from tempfile import TemporaryDirectory
 
 import duckdb
 import pyarrow as pa
@@ -152,6 +154,38 @@ def test_numbers_without_an_interval_are_added_up(exact, outer):
     found, expected = sorted(ours(text), key=order), sorted(theirs(text), key=order)
     assert len(found) == len(expected)
     assert all(map(same, found, expected)), (found, expected)
+
+
+@pytest.mark.parametrize("text", [
+    "SELECT COUNT(*) AS k, SUM(n) AS m, AVG(n) AS a FROM p WHERE n > 99",
+    "SELECT SUM(n) / COUNT(*) AS a, 'all' AS c, COALESCE(SUM(n), 7) AS n FROM p WHERE c = 'v'",
+    "SELECT COUNT(*) AS k, SUM(m) AS m FROM (SELECT COUNT(*) AS m FROM p WHERE n > 99) AS q",
+    "SELECT COUNT(*) AS k FROM (SELECT c, SUM(n) AS n FROM p GROUP BY c) AS q WHERE n > 999",
+    "SELECT SUM(n) AS n FROM p WHERE n > 99 HAVING COUNT(*) > 0",
+    "SELECT c, SUM(n) AS n FROM p WHERE n > 99 GROUP BY c",
+    "SELECT c, n FROM p WHERE c = 'x' UNION ALL SELECT 'all', SUM(n) FROM p WHERE c = 'v'",
+])  # fmt: skip
+def test_a_total_of_no_rows_is_a_row(text):
+    """There was none: how many groups are above a level was no number, where it is 0."""
+    assert ours(text) == theirs(text)
+
+
+def test_a_total_of_no_rows_says_of_which_release_it_is():
+    days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
+    rows = {"u": range(4000), "t": days * 2000}
+    text = """
+        SELECT COUNT(*) AS k, SUM(n) AS s FROM (
+            SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6, start =
+                '2026-01-01', end = '2026-01-03', privacy_unit_column = u, max_rows_contributed = 1)
+            window_start, MOD(u, {groups}) AS c, COUNT(*) AS n
+            FROM TUMBLE(TABLE t, DESCRIPTOR(t), size => INTERVAL 1 DAY) GROUP BY window_start, c
+            EMIT EVERY INTERVAL 1 DAY) WHERE n > 99999"""
+    for groups, begins in ((2, days), (4000, [None, None])):  # of which none is shown
+        query = sv.sql(text.format(groups=groups), {"t": sv.memory(rows, event_time="t")})
+        with TemporaryDirectory() as folder:
+            found = [row for one in query.run(state=f"{folder}/s") for row in one.table.to_pylist()]
+        assert [(row["k"], row["s"], row["trigger"]) for row in found] == [(0, None, 1)] * 2
+        assert [row["window_start"] for row in found] == begins
 
 
 def test_a_total_in_which_a_number_is_missing_is_missing():

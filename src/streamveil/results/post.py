@@ -161,7 +161,10 @@ def rows_of(table: pa.Table) -> PostRows:
         tuple((facts or {}).get("lanes", ())),
     )  # fmt: skip
     told = {name: all_told([outputs.get(name, {})]) for name in answered.answers}
-    return PostRows(answered, facts, told=told)
+    moment = {"trigger": (facts or {}).get("trigger")}
+    if table.num_rows:
+        moment = {name: table[name][0] for name in KEPT if name in table.column_names}
+    return PostRows(answered, facts, told=told, moment=moment)
 
 
 def step(rows: PostRows, post: Post) -> PostRows:
@@ -174,6 +177,8 @@ def step(rows: PostRows, post: Post) -> PostRows:
         both = (reduce(step, steps, rows) for steps in (post.join.left, post.join.right))
         return joined(post.join, *both)
     rows = reduce(totalled, post.totals, shifted(filtered(rows, post), post.shifts))
+    if post.one_for == () and not rows.table.num_rows:
+        rows = with_no_total(rows, post.totals)
     rows = one_of_each(placed(rows, post.places), post.one_for)
     rows = limited(ordered(rows, post.order), post)
     return rows if post.columns is None else selected(rows, post.columns)
@@ -299,6 +304,16 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
     made = rows.with_table(table, SHOWN_ONLY)
     told = {**rows.told, total.name: rows.told.get(total.column, {})}
     return replace(made, answered=replace(made.answered, answers=answers), told=told)
+
+
+def with_no_total(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
+    """What is added up where there is nothing to add up: a row of 0 rows and no numbers."""
+    known = {**rows.moment, **{one.name: 0 for one in totals if one.column is None}}
+    columns = [
+        pa.array([known.get(name)], kind)
+        for name, kind in zip(rows.table.column_names, rows.table.schema.types, strict=True)
+    ]
+    return rows.with_table(pa.Table.from_arrays(columns, schema=rows.table.schema))
 
 
 def summed(values: Array, group: Array) -> Array:

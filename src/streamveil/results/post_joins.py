@@ -33,6 +33,7 @@ class PostRows:
     notes: tuple[str, ...] = ()
     parts: tuple[PostRows, ...] = ()  # all answers of a statement, where it holds several
     told: Mapping[str, Facts] = field(default_factory=dict)  # what no interval holds, by column
+    moment: Mapping[str, Any] = field(default_factory=dict)  # of the release: what its rows carry
 
     @property
     def table(self) -> pa.Table:
