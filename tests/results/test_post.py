@@ -75,6 +75,24 @@ def test_aggregates_in_expressions_having_and_order(tmp_path):
         assert 0 < high - low < 0.01
 
 
+@pytest.mark.parametrize(("computed", "named"), [
+    ("COUNT(*) AS n", "grouping_set"), ("2 * COUNT(*) AS n", "grouping_set"),
+    ("COUNT(*) AS n, LOGICAL_OR(x > 5) AS large", "grouping_set"),
+    ("COUNT(*) / SUM(COUNT(*)) OVER () AS n", "grouping_set"),
+    ("2 * COUNT(*) AS n, grouping_set AS which", "which"),
+])  # fmt: skip
+def test_computed_columns_leave_the_one_that_tells_totals_from_the_group_of_null(
+    computed, named, tmp_path
+):
+    """It was gone, and two rows without a place were left."""
+    text = f"{PRIVATE} NULLIF(c, 'a') AS place, {computed} FROM t GROUP BY ROLLUP (place)"
+    rows = shown(text, tmp_path)
+    told = zip(rows[named], rows["place"], strict=True)
+    assert sorted(told, key=str) == [("()", None), ("(place)", "b"), ("(place)", "c"),
+                                     ("(place)", None)]  # fmt: skip
+    assert len([name for name in ("grouping_set", "which") if name in rows]) == 1
+
+
 def test_a_select_over_a_private_answer(tmp_path):
     inner = f"{PRIVATE} c, COUNTIF(x > 5) AS a, COUNT(*) AS n FROM s GROUP BY c"
     whole = run(f"WITH s AS (SELECT u, c, x FROM t) {inner}", tmp_path / "state").table

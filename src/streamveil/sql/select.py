@@ -236,6 +236,10 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
     before, post = around_windows(tree, "having", ("qualify",), released, items)
     unnamed = len(chosen.aggregates) > len([*named_calls(tree, chosen)])
     if unnamed or released.beside or any(is_new(name, value) for name, value in items.items()):
+        which = exp.column(SET, quoted=True)
+        told = [released.text(value) for value in items.values()]
+        if SET in grouped and released.text(which) not in told:
+            items = {SET: which, **items}  # else a total would look like the group of NULL
         made = (PostColumn(name=name, expression=released.text(value))
                 for name, value in items.items())  # fmt: skip
         post = replace(post, columns=tuple(made))
