@@ -131,6 +131,27 @@ def test_tables_are_named_in_any_case_in_the_unit_too(unit):
     assert plans[0].fingerprint == plans[1].fingerprint
 
 
+@pytest.mark.parametrize(("time", "windows_by"), [
+    ("a.day", "day"), ("A.Day AS day", "Day"), ("a.day AS moment", "moment"),
+])  # fmt: skip
+def test_windows_follow_the_times_of_the_first_table_of_a_join_by_its_name_too(time, windows_by):
+    """What a.day stood for was told in a name of ours: DESCRIPTOR(a:day) is not the event_time."""
+    days = pa.array(range(60), pa.timestamp("us"))
+    found = {**tables(1), "t": sv.memory(rows_of(1).set_column(1, "day", days), event_time="day")}
+    text = """
+        WITH s AS (SELECT id, {}, region FROM t AS a JOIN regions AS r ON a.place = r.place)
+        SELECT {} window_start, region, COUNT(*) AS n
+        FROM TUMBLE(TABLE s, DESCRIPTOR({}), size => INTERVAL 1 DAY) GROUP BY window_start, region
+        EMIT EVERY INTERVAL 1 DAY"""
+    dated = PRIVATE.replace("id,", "id, start = '1970-01-01', end = '1970-01-03',")
+    plans = [sv.sql(text.format(one, dated, by), found).plan
+             for one, by in ((time, windows_by), ("day", "day"))]  # fmt: skip
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].source.event_time == "day"
+    with pytest.raises(PlanError, match=r"DESCRIPTOR\(x\) is not .*\n  to fix .* day there"):
+        sv.sql(text.format("day, r.region AS x", dated, "x"), found)
+
+
 @pytest.mark.parametrize("odd", ["x", "7"])
 @pytest.mark.parametrize("relation", [
     "SELECT t.id FROM t JOIN v ON t.id = v.id",

@@ -12,6 +12,8 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan import SourceSpec, Window
 from streamveil.plan.check import HABITS
+from streamveil.plan.joins import Joined
+from streamveil.plan.own_rows import OwnRows
 
 
 @dataclass
@@ -49,7 +51,10 @@ class From:
                 "that they come with.\n  to fix  select the column of the source as it is, or "
                 "store the computed time"
             )
-        return value.name
+        if not (isinstance(self.source, OwnRows) and self.source.row_by_row):
+            return value.name
+        sides = [step.sides[0] for step in self.source.steps if isinstance(step, Joined)]
+        return value.name.removeprefix(f"{sides[0]}:") if sides else value.name  # as it is read
 
 
 INNER = {

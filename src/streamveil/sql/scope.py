@@ -309,13 +309,15 @@ def _windowed(node: exp.Expr, scope: InReach) -> From:
     lengths = {key: length(given[key].expression, f"{key} of {name}") for key in wanted}
     placed = {key: PLACED[key](given[key].expression, key) for key in PLACED if key in given}
     inner = _relation(_table_of(plain[0], name), scope)
-    time = inner.own_column(_descriptor(plain[1], name), f"DESCRIPTOR of {name}")
+    written = _descriptor(plain[1], name)
+    time = inner.own_column(written, f"DESCRIPTOR of {name}")
     combined = isinstance(inner.source, OwnRows) and not inner.source.row_by_row
     known = time if combined else inner.source.event_time or time
     if known.lower() != time.lower():
         raise PlanError(
-            f"DESCRIPTOR({shown(time)}) is not the event_time of '{inner.source.name}'; windows "
-            "and lateness follow one time"
+            f"DESCRIPTOR({shown(written)}) is not the event_time of '{inner.source.name}'; windows "
+            "and lateness follow one time.\n"
+            f"  to fix  the column that is {shown(known)} there"
         )
     inner.source = replace(inner.source, event_time=known)
     inner.window = window_of(kind, lengths["size"], lengths.get(second or ""), **placed)
