@@ -16,12 +16,12 @@ last releases again with reals that are near the first ones; what was published 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import hypot
+from math import hypot, isfinite, sqrt
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -167,25 +167,31 @@ class ReleaseColumns:
 
     def tables(self) -> list[pa.Table]:
         """Each release by itself; the numbers of all lie where they lay."""
-        schema, found, start = pa.schema(self.fields), list[pa.Table](), 0
-        for keys, rows, said in zip(self.keys, self.rows, self.said, strict=True):
-            own = [*keys, *(span_of(column, start, rows) for column in self.others)]
-            found.append(pa.Table.from_arrays(own, schema=schema.with_metadata(said)))
-            start += rows
-        return found
+        schema = pa.schema(self.fields)
+        spans = zip(*(spans_of(column, self.rows) for column in self.others), strict=True)
+        return [
+            pa.Table.from_arrays([*keys, *own], schema=schema.with_metadata(said))
+            for keys, own, said in zip(self.keys, spans, self.said, strict=True)
+        ]
 
 
-def span_of(column: pa.Array, start: int, rows: int) -> pa.Array:
-    """Some numbers where they lie, with no byte of those beside them: `slice` may give these away.
+def spans_of(column: pa.Array, rows: Sequence[int]) -> list[pa.Array]:
+    """A column in parts of so many rows, where they lie.
 
-    >>> [each.size for each in span_of(pa.array([1, 2, 3]), 1, 2).buffers() if each is not None]
-    [16]
+    None has a byte of those beside it: `slice` may give these away.
+
+    >>> [part.buffers()[1].size for part in spans_of(pa.array([1, 2, 3]), [1, 2])]
+    [8, 16]
     """
+    kind = column.type
     if column.null_count:  # in every row
-        return pa.nulls(rows, column.type)
-    width, first = column.type.bit_width // 8, column.offset + start
-    cells = column.buffers()[1].slice(first * width, rows * width)
-    return pa.Array.from_buffers(column.type, rows, [None, cells])
+        return [pa.nulls(n, kind) for n in rows]
+    cells, width, made = column.buffers()[1], kind.bit_width // 8, list[pa.Array]()
+    place = column.offset * width
+    for n in rows:
+        made.append(pa.Array.from_buffers(kind, n, [None, cells.slice(place, n * width)]))
+        place += n * width
+    return made
 
 
 @dataclass(frozen=True)
@@ -380,8 +386,8 @@ def length(values: Array) -> float:
     """The norm of the numbers that are finite."""
     with np.errstate(over="ignore"):
         square = float(np.square(values).sum())
-    if np.isfinite(square):
-        return float(np.sqrt(square))
+    if isfinite(square):
+        return sqrt(square)
     finite = values[np.isfinite(values)]
     scale = float(np.abs(finite).max(initial=0)) or 1.0
     return scale * float(np.sqrt(np.square(finite / scale).sum()))

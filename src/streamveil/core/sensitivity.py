@@ -230,7 +230,7 @@ class Lane:
 
     def quanta(self, values: Float64[Array, " rows"]) -> Int64[Array, " rows"]:
         """Clamped, centred (and squared) values on the lattice; monotone in |value - centre|."""
-        moved = np.clip(values, self.low, self.high) - self.centre
+        moved = np.minimum(np.maximum(values, self.low), self.high) - self.centre
         scaled = (moved * moved if self.kind == "square" else moved) / float(self.quantum)
         return whole(np.rint(scaled), *self.ends)
 
@@ -242,7 +242,7 @@ def whole(numbers: Float64[Array, "*shape"], low: int, high: int) -> Int64[Array
     [-2305843009213693952, 1, 5, -2305843009213693952]
     """
     inside = np.fmin(np.fmax(numbers, float(low)), float(high)).astype(np.int64)
-    return np.clip(inside, low, high, out=inside)
+    return np.minimum(np.maximum(inside, low), high)
 
 
 def within_64_bits(totals: Array) -> Array:
@@ -280,7 +280,7 @@ def within_reach(
     """
     for place, lane in enumerate(lanes):
         if lane.kind in ADDED:
-            np.clip(columns[:, place], -lane.reach, lane.reach, out=columns[:, place])
+            columns[:, place] = np.minimum(np.maximum(columns[:, place], -lane.reach), lane.reach)
     return columns
 
 

@@ -17,7 +17,14 @@ from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations
-from streamveil.dataflow.grouping import NAMES_KEY, Grouping, ahead, constant_facts, heading
+from streamveil.dataflow.grouping import (
+    NAMES_KEY,
+    Grouping,
+    HiddenTexts,
+    ahead,
+    constant_facts,
+    heading,
+)
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.release import Released, WindowState, driver, published_keys
 from streamveil.dataflow.release_tables import (
@@ -177,7 +184,7 @@ class GroupBy(Grouping):
         elif aggregation.shared is not None and isinstance(selection, GaussianSelection):
             shared = aggregation.shared
             above, least = selection.threshold(trigger), selection.floor
-        said = heading(self, place, self._facts), self.schedule.release_time(window, step)
+        said = heading(place, self._facts, self._hidden), self.schedule.release_time(window, step)
         spread = 0.0 if aggregation.cut is None else self._cut_deviations[trigger]
         stamps = self._stamps(window, trigger)
         ends = above * unit, least * unit, unit / 2
@@ -224,6 +231,10 @@ class GroupBy(Grouping):
     @cached_property
     def _facts(self) -> str:
         return constant_facts(self)
+
+    @cached_property
+    def _hidden(self) -> HiddenTexts:
+        return HiddenTexts(self)
 
     def _stamps(self, window: int, trigger: int) -> tuple[Stamp, ...]:
         """The columns that are the same in all rows of a release."""

@@ -381,6 +381,7 @@ class NoisyCount(Protocol):
         """Standard deviation of the count, in units."""
 
 
+MOST_TEXTS = 1 << 12  # that are remembered, of triggers
 FLAGS = ("non_negative", "integer", "monotone")
 
 
@@ -556,8 +557,20 @@ def constant_facts(operator: Grouping) -> str:
     return compact(facts_of(operator))[:-1]
 
 
-def heading(operator: Grouping, place: tuple[int, int, int], constant: str) -> bytes:
+class HiddenTexts(dict[int, str]):
+    """`hidden_facts` as text, by trigger: a job of many windows comes back to the same ones."""
+
+    def __init__(self, operator: Grouping) -> None:
+        self.operator = operator
+
+    def __missing__(self, trigger: int) -> str:
+        if len(self) >= MOST_TEXTS:
+            self.clear()
+        return self.setdefault(trigger, compact(hidden_facts(self.operator, trigger)))
+
+
+def heading(place: tuple[int, int, int], constant: str, hidden: HiddenTexts) -> bytes:
     """The facts of a release without their last brace. `place`: window, trigger, step."""
-    now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
-    now["hidden"] = hidden_facts(operator, place[1])
-    return f"{constant},{compact(now)[1:-1]}".encode()
+    window, trigger, step = place
+    now = f'"window":{window},"trigger":{trigger},"step":{step},"hidden":{hidden[trigger]}'
+    return f"{constant},{now}".encode()
