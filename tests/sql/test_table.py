@@ -375,6 +375,13 @@ def test_an_unknown_column_of_different_values_is_found_before_a_row_is_read(tmp
         )
 
 
+def test_conditions_that_no_declared_value_meets_are_refused_in_words():
+    alone = plan_of("COUNTIF(age > 99) AS n FROM people")
+    with pytest.raises(PlanError, match="none of the declared values"):
+        _ = Design(alone).operator
+    assert Design(plan_of("COUNT(*) AS n, COUNTIF(age > 99) AS old FROM people")).operator
+
+
 def test_a_useless_table_is_refused_before_anything_is_spent(tmp_path):
     options = "epsilon = 0.1, delta = 1e-6, steps = 10000, expected_size = 100"
     query = sv.sql(script(options=options), {"rows": ROWS})

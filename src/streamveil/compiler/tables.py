@@ -101,6 +101,11 @@ class Design:
         if len(self.plan.aggregates) == 1 and self.total == 0:
             return self.cells
         counted = [counted_points(self.plan, one.expression) for one in self.plan.aggregates]
+        if not any(points.any() for points in counted):
+            raise PlanError(
+                "no record can be counted: none of the declared values meets a condition.\n"
+                "  to fix  correct the conditions of COUNTIF, or the values in CHECK"
+            )
         wanted = [(group, points) for points in counted for group in self.cells.sets]
         return Sums.of(self.cells.shape, wanted)
 
