@@ -156,6 +156,11 @@ def test_no_group_stops_a_publication(kind, key, tmp_path):
             b'"\\xff\x00",1.5',
             b'"plain",2.5',
         ]
+    if key == "bytes" and kind == "json":
+        assert written(tmp_path)["trigger=000001.json"].splitlines()[:2] == [
+            b'{"bytes": "\\\\xff\\u0000", "n": 1.5}',
+            b'{"bytes": "plain", "n": 2.5}',
+        ]
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_escaped_where_that_is_asked_for(tmp_path):

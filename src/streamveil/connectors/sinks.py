@@ -266,12 +266,12 @@ def harmless(texts: Any) -> Any:
 
 
 def to_json(table: pa.Table, _own: memoryview | None = None) -> memoryview:
-    """JSON lines; timestamps in ISO 8601."""
+    """JSON lines; timestamps in ISO 8601, and bytes as in CSV."""
 
     def text(value: Any) -> str:
         return value.isoformat() if isinstance(value, datetime | date) else str(value)
 
-    lines = [json.dumps(row, default=text) + "\n" for row in rows_of(table)]
+    lines = [json.dumps(row, default=text) + "\n" for row in rows_of(as_text(table))]
     return memoryview("".join(lines).encode())
 
 
