@@ -292,6 +292,35 @@ def test_nothing_is_said_of_thresholds_where_groups_are_public_or_of_rows_that_a
     assert not any("three times its share" in note for note in notes)
 
 
+GROUPS = [
+    ["007", "7", "12"], ["2026-01-01", "2026-01-02", None], ["true", "false"], ["", None, "NA"],
+    ["null", None], ["1.0", "1.00"], ["2026-01-01 10:00:00", "x\n\"y"], [None, -7, 2**62],
+    [float("nan"), float("inf"), None, 0.1], [True, None],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_groups_are_read_from_files_as_they_were(kind, groups, tmp_path):
+    """A text that looks like another type became it: groups 007 and 7 were one."""
+    table = pa.table({"place": groups, "n": [*range(len(groups))]})
+    FilesSink(str(tmp_path), kind).write("job", made(table))
+    found = sv.read(tmp_path).table
+    assert found.column_names == ["place", "n"]
+    assert str(found["place"].to_pylist()) == str(groups)
+
+
+def test_times_are_read_from_csv_as_they_were(tmp_path):
+    times = pa.array([-(10**15), None, 10**15], pa.timestamp("us", "UTC"))
+    days = times.cast(pa.date32(), safe=False)
+    table = pa.table({"window_start": times, "time": times, "day": days, "n": [1, 2, 3]})
+    FilesSink(str(tmp_path), "csv").write("job", made(table))
+    found = sv.read(tmp_path).table
+    assert [found[name].to_pylist() for name in ("time", "day")] == [
+        times.to_pylist(), days.to_pylist()
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("design", ["gaussian", "public"])
 def test_files_of_a_sink_answer_like_releases(design, tmp_path):
     memory = sv.answers(released(design))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -33,11 +34,10 @@ from streamveil.release_metadata import (
     triggers_in,
 )
 
-READERS: dict[str, Callable[[Path], pa.Table]] = {
-    ".csv": pyarrow.csv.read_csv,
-    ".json": pyarrow.json.read_json,
-}
+FIELD = re.compile(rb'("(?:[^"]|"")*"|[^,\n]*)(?:,|\n)')  # of what the sink writes
 NUMBER = re.compile(r"window=(-?\d+)$")  # of windows without a time
+TIMES = pa.timestamp("us", tz="UTC")
+KEPT_TIMES = ("window_start", "window_end")
 KEPT = 16  # tables held in memory
 KEPT_FILES = 4  # of several releases
 Load = Callable[[], Noisy[pa.Table]]
@@ -258,6 +258,36 @@ def _file(read: Callable[[Path], list[pa.Table]], path: Path, turn: int) -> Nois
     return restored(read(path)[turn])
 
 
+def read_csv(path: Path) -> pa.Table:
+    """A release in CSV, where texts and nothing else have quotes: "007" is not 7, "" not null."""
+    whole = path.read_bytes()
+    names = pyarrow.csv.open_csv(pa.BufferReader(whole[: whole.find(b"\n") + 1])).schema.names
+    fields = [field[:1] == b'"' for field in FIELD.findall(whole)]
+    texts = [name for at, name in enumerate(names) if any(fields[len(names) + at :: len(names)])]
+    found = pyarrow.csv.read_csv(
+        pa.BufferReader(whole), parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(texts, pa.string()), null_values=[""],
+            strings_can_be_null=True, quoted_strings_can_be_null=False,
+        ),
+    )  # fmt: skip
+    return found.cast(pa.schema([  # of what has no quotes, times far away are texts to Arrow
+        field.with_type(TIMES) if field.type == pa.string() and field.name not in texts else field
+        for field in found.schema
+    ]))  # fmt: skip
+
+
+def read_json(path: Path) -> pa.Table:
+    """A release in JSON lines, whose texts are no times unless they are those of a window."""
+    whole = path.read_bytes()
+    rows = [json.loads(line) for line in whole.splitlines()]
+    texts = {name for row in rows for name, cell in row.items() if isinstance(cell, str)}
+    known = pa.schema([(name, pa.string()) for name in sorted(texts.difference(KEPT_TIMES))])
+    options = pyarrow.json.ParseOptions(explicit_schema=known)
+    found = pyarrow.json.read_json(pa.BufferReader(whole), parse_options=options)
+    return found.select([name for name in rows[0] if name in found.column_names])
+
+
 def tables_of(path: Path) -> list[pa.Table]:
     """The releases in a file, as many as its name says."""
     beside = metadata_file(path)
@@ -265,7 +295,7 @@ def tables_of(path: Path) -> list[pa.Table]:
         if path.suffix == ".parquet":
             tables = read_parquet(path)
         else:
-            table = READERS[path.suffix](path)
+            table = read_csv(path) if path.suffix == ".csv" else read_json(path)
             tables = [table]
             if beside.exists():
                 tables = [table.cast(from_json(table.schema, beside.read_bytes()))]
