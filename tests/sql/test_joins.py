@@ -152,6 +152,26 @@ def test_windows_follow_the_times_of_the_first_table_of_a_join_by_its_name_too(t
         sv.sql(text.format("day, r.region AS x", dated, "x"), found)
 
 
+def test_a_public_file_has_the_types_that_are_declared(tmp_path):
+    """They were passed over: a text 007 was 7, an empty field a text, and ; no end of a field."""
+    (tmp_path / "r.csv").write_text("place;code;n;x\na;007;1;1.5\nb;7;;2.5\nc;;x;\n")
+    script = f"""
+        CREATE TABLE r (place STRING, code STRING, n INT64, x FLOAT64)
+        WITH (source = 'files', path = '{tmp_path / "r.csv"}', public = TRUE, delimiter = ';');
+        SELECT {PRIVATE} code, COUNT(*) AS n FROM t JOIN r ON t.place = r.place GROUP BY code"""
+    grouped = script.replace("code, COUNT(*)", "place AS code, COUNT(*)").replace(
+        "JOIN r ON t.place = r.place", "RIGHT JOIN r USING (code)"
+    )
+    public = sv.sql(grouped, {"t": rows_of(1)}).plan.key_set.public
+    assert public == (("007",), ("7",), (None,))
+    [step] = sv.sql(script, {"t": rows_of(1)}).plan.source.steps
+    assert step.table.to_pylist() == [
+        {"place": "a", "code": "007", "n": 1, "x": 1.5},
+        {"place": "b", "code": "7", "n": None, "x": 2.5},
+        {"place": "c", "code": None, "n": None, "x": None},
+    ]
+
+
 @pytest.mark.parametrize("odd", ["x", "7"])
 @pytest.mark.parametrize("relation", [
     "SELECT t.id FROM t JOIN v ON t.id = v.id",

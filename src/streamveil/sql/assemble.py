@@ -7,7 +7,7 @@ decided by `compiler.group_by`, with its reason (`GroupBy.defaults`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -21,7 +21,7 @@ import pyarrow.parquet
 from streamveil.calendars import DAY, Cells, require_zone
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
-from streamveil.expressions import conjunction
+from streamveil.expressions import compile_expression, conjunction
 from streamveil.expressions.dialect import shown
 from streamveil.plan import (
     Aggregate,
@@ -38,12 +38,11 @@ from streamveil.plan import (
 )
 from streamveil.plan.check import MOST_BOUND
 from streamveil.plan.look import is_open, whole_range
+from streamveil.plan.own_rows import column_text
 from streamveil.sql.options import NO_UNIT, own_values
 from streamveil.sql.parts import Length, Ticks, finish, origin_us
 
-READERS: dict[str, Callable[[str], pa.Table]] = {
-    ".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv,
-}  # fmt: skip
+PUBLIC_FILES = (".parquet", ".csv")
 WHOLE, ONE_SHOT = Window(), Ticks()
 
 
@@ -300,20 +299,41 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
     return KeySet(min_units=1 if least is None else least, public=public)
 
 
-def public_file(path: object, what: str) -> pa.Table:
-    """All rows of a public file; `what` it is, for messages."""
-    read = READERS.get(Path(path).suffix.lower()) if isinstance(path, str) else None
-    if read is None:
+def public_file(
+    path: object, what: str, columns: Mapping[str, str] | None = None, delimiter: str = ","
+) -> pa.Table:
+    """All rows of a public file; `what` it is, for messages. `columns`: declared types, of CSV."""
+    kind = Path(path).suffix.lower() if isinstance(path, str) else None
+    if kind not in PUBLIC_FILES:
         raise PlanError(f"{what} must be one .parquet or .csv file")
     try:
-        return read(str(path))
+        if kind == ".parquet":
+            return pa.parquet.read_table(str(path))
+        return declared_csv(str(path), columns or {}, delimiter)
     except (OSError, pa.ArrowInvalid):
         raise PlanError(f"{what} cannot be read") from None
 
 
+def declared_csv(path: str, declared: Mapping[str, str], delimiter: str) -> pa.Table:
+    """Rows of CSV; columns that are declared have those types, in which an empty field is null."""
+    table = pa.csv.read_csv(
+        path, parse_options=pa.csv.ParseOptions(delimiter=delimiter),
+        convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(declared, pa.string())),
+    )  # fmt: skip
+    for name in (one for one in table.column_names if one in declared):
+        text = f"SAFE_CAST(NULLIF({column_text(name)}, '') AS {declared[name]})"
+        cells = compile_expression(text, table.schema)(table)
+        table = table.set_column(table.column_names.index(name), name, cells)
+    return table
+
+
 def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:
     """Public groups from a public file: Parquet or CSV, with the key columns by name or place."""
-    table = public_file(path, f"the file of public groups '{shown(str(path))}'")
+    return groups_of(public_file(path, f"the file of public groups '{shown(str(path))}'"), names)
+
+
+def groups_of(table: pa.Table, names: list[str]) -> tuple[tuple[Any, ...], ...]:
+    """Public groups of a public table: its columns of those names, or as many as there are."""
     if names and set(names) <= set(table.column_names):
         table = table.select(names)
     elif table.num_columns != max(1, len(names)):  # a sketch has no names, and one column

@@ -26,7 +26,8 @@ from streamveil.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.check import HABITS
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.options import MAX_GROUPS, NAME, PRIVACY_UNIT, PUBLIC_GROUPS
-from streamveil.sql.assemble import Draft, all_groups, assemble, read_groups
+from streamveil.sql.assemble import Draft, all_groups, assemble, groups_of
+from streamveil.sql.joins import rows_of
 from streamveil.sql.options import ALL_GROUPS, constant, flag, read_options, text, word
 from streamveil.sql.post import read_outer
 from streamveil.sql.script import Ask, Create, Private, PrivateSelects, split_script, values_of
@@ -357,7 +358,7 @@ def _from_table(
             f"  to fix  CREATE TABLE {shown(name)} WITH (..., public = TRUE), if nobody's data "
             "is in it"
         )
-    return read_groups(spec.options.get("path"), [column])
+    return groups_of(rows_of(spec), [column])
 
 
 def only_groups(
