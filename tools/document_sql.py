@@ -138,7 +138,7 @@ EMIT EVERY INTERVAL 15 MINUTE;
 |---|---|
 | `CREATE STREAM name (column TYPE, ...) WITH (source = '...', ...)` | rows to read; \
 `CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; \
-columns of CSV without one are texts (of a public table, what all \
+columns of CSV without one are texts (in a public table, of the type that all \
 values look like), `event_time` and `arrival` times (ISO 8601; without an \
 offset in UTC). An empty field of CSV is null, and so are words such as NA and NULL, but not in \
 texts. Fields end with a comma, or with the `delimiter` that is given (`';'`, `'|'`, `'\\t'`). \
