@@ -1,5 +1,6 @@
 """What if: forecasts are those of the compiled queries, and odds hold for the mechanism."""
 
+from itertools import pairwise
 from math import exp
 
 import numpy as np
@@ -10,7 +11,10 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil import cli
 from streamveil.advise.what_if import compiled, posterior
-from streamveil.compiler.plan_forecast import lane_sd
+from streamveil.audit.pipeline import unbroken
+from streamveil.batch import Batch
+from streamveil.compiler.plan_forecast import lane_sd, published_chance
+from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError
 
 ROWS = pa.table({
@@ -115,3 +119,44 @@ def test_the_command_line_says_the_same(tmp_path, monkeypatch):
     sd = sv.what_if(query(), epsilons=[2], max_rows=[1]).table["sd"].to_pylist()
     assert all(f"{one:,.4g}" in told.output for one in sd)
     assert "50% likely" in told.output
+
+
+@pytest.mark.parametrize(("selection", "rows"), [("table", 1), ("table", 8), ("totals", 1)])
+def test_groups_that_their_totals_show_are_forecast_as_shown(selection, rows):
+    """Coins alone were forecast: an eighth of the groups where half were shown, 3 of 110."""
+    groups, steps, size = 400, 6, {1: 30, 8: 60}[rows]
+    rng = np.random.default_rng(0)
+    page = rng.permutation(np.repeat(np.arange(groups), size))
+    step = np.sort(rng.integers(0, steps, len(page)))
+    came = pa.table({"user": np.arange(len(page)) // rows, "page": page,
+                     "ts": pa.array(step, pa.timestamp("us", "UTC"))})  # fmt: skip
+    asked = (
+        sv.memory(came, event_time="ts", name="t").protect("user")
+        .group_by("page", keys=sv.discover()).agg(n=sv.count()).bound(max_rows=rows)
+        .release(every="1 microsecond", start="1970-01-01", steps=steps, selection=selection,
+                 budget=sv.Budget(epsilon=rows ** (2 / 3), delta=1e-4))
+    )  # fmt: skip
+    ends = np.searchsorted(step, np.arange(steps + 1))
+    batches = [Batch(came.slice(a, b - a), n, True, "{}")
+               for n, (a, b) in enumerate(pairwise(ends), start=1)]  # fmt: skip
+    last = [unbroken(compiled(asked.plan), batches, SeededNoise(seed))[-1] for seed in range(3)]
+    shown = np.mean([release.table.num_rows for release in last])
+    assert 0.2 * groups < shown < 0.95 * groups
+    [row] = sv.what_if(
+        asked, units=size, epsilons=[], max_rows=[], releases=[], sample=came
+    ).table.to_pylist()
+    assert row["groups"] == pytest.approx(shown, rel=0.15)
+    if rows == 1:  # `units` people with a row each
+        assert row["shown"] * groups == pytest.approx(shown, rel=0.15)
+
+
+def test_totals_that_no_release_tested_yet_show_nothing():
+    """EXPLAIN asked for the test of a release that has none, and ended in a ValueError."""
+    day = {"every": "1 hour", "start": "2026-01-01", "end": "2026-01-02"}
+    asked = query(rows=1, selection="totals", **day)
+    operator = compiled(asked.plan)
+    assert operator.aggregation.test.triggers == (3, 6, 12, 24)
+    chances = [published_chance(operator, 100, trigger) for trigger in (2, 10, 24)]
+    assert chances[0] == 0
+    assert 0 < chances[1] < chances[2]
+    assert "shown 0.0%" in str(asked.explain(forecast=True))

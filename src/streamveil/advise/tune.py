@@ -18,7 +18,7 @@ from streamveil.compiled import erf, njit
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
-from streamveil.compiler.plan_forecast import answer_sd, published_chance, total_chance
+from streamveil.compiler.plan_forecast import answer_sd, total_chance, units_chance
 from streamveil.core.accounting import Budget
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError, require_one_of
@@ -194,11 +194,11 @@ def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
     held = _totals(sample, keep, function, cells)
     units = _totals(sample, counted, "count_units", cells)
     test, tested = operator.aggregation.test, operator.outputs[place].lanes[-1]
-    if operator.aggregation.selected_by == "totals" and test is not None:
+    chance = _chances(operator, units, last)
+    if test is not None:
         largest = test.lane.reach * float(test.lane.quantum)
-        chance = total_chance(operator, held / largest if test.place == tested else units, last)
-    else:
-        chance = _chances(operator, units, last)
+        rows = held / largest if test.place == tested else units
+        chance = 1 - (1 - chance) * (1 - total_chance(operator, rows, last))
     dropped = np.abs(total - held)
     near = sd * sqrt(2 / pi) * np.exp(-(dropped**2) / (2 * sd**2))
     error = chance * (near + dropped * erf(dropped / (sd * sqrt(2)))) + (1 - chance) * np.abs(total)
@@ -261,13 +261,13 @@ def _totals(
 
 
 def _chances(operator: Any, units: Float64[Array, " cells"], last: int) -> Float64[Array, " cells"]:
-    """The chance of every group to be shown by the last release, from its number of units."""
+    """The chance of every group to be shown by the last release for its number of units."""
     whole = np.rint(units).astype(np.int64)
     levels, places = np.unique(whole, return_inverse=True)
     found: list[float] = []
     for level in levels:
         sure = bool(found) and found[-1] > 1 - 1e-9
-        chance = 1.0 if sure else published_chance(operator, int(level), last)
+        chance = 1.0 if sure else units_chance(operator, int(level), last)
         found.append(1.0 if chance is None else chance * (level > 0))
     return np.array(found)[places]
 

@@ -250,20 +250,27 @@ def opens_at(operator: GroupBy, trigger: int) -> float | None:
 def total_chance(
     operator: GroupBy, rows: Float64[Array, " groups"], trigger: int
 ) -> Float64[Array, " groups"]:
-    """The chance that groups of such totals, in largest rows, pass the test at a trigger."""
+    """The chance that groups of such totals, in largest rows, passed a test by a trigger.
+
+    They grew evenly. Of the last test until then: with earlier ones it is a little more.
+    """
     test = operator.aggregation.test
-    assert test is not None  # noqa: S101  (a type narrowing)
-    passed = rows * test.lane.reach - test.threshold(trigger)
-    return np.asarray(ndtr(passed / test.deviation(trigger)))
+    tests = () if test is None else test.before(trigger + 1)
+    if test is None or not tests:
+        return np.zeros(len(rows))
+    last = tests[-1]
+    totals = rows * (test.lane.reach * last / trigger)
+    passed = (totals - test.threshold(last)) / test.deviation(last)
+    return np.where(totals < test.floor, 0.0, ndtr(passed))
 
 
-def published_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
-    """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
+def units_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
+    """The chance that its number of units, evenly arrived, shows a group by a trigger."""
     selection: Any = operator.aggregation.selection
     if selection is None:
         return None
-    if operator.aggregation.selected_by == "totals":  # each unit brings the most that a row may
-        return float(total_chance(operator, np.array([float(units)]), trigger)[0])
+    if operator.aggregation.selected_by == "totals":
+        return 0.0
     if not hasattr(selection, "table"):  # at this very trigger: a little less
         level, sd = tested(selection, trigger)
         return float(ndtr((units - level) / sd))
@@ -272,6 +279,21 @@ def published_chance(operator: GroupBy, units: int, trigger: int) -> float | Non
     return opening_chance(
         selection.coins.chances, float(selection.shift_epsilon), np.maximum(arrived, 0)
     )
+
+
+def published_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
+    """The chance that a group with so many units, evenly arrived, is shown by a trigger.
+
+    Each unit has a row. Where totals alone show groups, it brings the most that a row may; beside
+    coins a total of values is left out, as nobody knows it: the chance may then be larger.
+    """
+    shown, aggregation = units_chance(operator, units, trigger), operator.aggregation
+    if shown is None or aggregation.test is None:
+        return shown
+    if aggregation.selected_by != "totals" and aggregation.test.lane.kind == "sum":
+        return shown
+    by_total = total_chance(operator, np.array([float(units)]), trigger)
+    return float(1 - (1 - shown) * (1 - by_total[0]))
 
 
 # ---- what is known of the values of a row
