@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, product, takewhile
 from numbers import Real
@@ -155,7 +155,10 @@ class Answers(AnswerTable):
     @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
         """What to know beside these numbers: of all windows, and of each of the newest ones."""
-        said = {moment: sentences(self.releases.table(moment)) for moment in self._ends}
+        return self._of_windows({one: sentences(self.releases.table(one)) for one in self._ends})
+
+    def _of_windows(self, said: dict[Moment, list[str]]) -> list[str]:
+        """What one release of each window says: what all say, then of each of the newest ones."""
         full = [said[moment] for moment in said if self.releases.table(moment).num_rows]
         alike = full or [*said.values()]  # a window without a group says only that
         shared = [text for text in alike[-1] if all(text in one for one in alike)]
@@ -355,10 +358,8 @@ class Answers(AnswerTable):
             made = self._derived(name, joint, ranked.interval, level, notes)
             return Derived(with_ranks(made.table, ranked), level, (*made.notes, ranked.note))
         each = 1 - (1 - level) / 2  # of either list, so that both hold at once
-        lists = [
-            self._ranked(name, moment, k, each, hidden)
-            for moment in (self._moment(at), self._moment(since))
-        ]
+        moments = self._moment(at), self._moment(since)
+        lists = [self._ranked(name, moment, k, each, hidden, moments) for moment in moments]
         shown = [
             self._derived(name, joint, ranked.interval, each, []).table
             for joint, ranked, _ in lists
@@ -383,14 +384,15 @@ class Answers(AnswerTable):
         )
 
     def _ranked(
-        self, name: str, moment: Moment, k: int, level: float, hidden: int
-    ) -> tuple[Joint, Ranked, list[str]]:
-        """The ranks at one release."""
+        self, name: str, moment: Moment, k: int, level: float, hidden: int,
+        about: Sequence[Moment] = (),
+    ) -> tuple[Joint, Ranked, list[str]]:  # fmt: skip
+        """The ranks at one release; its notes are of others too that are asked about."""
         at_least(0, hidden=hidden)
         if hidden > MOST_HIDDEN:
             raise PlanError(f"hidden must be at most {MOST_HIDDEN:,}, not {hidden:,}")
         part = WeightedSum(((Cell(moment, name), 1.0),))
-        joint, notes = self._joint([part])
+        joint, notes = self._joint([part], about)
         sd = np.sqrt(part.covariance(joint, part).high)
         kept = self._hidden(name, moment, hidden)
         step = joint.step(Cell(moment, name))
@@ -520,7 +522,9 @@ class Answers(AnswerTable):
             raise PlanError(f"confidence must be a number above 0 and below 1, not {given!r}")
         return given
 
-    def _joint(self, parts: list[WeightedSum]) -> tuple[Joint, list[str]]:
+    def _joint(
+        self, parts: list[WeightedSum], about: Sequence[Moment] = ()
+    ) -> tuple[Joint, list[str]]:
         """The keys that all terms show, and what there is to say about the question."""
         asked = [cell for part in parts for cell, _ in part.terms]
         for cell in asked:
@@ -539,14 +543,20 @@ class Answers(AnswerTable):
         outputs = {cell.name: joint.output(cell.name) for cell in cells}
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)
-        last = self.releases.table(max(cell.moment for cell in cells))
-        hidden = hidden_sentence(last)
-        said = missing(last.schema, outputs) if hidden is None else [hidden]
-        notes += [text.replace(ALLOWED, NOT_ALLOWED) for text in said]
+        ends = {one.window: one for one in sorted({*about, *(cell.moment for cell in cells)})}
+        said = {one: self._missing(one, outputs) for one in ends.values()}
+        notes += [text.replace(ALLOWED, NOT_ALLOWED) for text in self._of_windows(said)]
+        last = self.releases.table(max(ends.values()))
         if not last.num_rows and self.releases.table(self.last_shown).num_rows:
             notes.append(f"the last release that shows a group is at = {self._at(self.last_shown)}")
         note = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if note is None else [*notes, note]
+
+    def _missing(self, moment: Moment, names: Collection[str]) -> list[str]:
+        """What is in none of these numbers of a release, or why it shows no group."""
+        table = self.releases.table(moment)
+        hidden = hidden_sentence(table)
+        return missing(table.schema, names) if hidden is None else [hidden]
 
     def _derived(
         self, name: str, joint: Joint, found: Interval, level: float, notes: list[str],
