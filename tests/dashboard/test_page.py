@@ -99,6 +99,14 @@ def test_a_page_says_what_its_intervals_are_of(tmp_path):
         assert list(query.run(str(state), noise=SeededNoise(1), insecure=True))
         text = " ".join("".join(parsed(write(state, tmp_path / "d.html")).text).split())
         assert shaded in text
+        found = sv.answers(str(state))
+        bars = view.page_of(found, {})[0]["largest"]["rows"]
+        drawn = [(bar["lo"], bar["hi"]) for bar in bars]
+        ranked = found.top("n", 25).table
+        assert drawn == list(
+            zip(*(ranked[end].to_pylist() for end in ("n_low", "n_high")), strict=True)
+        )
+        assert "Bars are intervals of the noise alone, which hold all at once." in text
         assert ("can lie outside" in text) is (kind == "true")
 
 

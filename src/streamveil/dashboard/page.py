@@ -128,8 +128,8 @@ def body(
         tiles(found, records),
         *(panels(at, made, found) for at, made in enumerate(view["charts"])),
         '<div class="sides">',
-        rows_drawn("largest", view, found),
-        rows_drawn("movers", view, found),
+        rows_drawn("largest", view),
+        rows_drawn("movers", view),
         "</div>",
         *(table_of(*one) for one in tables),
     ]
@@ -236,7 +236,7 @@ def said(note: str) -> str:
     return f'<p class="note">{escape(note)}</p>'
 
 
-def rows_drawn(name: str, view: dict[str, Any], found: Answers) -> str:
+def rows_drawn(name: str, view: dict[str, Any]) -> str:
     """Room for groups beside each other, with their intervals."""
     rows = view[name]
     if rows is None or not rows["rows"]:
@@ -244,7 +244,7 @@ def rows_drawn(name: str, view: dict[str, Any], found: Answers) -> str:
     title = f"{rows['title']}: {rows['name']}"
     note = (
         "Green and red: the change is certain, at the confidence of one interval."
-        if rows["signed"] else f"Bars are intervals of {held(found)}, each by itself."
+        if rows["signed"] else "Bars are intervals of the noise alone, which hold all at once."
     )  # fmt: skip
     return (
         f'<figure><h2>{escape(title)}</h2><div data-draw="rows" data-rows="{name}"></div>'
