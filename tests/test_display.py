@@ -174,7 +174,7 @@ def test_an_answer_without_groups_says_what_it_takes_to_be_shown(tmp_path):
         .release(budget=sv.Budget(epsilon=1, delta=1e-9), name="few")
     )  # fmt: skip
     answer = made.answer(state=tmp_path / "few.veil")
-    said = "no group is shown: one appears when "
+    said = "no group is shown: one appears at the latest when "
     assert any(note.startswith(said) for note in answer.notes)
     assert said in repr(answer)
     assert said in answer._repr_html_()

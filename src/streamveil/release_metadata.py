@@ -222,13 +222,10 @@ def hidden_sentence(table: pa.Table) -> str | None:
         return None
     if "threshold" not in hidden:
         return f"no group is shown: 'explain' says how large a group must be; {MORE_SHOWN}"
-    what = (
-        _tested(facts, hidden["lane"]) if "lane" in hidden else "the estimate of its privacy units"
-    )
-    return (
-        f"no group is shown: one appears when {what} exceeds {hidden['threshold']:,.4g};"
-        f" {MORE_SHOWN}"
-    )
+    when = "when the estimate of its privacy units"
+    if "lane" in hidden:  # coins may show it before
+        when = f"at the latest when {_tested(facts, hidden['lane'])}"
+    return f"no group is shown: one appears {when} exceeds {hidden['threshold']:,.4g}; {MORE_SHOWN}"
 
 
 def _tested(facts: Facts, place: int) -> str:

@@ -54,8 +54,8 @@ UNKNOWN = (
     " numbers and the preset dp-sqlp stay wide)"
 )
 CHOSEN = (
-    "the noisy numbers of {:,} groups are near a threshold that may have shown them, and tend to be"
-    " too large: these intervals do not allow for it, those of the releases do"
+    "groups whose noisy numbers are near a threshold that may have shown them: {:,}. Such numbers"
+    " tend to be too large: these intervals do not allow for it, those of the releases do"
 )
 NOT_ALLOWED = (
     "these intervals are of the noise alone and allow for no such row; those of the releases do"
@@ -534,7 +534,7 @@ class Answers(AnswerTable):
         notes = []
         if absent:
             notes.append(
-                f"{absent:,} groups are left out: one of the releases did not show them yet"
+                f"groups left out, as one of the releases did not show them yet: {absent:,}"
             )
         if any(not joint.is_known(*pair) for pair in product(cells, cells) if pair[0] != pair[1]):
             notes.append(UNKNOWN)
