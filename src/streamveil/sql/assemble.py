@@ -38,9 +38,8 @@ from streamveil.plan import (
 )
 from streamveil.plan.check import MOST_BOUND
 from streamveil.plan.look import is_open, whole_range
-from streamveil.plan.own_rows import column_text
 from streamveil.sql.options import NO_UNIT, own_values
-from streamveil.sql.parts import Length, Ticks, finish, origin_us
+from streamveil.sql.parts import Length, Ticks, finish, origin_us, quoted
 
 PUBLIC_FILES = (".parquet", ".csv")
 WHOLE, ONE_SHOT = Window(), Ticks()
@@ -321,7 +320,7 @@ def declared_csv(path: str, declared: Mapping[str, str], delimiter: str) -> pa.T
         convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(declared, pa.string())),
     )  # fmt: skip
     for name in (one for one in table.column_names if one in declared):
-        text = f"SAFE_CAST(NULLIF({column_text(name)}, '') AS {declared[name]})"
+        text = f"SAFE_CAST(NULLIF({quoted(name)}, '') AS {declared[name]})"
         cells = compile_expression(text, table.schema)(table)
         table = table.set_column(table.column_names.index(name), name, cells)
     return table

@@ -12,8 +12,6 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan import SourceSpec, Window
 from streamveil.plan.check import HABITS
-from streamveil.plan.joins import Joined
-from streamveil.plan.own_rows import OwnRows
 
 
 @dataclass
@@ -51,10 +49,21 @@ class From:
                 "that they come with.\n  to fix  select the column of the source as it is, or "
                 "store the computed time"
             )
+        return self._as_read(value.name)
+
+    def _as_read(self, name: str) -> str:
+        """A column of the source, by its own name where it is the time of a join's first table."""
+        time = self.source.event_time
+        if time is None or not self.source.combines:
+            return name
+        from streamveil.plan.joins import Joined  # loaded where rows are combined
+        from streamveil.plan.own_rows import OwnRows
+
         if not (isinstance(self.source, OwnRows) and self.source.row_by_row):
-            return value.name
-        sides = [step.sides[0] for step in self.source.steps if isinstance(step, Joined)]
-        return value.name.removeprefix(f"{sides[0]}:") if sides else value.name  # as it is read
+            return name
+        own = [step.sides[0] + ":" for step in self.source.steps if isinstance(step, Joined)]
+        bare = name.removeprefix(own[0]) if own else name
+        return bare if bare.lower() == time.lower() else name
 
 
 INNER = {
