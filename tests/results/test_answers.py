@@ -597,6 +597,27 @@ def test_notes_tell_of_each_window_what_is_true_of_it_alone():
     assert own[3] == "2 earlier windows have notes of their own: read(window=...)"
 
 
+def test_a_release_without_groups_is_read_from_json_lines_too(tmp_path):
+    """Nothing is in its file: all answers of the folder were refused."""
+    rows = {"user": [*range(90)], "page": ["a"] * 90, "ts": [1] * 2 + [50_000 * 10**6] * 88}
+    made = (
+        sv.memory(rows, event_time="ts").protect("user").window(sv.tumble("1 day"))
+        .group_by("page").agg(n=sv.count()).bound(max_rows=1)
+        .release(every="12 hours", start="1970-01-01", end="1970-01-03",
+                 budget=sv.Budget(epsilon=2, delta=1e-6))
+    )  # fmt: skip
+    releases = list(made.run(tmp_path / "state", noise=SeededNoise(1), insecure=True))
+    assert {release.table.num_rows for release in releases} == {0, 1}
+    found = []
+    for kind in ("parquet", "json"):
+        sink = FilesSink(str(tmp_path / kind), kind)
+        for release in releases:
+            sink.write("job", release)
+        read = sv.answers(tmp_path / kind)
+        found.append((read.notes, read.last("n", 2).table.to_pylist()))
+    assert found[0] == found[1]
+
+
 def test_what_every_window_cut_is_told_beside_an_answer_of_several():
     """Only the last window's was: a mean of two days had at most 300 rows missing, not 50,000."""
     rng, day = np.random.default_rng(0), 86_400_000_000

@@ -22,6 +22,7 @@ from streamveil.dataflow.grouping import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
 from streamveil.errors import PlanError, SourceError, nearest, whole
 from streamveil.release_metadata import (
+    FACTS,
     Facts,
     ReleaseTime,
     from_json,
@@ -281,11 +282,21 @@ def read_json(path: Path) -> pa.Table:
     """A release in JSON lines, whose texts are no times unless they are those of a window."""
     whole = path.read_bytes()
     rows = [json.loads(line) for line in whole.splitlines()]
+    if not rows:
+        return without_rows(metadata_file(path))
     texts = {name for row in rows for name, cell in row.items() if isinstance(cell, str)}
     known = pa.schema([(name, pa.string()) for name in sorted(texts.difference(KEPT_TIMES))])
     options = pyarrow.json.ParseOptions(explicit_schema=known)
     found = pyarrow.json.read_json(pa.BufferReader(whole), parse_options=options)
     return found.select([name for name in rows[0] if name in found.column_names])
+
+
+def without_rows(beside: Path) -> pa.Table:
+    """A release that shows no group, with the columns of which the document beside it knows."""
+    facts = json.loads(beside.read_bytes())[FACTS.decode()] if beside.exists() else {}
+    outputs = [one["name"] for one in facts.get("outputs", ())]
+    numbers = [name + end for name in outputs for end in ("", "_sd", "_low", "_high")]
+    return pa.table({name: pa.nulls(0) for name in (*facts.get("keys", ()), *numbers, "trigger")})
 
 
 def tables_of(path: Path) -> list[pa.Table]:
