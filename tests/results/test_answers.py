@@ -17,7 +17,7 @@ from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dashboard.view import tables_of
 from streamveil.errors import PlanError, SourceError
-from streamveil.release_metadata import FACTS, missing, read_facts
+from streamveil.release_metadata import FACTS, NOTE, missing, read_facts
 from streamveil.results import noise as noises
 from streamveil.results.answers import NOT_ALLOWED, UNKNOWN, Answers, WeightedSum
 from streamveil.results.charts import bias_of
@@ -616,6 +616,15 @@ def test_a_release_without_groups_is_read_from_json_lines_too(tmp_path):
         read = sv.answers(tmp_path / kind)
         found.append((read.notes, read.last("n", 2).table.to_pylist()))
     assert found[0] == found[1]
+
+
+def test_a_release_without_groups_and_facts_is_read_from_json_lines_too(tmp_path):
+    """One whose document holds notes alone: reading it ended in a KeyError."""
+    table = pa.table({"page": pa.array([], pa.string()), "n": pa.array([], pa.float64())})
+    table = table.replace_schema_metadata({NOTE: b"said"})
+    FilesSink(str(tmp_path), "json").write("job", made(table))
+    assert list(tmp_path.rglob("metadata=*"))
+    assert sv.read(tmp_path).table.num_rows == 0
 
 
 def test_what_every_window_cut_is_told_beside_an_answer_of_several():

@@ -100,8 +100,8 @@ HABITS: dict[str, Habit] = {
         "a join before contribution bounding",
         "rows of one person could match, multiply or remove rows of another, beyond every bound",
         "join by the privacy unit (v JOIN p ON v.user_id = p.user_id), or with a table that is "
-        "declared public (CREATE TABLE p WITH (..., public = TRUE)), instead of IN or EXISTS "
-        "too; to name the groups use public_groups",
+        "declared public (CREATE TABLE p WITH (..., public = TRUE)): JOIN such a table in place "
+        "of IN or EXISTS; to name the groups use public_groups",
     ),
     "row-order": Habit(
         "LIMIT, OFFSET or ORDER BY on rows before bounding",

@@ -22,7 +22,6 @@ from streamveil.dataflow.grouping import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
 from streamveil.errors import PlanError, SourceError, nearest, whole
 from streamveil.release_metadata import (
-    FACTS,
     Facts,
     ReleaseTime,
     from_json,
@@ -293,7 +292,8 @@ def read_json(path: Path) -> pa.Table:
 
 def without_rows(beside: Path) -> pa.Table:
     """A release that shows no group, with the columns of which the document beside it knows."""
-    facts = json.loads(beside.read_bytes())[FACTS.decode()] if beside.exists() else {}
+    schema = from_json(pa.schema([]), beside.read_bytes()) if beside.exists() else pa.schema([])
+    facts = read_facts(schema) or {}
     outputs = [one["name"] for one in facts.get("outputs", ())]
     numbers = [name + end for name in outputs for end in ("", "_sd", "_low", "_high")]
     return pa.table({name: pa.nulls(0) for name in (*facts.get("keys", ()), *numbers, "trigger")})

@@ -242,7 +242,7 @@ class Job:
         self._latest = (*self._latest, *releases)
         self._marks = (*self._marks, *record.releases)
         self._released += sum(map(rows_of, releases))
-        self._last = Record(record.place, {}, record.releases, record.more)
+        self._last = replace(record, delta={})
 
     def _goes_on(self, batch: Batch, drawn: Sequence[Any]) -> bool:
         """Whether the next micro-batch is published together with this one."""

@@ -39,8 +39,8 @@ class Loss:
         rho of all other zCDP mechanisms, `pure` a multiset of epsilons, `delta` is added to the
         delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism), `chance`
         is the probability of events outside of which all else holds for inputs that differ in any
-        number of units (two units share a fingerprint): it adds to delta, too, but no group raises
-        it, `distance` is a total-variation distance from the ideal of all draws that one unit
+        number of units (two units share a fingerprint): it adds to delta, once for each unit of a
+        group, `distance` is a total-variation distance from the ideal of all draws that one unit
         reaches, paid on both streams: it adds (1 + e^epsilon) distance. `tables` are coin tables,
         and what a look may have chosen, each with its own certified loss laws.
     Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
