@@ -167,7 +167,7 @@ def junk(rng: np.random.Generator, tokens: int) -> Rows:
 
 def flights(rng: np.random.Generator) -> Rows:
     """Departures from New York in 2013 by plane (336,776 rows), by destination and origin."""
-    table = shipped_flights()
+    table = shipped_flights().to_pandas()
     table = table[table.tailnum.notna()]
     route = table.origin + table.dest
     return table.tailnum.factorize()[0] + 1, route.factorize()[0] + 1

