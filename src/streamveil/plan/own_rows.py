@@ -59,6 +59,7 @@ from streamveil.plan.combine import MOST_REPEATED, bytes_of, numbered, plain, wi
 from streamveil.plan.joins import (
     MATCHES,
     ORIGIN,
+    Joined,
     OwnJoin,
     OwnLookup,
     OwnSelect,
@@ -180,6 +181,27 @@ class OwnRows(SourceSpec):
             )
             for step in self.steps
         )
+
+    def as_read(self, name: str) -> str | None:
+        """Which column of the source a column after all steps is; None if a step makes it.
+
+        Of steps that leave each row as it is, or put others beside it.
+        """
+        for step in reversed(self.steps):
+            if isinstance(step, Joined):
+                own, other = step.sides
+                if other and name.startswith(f"{other}:"):
+                    return None
+                name = name.removeprefix(f"{own}:") if own else name
+            elif isinstance(step, OwnSelect):
+                made = [key.expression for key in step.keys if key.name.lower() == name.lower()]
+                column = parse_text(made[0], "a column") if made else exp.column(name)
+                if not isinstance(column, exp.Column) or not (made or step.rest):
+                    return None
+                name = column.name
+            elif isinstance(step, OwnUnnest) and step.name.lower() == name.lower():
+                return None
+        return name
 
     @property
     def has_one_row_each(self) -> bool:

@@ -51,9 +51,10 @@ from streamveil.errors import (
     StreamveilError,
     require_outer,
 )
+from streamveil.expressions.dialect import shown
 from streamveil.plan import Plan, TableSource, combined_plan
 from streamveil.plan.combine import combined_schema
-from streamveil.plan.joins import OwnJoin, OwnSelect, digest_of
+from streamveil.plan.joins import OwnJoin, digest_of
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.own_rows import ALONE, OwnRows, OwnStep, after_steps, column_text, own_rows
 from streamveil.results.post import post_processed, require_post
@@ -271,9 +272,18 @@ class SparkJob:
 
     @property
     def _arrival(self) -> str | None:
-        clock = self.plan.clock
-        name = (clock.arrival or self.plan.source.event_time) if clock.kind == "event" else None
-        return time_named(self.arriving, name)
+        clock, source = self.plan.clock, self.plan.source
+        name = (clock.arrival or source.event_time) if clock.kind == "event" else None
+        if name is None or not isinstance(source, OwnRows):
+            return time_named(self.arriving, name)
+        read = source.as_read(name)
+        if read is None or read.lower() not in {one.lower() for one in self.arriving.names}:
+            raise PlanError(
+                f"on Spark rows are read by '{shown(name)}' as the files hold it, and a subquery or"
+                " a join makes it.\n"
+                "  to fix  select the column as it is, or run on the embedded engine"
+            )
+        return time_named(self.arriving, read)
 
     def _reads(self) -> list[str]:
         """The columns of the source that tasks read."""
@@ -416,15 +426,6 @@ def require_alone(plan: Plan, source: OwnRows) -> None:
                 "  to fix  run it with --engine embedded, or let Spark store the rows that it"
                 " makes in files first, and query these"
             )
-    arrival = plan.clock.arrival or source.event_time
-    keys = [key for step in source.steps if isinstance(step, OwnSelect) for key in step.keys]
-    if plan.clock.kind == "event" and any(
-        key.name == arrival and key.expression != column_text(key.name) for key in keys
-    ):
-        raise PlanError(
-            f"on Spark rows are read by '{arrival}' as the files hold it, and a subquery computes"
-            " it.\n  to fix  select the column as it is, or run on the embedded engine"
-        )
 
 
 UNIT = f"{INNER}unit"  # column of rows that are held, after their own steps

@@ -14,6 +14,7 @@ DECLARED = """
 CREATE STREAM v WITH (source = 'files', path = 'in/*.parquet', event_time = 'ts');
 CREATE TABLE people WITH (source = 'files', path = 'people.parquet');
 CREATE TABLE cities WITH (source = 'files', path = 'cities.parquet', public = TRUE);
+CREATE STREAM others WITH (source = 'files', path = 'others.parquet', event_time = 'ts');
 """
 OPTIONS = (
     "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6, privacy_unit_column = u,"
@@ -57,6 +58,7 @@ def tables(tmp_path, monkeypatch):
         "u": rng.integers(0, 900, 1_500), "plan": np.array(["a", "b"])[rng.integers(0, 2, 1_500)],
     })  # fmt: skip
     pq.write_table(people, tmp_path / "people.parquet")
+    pq.write_table(rows, tmp_path / "others.parquet")
     pq.write_table(
         pa.table({"c": ["x", "y", "y"], "land": ["m", "n", "o"]}), tmp_path / "cities.parquet"
     )
@@ -88,6 +90,29 @@ def test_a_state_goes_on_with_the_same_rows_alone(tables, session):
         engine.start(plan, state="state")
 
 
+NAMED = "SELECT v.u, v.c, p.plan, v.ts AS came FROM v JOIN people AS p ON v.u = p.u"
+TIMED = {  # a subquery that names the times of one table of its join, and how they are used
+    "of windows": (NAMED.replace(" AS came", ""), "TUMBLE(TABLE own, DESCRIPTOR(ts), size => "
+                   "INTERVAL 2 HOUR)", ""),
+    "of arrival": (NAMED, "own", ", arrival = came"),
+    "of a join of a join": (f"SELECT w.u, w.plan, w.came FROM ({NAMED}) AS w JOIN cities AS c"
+                            " ON w.c = c.c", "own", ", arrival = came"),
+}  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", TIMED)
+def test_rows_are_read_by_the_times_of_a_joins_first_table(name, tables, session):
+    own, relation, more = TIMED[name]
+    text = (
+        f"{DECLARED} WITH own AS ({own}) SELECT {OPTIONS[:-1]}{more}) plan AS k, COUNT(*) AS n"
+        f" FROM {relation} GROUP BY k EMIT EVERY INTERVAL 1 HOUR"
+    )
+    one = run(text, "one")
+    assert any(table.num_rows > 1 for table in one)
+    assert run(text, "many", engine=sv.spark(session, shards=2)) == one
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("relation", "reason"),
@@ -96,6 +121,7 @@ def test_a_state_goes_on_with_the_same_rows_alone(tables, session):
         ("(SELECT u, c, MIN(ts) AS ts FROM v GROUP BY u, c)", "a subquery by the privacy unit"),
         ("(SELECT u, c, TIMESTAMP_ADD(ts, INTERVAL 1 SECOND) AS ts FROM v) AS w JOIN people"
          " USING (u)", "as the files hold it"),
+        ("(SELECT v.u, v.c, o.ts FROM v JOIN others AS o ON v.u = o.u)", "as the files hold it"),
     ],
 )  # fmt: skip
 def test_what_looks_at_several_rows_is_refused(relation, reason, tables, session):
