@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from streamveil.dynamic import Records
-from streamveil.errors import StoreError
+from streamveil.errors import PlanError, StoreError
 from tests.dynamic.streams import Plain, arrays, random_stream
 
 
@@ -49,6 +49,51 @@ def test_ids_are_told_apart_by_both_of_their_words():
     assert len(records.step(state, signs, ids, labels, 2)[0].born) == 0
     state = records.load(records.save(state))
     assert len(records.step(state, -signs[:7], ids[:7], labels[:7], 3)[0].gone) == 7
+
+
+HASH = 2**63 + 5  # an id as hashes are: 64 bits without a sign
+
+
+@pytest.mark.parametrize("ids", [np.array([HASH], np.uint64), np.array([-7]), np.array([7], "i1")])
+def test_an_id_of_any_whole_type_lives_once(ids):
+    """It was kept as another number, not found again, and lived as often as it came."""
+    records, one = Records(matching="ids", domain=1, counts_no_ops=False), np.array([1])
+    state = records.init()
+    outcomes = [records.step(state, one, ids, one - 1, t)[1].item() for t in (1, 2, 3)]
+    assert outcomes == [1, 0, 0]
+    assert records.step(state, -one, ids, one - 1, 4)[1].item() == 2
+
+
+@pytest.mark.parametrize("ids", [[np.nan], [3.7], [17.0], [None], ["a"], [2**64], [True]])
+def test_an_id_that_is_no_whole_number_is_refused(ids):
+    records, one = Records(matching="ids", domain=1, counts_no_ops=False), np.array([1])
+    with pytest.raises(PlanError, match="ids must be whole numbers"):
+        records.step(records.init(), one, np.array(ids), one - 1, 1)
+
+
+@pytest.mark.parametrize("matching", ["ids", "labels"])
+@pytest.mark.parametrize(
+    ("signs", "labels", "says"),
+    [
+        ([2], [0], "signs must be 1"),
+        ([0], [0], "signs must be 1"),
+        ([1, 1], [0], "as many"),
+        ([1], [0.5], "labels must be whole"),
+        ([1], [np.nan], "labels must be whole"),
+        ([1], [5], "labels must be in 0"),
+    ],
+)
+def test_updates_that_are_none_change_nothing(matching, signs, labels, says):
+    records = Records(matching=matching, domain=5, counts_no_ops=False)
+    state = records.init()
+    with pytest.raises(PlanError, match=says):
+        records.step(state, np.array(signs), np.array([1]), np.array(labels), 1)
+    assert state.alive == state.used == 0
+
+
+def test_no_update_is_none_of_any_type():
+    records = Records(matching="ids", domain=5, counts_no_ops=False)
+    assert len(records.step(records.init(), [], [], [], 1)[0].born) == 0
 
 
 def test_the_last_copy_goes_first():

@@ -74,10 +74,10 @@ class LiveTable:
 
         Args:
             label: its point, from 0.
-            rid: its id.
+            rid: its id, a whole number.
 
         Raises:
-            PlanError: there is no such point.
+            PlanError: there is no such point, or a number is not whole.
         """
         return bool(self.change(np.array([1]), np.array([rid]), np.array([label]))[0] == BORN)
 
@@ -88,7 +88,7 @@ class LiveTable:
             rid_or_label: its id, or the point where labels match.
 
         Raises:
-            PlanError: there is no such point.
+            PlanError: there is no such point, or it is no whole number.
         """
         one = np.array([rid_or_label])
         return bool(self.change(np.array([-1]), one, one)[0] == GONE)
@@ -100,11 +100,11 @@ class LiveTable:
 
         Args:
             signs: of each: 1 or -1.
-            ids: of each.
+            ids: of each, whole numbers.
             labels: point of each, from 0.
 
         Raises:
-            PlanError: there is no such point.
+            PlanError: there is no such point, or a number is not whole.
         """
         with self.place.drawn.turn():
             changes, outcome = self.records.step(self.table, signs, ids, labels, self.t + 1)

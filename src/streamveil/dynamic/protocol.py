@@ -23,6 +23,31 @@ from streamveil.types import Array, Int64
 EMPTY = np.zeros(0, np.int64)
 
 
+def whole_numbers(name: str, given: Any) -> Int64[Array, " ..."]:
+    """Whole numbers as int64: different ones stay different, and others are refused.
+
+    Those from 2**63 on become negative, as ids that are hashes may be of 64 bits without a sign.
+
+    Raises:
+        PlanError: they are fractions, missing, truth values, texts, or have more than 64 bits.
+
+    >>> whole_numbers("ids", np.array([3, 2**63], np.uint64)).tolist(), whole_numbers("ids", [])
+    ([3, -9223372036854775808], array([], dtype=int64))
+    >>> whole_numbers("ids", np.array([3.0]))
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.PlanError: ids must be whole numbers of 64 bits, not float64.
+      to fix  give integers, such as array.astype(numpy.int64), where none is missing
+    """
+    found = np.asarray(given)
+    if found.dtype.kind not in "iu" and found.size:
+        raise PlanError(
+            f"{name} must be whole numbers of 64 bits, not {found.dtype}.\n"
+            "  to fix  give integers, such as array.astype(numpy.int64), where none is missing"
+        )
+    return found.astype(np.int64, copy=False)
+
+
 @dataclass(frozen=True, repr=False)  # secret
 class Bag:
     """Records by label, with counts of any sign: the part of a table that one release reads.

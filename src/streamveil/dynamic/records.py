@@ -24,7 +24,7 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core.accounting import Neighbours, take_numbers
-from streamveil.dynamic.protocol import Changes
+from streamveil.dynamic.protocol import Changes, whole_numbers
 from streamveil.errors import PlanError, StoreError, require_one_of, require_positive
 from streamveil.types import Array, Int64
 
@@ -167,7 +167,8 @@ class Records:
     ) -> tuple[Changes, Int64[Array, " n"]]:
         """Applies updates in order, in place; also what happened to each (BORN, GONE, NOTHING).
 
-        An id is one word or a pair of them.
+        An id is one word or a pair of them. Words of other types than int64 would be rounded where
+        they are kept, not found again, and could live any number of times.
 
         Args:
             state: what `init` returned.
@@ -177,8 +178,14 @@ class Records:
             step: number of the step, from 1.
 
         Raises:
-            PlanError: a label is beyond the domain.
+            PlanError: a label is beyond the domain, a sign is another number, or one is not whole.
         """
+        signs, ids = whole_numbers("signs", signs), whole_numbers("ids", ids)
+        labels = whole_numbers("labels", labels)
+        if not len(signs) == len(ids) == len(labels):
+            raise PlanError("signs, ids and labels must be as many: one of each for an update")
+        if np.any(abs(signs) != 1):
+            raise PlanError("signs must be 1 (inserts) or -1 (deletes)")
         inserted = signs > 0
         named = inserted if self.matching == "ids" else np.ones(len(signs), bool)
         if np.any((labels[named] < 0) | (labels[named] >= self.domain)):
