@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sqlite3
 import time
 import warnings
 from dataclasses import replace
@@ -21,6 +22,7 @@ import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.plan import SinkSpec
 from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run
 from streamveil.runtime.secret import Randomness
@@ -98,6 +100,42 @@ def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
     assert calls[0].items() <= after.items()
     assert after == embedded(case, tmp_path)
     assert charges(tmp_path) == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_database_has_each_release_once_where_a_step_is_repeated(
+    mode, session, tmp_path, monkeypatch
+):
+    case, path = CASES[0], tmp_path / "answers.db"
+    case.write(tmp_path / "data")
+    sink = SinkSpec(
+        name="answers", kind="sqlite", options={"path": str(path), "table": "answers", "mode": mode}
+    )
+    plan = replace(case.plan(tmp_path / "data"), sinks=(sink,))
+    options = {"state": tmp_path / "state", "session": session, "keys": SEEDED}
+    commit, calls = states.Home.commit, []
+
+    def fail_once(home, mark):
+        if mark.step == 2 and not calls:
+            calls.append(mark)
+            raise StoreError("power failure")
+        commit(home, mark)
+
+    monkeypatch.setattr(states.Home, "commit", fail_once)
+    with SparkJob(plan, **options) as first, pytest.raises(StoreError, match="power failure"):
+        list(first)
+    with SparkJob(plan, **options) as second:
+        list(second)
+    wanted = [
+        (release.window if mode == "upsert" else nth, release.table.num_rows)
+        for nth, release in enumerate(run(as_on_spark(case.plan(tmp_path / "data")), state=tmp_path / "embedded",
+                                      noise=SeededNoise(lives.SEED), insecure=True))
+    ]  # fmt: skip
+    with contextlib.closing(sqlite3.connect(path)) as found:
+        rows = found.execute("SELECT COUNT(*) FROM answers").fetchone()
+        marks = found.execute("SELECT COUNT(*) FROM streamveil_releases").fetchone()
+    assert marks == (len(wanted),)
+    assert rows == (sum(dict(wanted).values()),)
 
 
 @pytest.mark.parametrize("failures", [1, driver.ATTEMPTS])
