@@ -126,11 +126,13 @@ def test_a_database_has_each_release_once_where_a_step_is_repeated(
         list(first)
     with SparkJob(plan, **options) as second:
         list(second)
+    alike = as_on_spark(case.plan(tmp_path / "data"))
+    noise = SeededNoise(lives.SEED)
+    releases = run(alike, state=tmp_path / "embedded", noise=noise, insecure=True)
     wanted = [
         (release.window if mode == "upsert" else nth, release.table.num_rows)
-        for nth, release in enumerate(run(as_on_spark(case.plan(tmp_path / "data")), state=tmp_path / "embedded",
-                                      noise=SeededNoise(lives.SEED), insecure=True))
-    ]  # fmt: skip
+        for nth, release in enumerate(releases)
+    ]
     with contextlib.closing(sqlite3.connect(path)) as found:
         rows = found.execute("SELECT COUNT(*) FROM answers").fetchone()
         marks = found.execute("SELECT COUNT(*) FROM streamveil_releases").fetchone()
