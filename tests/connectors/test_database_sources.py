@@ -211,6 +211,24 @@ def test_numbers_of_more_digits_than_reals_hold_name_no_unit(place, column, tmp_
             list(query.run(str(tmp_path / f"{place_of}")))
 
 
+@pytest.mark.parametrize("declared", [None, "BYTES"])
+def test_bytes_are_the_bytes_that_they_are(declared, place):
+    """Those of PostgreSQL were texts, and with the type BYTES the bytes of these texts."""
+    kind = {"duckdb": "BLOB", "postgres": "bytea", "sqlite": "BLOB"}[place["kind"]]
+    rows = [(1, b"\xff\x00", "\\xff00"), (2, b"", ""), (3, None, None), (4, b"\\xff00", "a")]
+    run(place, f"CREATE TABLE raw (u BIGINT, b {kind}, t VARCHAR(9))",
+        "INSERT INTO raw VALUES ({})", rows=rows)  # fmt: skip
+    columns = {"u": "INT64", "b": declared or "BYTES", "t": declared or "STRING"}
+    given = {name: value for name, value in place.items() if name not in ("kind", "table")}
+    if declared or place["kind"] == "sqlite":
+        given["columns"] = columns
+    found = sorted(whole(open_source(place["kind"], {**given, "table": "raw"}).read(None, 10)))
+    if declared and place["kind"] != "sqlite":
+        rows = [(u, b, None if t is None else t.encode()) for u, b, t in rows]
+    assert [row[:2] for row in found] == [row[:2] for row in rows]
+    assert place["kind"] == "sqlite" or found == rows
+
+
 def test_a_value_that_does_not_fit_says_nothing_of_others(visits):
     declared = {**COLUMNS, "page": "INT64"}
     chunks = list(opened(visits, table=NAME, columns=declared).read(None, 1000))

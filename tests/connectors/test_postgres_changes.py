@@ -317,6 +317,7 @@ def test_a_value_of_each_type_is_the_same_at_first_and_as_a_change(server, table
     ]
     assert repr(kept[0]) == repr(kept[1])
     assert [row["b"] for row in kept[1]] == [True, False, None]
+    assert [row["y"] for row in kept[1]] == [b"\x00\xff", b"", None]
 
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres_changes"])

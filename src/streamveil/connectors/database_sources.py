@@ -399,7 +399,7 @@ def kind_of(kind: pa.DataType) -> pa.DataType:
 
 
 OF_POSTGRES = {  # type -> ours; what is missing is text
-    16: pa.bool_(), 20: pa.int64(), 21: pa.int64(), 23: pa.int64(), 26: pa.int64(),
+    16: pa.bool_(), 17: pa.binary(), 20: pa.int64(), 21: pa.int64(), 23: pa.int64(), 26: pa.int64(),
     700: pa.float64(), 701: pa.float64(), 1082: pa.date32(),
     1114: TIME, 1184: TIME,
 }  # fmt: skip
@@ -415,6 +415,25 @@ def schema_of(found: Any) -> pa.Schema:
         else pa.field(one.name, OF_POSTGRES.get(one.type_code, pa.string()))
         for one in found.description
     ])  # fmt: skip
+
+
+def with_bytes(rows: pa.Table, known: pa.Schema, wanted: pa.Schema) -> pa.Table:
+    r"""Columns of bytes that are wanted as such: PostgreSQL tells them as text, in hexadecimal.
+
+    >>> known = pa.schema([("b", pa.binary()), ("t", pa.string())])
+    >>> wanted = pa.schema([("b", pa.binary()), ("t", pa.binary())])
+    >>> with_bytes(pa.table({"b": ["\\x00ff"], "t": ["\\x00ff"]}), known, wanted).to_pylist()
+    [{'b': b'\x00\xff', 't': '\\x00ff'}]
+    """
+    for place, name in enumerate(rows.column_names):
+        if (
+            name in wanted.names
+            and known.field(name).type == wanted.field(name).type == pa.binary()
+        ):
+            texts = rows.column(name).to_pylist()
+            found = [None if text is None else bytes.fromhex(text[2:]) for text in texts]
+            rows = rows.set_column(place, name, pa.array(found, pa.binary()))
+    return rows
 
 
 class PostgresSource(DatabaseSource):
@@ -456,8 +475,9 @@ class PostgresSource(DatabaseSource):
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """See `DatabaseSource`."""
+        known = self.known(connection)
         for rows in copied(connection, query, wanted.names):
-            yield fit(rows, wanted)
+            yield fit(with_bytes(rows, known, wanted), wanted)
 
     def detail(self, error: Exception) -> str:
         """See `DatabaseSource`."""

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.connectors import Chunk, as_declared, declared_schema, in_words, select, slices
-from streamveil.connectors.database_sources import AT_ONCE, PLAIN_TEXT, schema_of
+from streamveil.connectors.database_sources import AT_ONCE, PLAIN_TEXT, schema_of, with_bytes
 from streamveil.connectors.postgres_log import (
     ChangeLog,
     LogPlace,
@@ -114,14 +114,14 @@ class PostgresChanges(TracedSource):
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
-        return self._schema
+        return as_declared(self._known, self.declared, f"table '{self.table}'")
 
     @cached_property
-    def _schema(self) -> pa.Schema:
+    def _known(self) -> pa.Schema:
+        """The columns as the server tells their types."""
         with self._connection() as connection:
             found = connection.execute(f"SELECT * FROM {quoted(self.table)} LIMIT 0")  # noqa: S608
             known = schema_of(found)
-        known = as_declared(known, self.declared, f"table '{self.table}'")
         for name in OF_CHANGES.names:
             if name in known.names:
                 raise SourceError(f"the source 'postgres_changes' has a column '{name}' of its own")
@@ -143,7 +143,7 @@ class PostgresChanges(TracedSource):
             for rows in self._first_rows(place, most):
                 done = place.rows + rows.num_rows
                 place = replace(place, rows=done)
-                table, rejected = read_as(rows, wanted)
+                table, rejected = read_as(rows, self._known, wanted)
                 yield Chunk(self.placed(table, done), place.text(), rejected)
             place = replace(place, snapshot=None)
         with self._stream(place) as (place, stream):
@@ -166,7 +166,7 @@ class PostgresChanges(TracedSource):
             else pa.array([sent(one, name) for one in changes], pa.string())
             for name in wanted.names
         ]  # fmt: skip
-        rows, rejected = read_as(pa.table(columns, wanted.names), wanted)
+        rows, rejected = read_as(pa.table(columns, wanted.names), self._known, wanted)
         return Chunk(self.placed(rows, place.rows), place.text(), rejected)
 
     def _first(self, connection: Any) -> LogPlace:
@@ -289,11 +289,13 @@ class PostgresChanges(TracedSource):
             yield replace(place, timeline=timeline), log
 
 
-def read_as(texts: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
+def read_as(
+    texts: pa.Table, known: pa.Schema, wanted: pa.Schema
+) -> tuple[pa.Table, dict[str, int]]:
     """See `fit`; truth values are 't' and 'f' in the log, and 'true' and 'false' in a query.
 
-    >>> texts = pa.table({"x": ["t", "false", "?"]})
-    >>> read_as(texts, pa.schema({"x": pa.bool_()}))[0]["x"].to_pylist()
+    >>> texts, wanted = pa.table({"x": ["t", "false", "?"]}), pa.schema({"x": pa.bool_()})
+    >>> read_as(texts, wanted, wanted)[0]["x"].to_pylist()
     [True, False, None]
     """
     for one in wanted:
@@ -302,4 +304,4 @@ def read_as(texts: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int
             for short, long in (("^t$", "true"), ("^f$", "false")):
                 whole = pc.replace_substring_regex(whole, short, long)
             texts = texts.set_column(texts.column_names.index(one.name), one.name, whole)
-    return fit(texts.select(wanted.names), wanted)
+    return fit(with_bytes(texts.select(wanted.names), known, wanted), wanted)
