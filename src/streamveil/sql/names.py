@@ -56,14 +56,12 @@ class From:
         time = self.source.event_time
         if time is None or not self.source.combines:
             return name
-        from streamveil.plan.joins import Joined  # loaded where rows are combined
-        from streamveil.plan.own_rows import OwnRows
+        from streamveil.plan.own_rows import OwnRows  # loaded where rows are combined
 
         if not (isinstance(self.source, OwnRows) and self.source.row_by_row):
             return name
-        own = [step.sides[0] + ":" for step in self.source.steps if isinstance(step, Joined)]
-        bare = name.removeprefix(own[0]) if own else name
-        return bare if bare.lower() == time.lower() else name
+        read = self.source.as_read(name)
+        return read if read is not None and read.lower() == time.lower() else name
 
 
 INNER = {
