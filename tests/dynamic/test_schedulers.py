@@ -124,7 +124,7 @@ def test_runs_that_go_on_after_a_restart_know_what_was_charged():
 def test_bad_settings_name_the_argument():
     with pytest.raises(ValueError, match="gamma"):
         BBScheduler(start=1, budget=PURE, gamma=0)
-    with pytest.raises(ValueError, match="start must be at least 2"):
+    with pytest.raises(ValueError, match="start must be a whole number of at least 2"):
         BBImprover(start=1, budget=PURE)
     with pytest.raises(ValueError, match="mode"):
         BBScheduler(start=1, budget=PURE, mode="papr")

@@ -19,7 +19,7 @@ from streamveil.dynamic.interval_tree import FullyDynamic
 from streamveil.dynamic.protocol import DynamicMechanism
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter, counter_of
 from streamveil.dynamic.trees import levels
-from streamveil.errors import require_one_of, require_positive
+from streamveil.errors import require_between, require_one_of, require_positive, require_with
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.mwem import Mwem
 from streamveil.linear.queries import Queries
@@ -55,7 +55,11 @@ class Workload:
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(size=self.size, updates=self.updates, steps=self.steps or 1)
+        require_positive(size=self.size, updates=self.updates)
+        if self.steps is not None:
+            require_positive(steps=self.steps)
+        if self.retention is not None:
+            require_positive(retention=self.retention)
 
     @property
     def horizon(self) -> int:
@@ -142,10 +146,11 @@ def choose(
         workload: the queries, the size of the table, the releases and the updates.
         budget: of one record, or of what the workload protects, over all releases.
         preset: 'practical' ranks by expected errors, 'theorem' by proved ones.
-        part: mechanisms spend this fraction of the budget, in epsilon or rho (mu squared).
+        part: mechanisms spend this fraction of the budget, in epsilon or rho (mu squared); above 0
+            and at most 1.
 
     Raises:
-        PlanError: the preset is unknown.
+        PlanError: the preset is unknown, or another argument is beyond its range.
 
     >>> from streamveil.linear import Marginals
     >>> cells = Marginals.ways((2,) * 9, 3)
@@ -154,7 +159,10 @@ def choose(
     >>> choice.best.name, choice.useful
     ('counter', True)
     """
+    require_with("workload", workload, "queries", "a Workload")
     require_one_of("preset", preset, ("practical", "theorem"))
+    require_positive(part=part)
+    require_between(0, 1, part=float(part))
     found = [_counter(workload, Share.for_noise(budget).scale(part))]
     if budget.mu is None:  # what chooses or compares is not Gaussian
         share = Share.of(budget).scale(part)

@@ -8,7 +8,7 @@ is public.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -21,7 +21,7 @@ from streamveil.core.measure import about, sums_with_noise
 from streamveil.core.noise import Noise, Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.schedulers import Reruns, RunSchedule
-from streamveil.errors import PlanError, require_one_of, require_positive
+from streamveil.errors import PlanError, at_least, require_one_of, require_positive, require_with
 from streamveil.linear.budget_shares import Share
 from streamveil.types import Array, Float64
 
@@ -306,6 +306,19 @@ def project(theta: Coefficients, radius: float) -> Coefficients:
 Data = tuple[Array, Array]
 
 
+def two_labels(classes: object) -> Array:
+    """Two labels as an array in which each is found again.
+
+    Raises:
+        PlanError: they are not two, or equal, or of types that an array makes one.
+    """
+    if isinstance(classes, Sequence) and len(classes) == 2 and classes[0] != classes[1]:
+        found = np.array(classes)
+        if found.tolist() == list(classes):
+            return found
+    raise PlanError("classes must be two different labels of one type, such as ('no', 'yes')")
+
+
 class GrowingClassifier:
     """A linear two-class model, retrained by a public schedule; scikit-learn's method names.
 
@@ -339,11 +352,13 @@ class GrowingClassifier:
         method: str | Trainer = "gradient", intercept: bool = True,
         name: str = "growing-classifier",
     ) -> None:  # fmt: skip
-        require_positive(features=features)
-        if len(classes) != 2 or classes[0] == classes[1]:
-            raise PlanError("classes must be two different labels")
-        self.features, self.classes_, self.intercept = features, np.array(classes), intercept
+        at_least(1, features=features)
+        require_with("noise", noise, "secure", "noise such as KeyedNoise.fresh()")
+        require_with("name", name, "encode", "a text")
+        self.features, self.intercept = features, intercept
+        self.classes_ = two_labels(classes)
         self.trainer = trainer(method) if isinstance(method, str) else method
+        require_with("method", self.trainer, "train", "'gradient', 'output' or a trainer")
         width = features + intercept
         self._parts: list[Data] = [(np.zeros((0, width)), np.zeros(0))]
         place = Place.opened(noise, name)
@@ -373,10 +388,10 @@ class GrowingClassifier:
             y: the label of each.
 
         Raises:
-            PlanError: they are not of one shape.
+            PlanError: they are not of one shape, or features are no numbers.
         """
-        x, y = np.asarray(x, np.float64), np.asarray(y)
-        if x.ndim != 2 or x.shape[1] != self.features or len(x) != len(y):
+        x, y = self._rows(x), np.asarray(y)
+        if y.shape != x.shape[:1]:
             raise PlanError(
                 f"x must be (records, {self.features}), y a label each; not {x.shape} and {y.shape}"
             )
@@ -410,12 +425,21 @@ class GrowingClassifier:
 
         Args:
             x: a row of features for each record.
+
+        Raises:
+            PlanError: rows are of another width, or features are no numbers.
         """
-        scores: Float64[Array, " n"] = unit_rows(x, intercept=self.intercept) @ self.coef_
+        scores: Float64[Array, " n"] = (
+            unit_rows(self._rows(x), intercept=self.intercept) @ self.coef_
+        )
         return scores
 
     def predict(self, x: Array) -> Array:
-        """The likelier class of every row; `x`: a row of features for each record."""
+        """The likelier class of every row; `x`: a row of features for each record.
+
+        Raises:
+            PlanError: rows are of another width, or features are no numbers.
+        """
         labels: Array = self.classes_[(self.decision_function(x) > 0).astype(int)]
         return labels
 
@@ -425,8 +449,24 @@ class GrowingClassifier:
         Args:
             x: a row of features for each record.
             y: the label of each.
+
+        Raises:
+            PlanError: there is no row, or they are not of one shape, or features are no numbers.
         """
-        return float(np.mean(self.predict(x) == np.asarray(y)))
+        right = self.predict(x)
+        if np.shape(y) != right.shape or not len(right):
+            raise PlanError("y must be a label for each row of x, and x one row at least")
+        return float(np.mean(right == np.asarray(y)))
+
+    def _rows(self, x: Array) -> Rows:
+        """Rows of features as numbers; no value of theirs is in what is said of others."""
+        try:
+            rows = np.asarray(x, np.float64)
+        except (TypeError, ValueError):
+            raise PlanError("features must be numbers, as many in each row of x") from None
+        if rows.ndim != 2 or rows.shape[1] != self.features:
+            raise PlanError(f"x must be (records, {self.features}), not {rows.shape}")
+        return rows
 
     def _slice(self, start: int, stop: int) -> Data:
         rows, labels = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))

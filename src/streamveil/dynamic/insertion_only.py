@@ -12,7 +12,7 @@ from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.partition import EVENT, Partition, PartitionState, TimeVarying, updates
-from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_growth
+from streamveil.dynamic.protocol import Bag, Changes, OfStatic, points_of, require_growth
 from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
 from streamveil.errors import PlanError
 from streamveil.linear.budget_shares import Share
@@ -122,7 +122,7 @@ class InsertionOnly(OfStatic):
     def step(self, state: InsertionState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         require_growth(changes)
-        state.open.append(changes.born)
+        state.open.append(points_of("born", changes.born, self.queries.domain))
         if self.partition is not None and state.partition is not None:
             here = place.inside(b"partition")
             if not self.partition.step(state.partition, changes.updates, here):

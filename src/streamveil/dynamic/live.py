@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from streamveil.core.accounting import exact_between
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
 from streamveil.dynamic.records import BORN, GONE, Records, RecordsState, protected
+from streamveil.errors import require_with
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.types import Array, Int64
 
@@ -58,8 +60,12 @@ class LiveTable:
             matching: 'ids' or 'labels': how deletions name records.
 
         Raises:
-            PlanError: the mechanism does not protect such records.
+            PlanError: the mechanism does not protect such records, or an argument is of another
+                kind.
         """
+        require_with("mechanism", mechanism, "guarantee", "one such as choose(...).best.mechanism")
+        require_with("noise", noise, "secure", "noise such as KeyedNoise.fresh()")
+        require_with("name", name, "encode", "a text")
         protects = protected(mechanism.guarantee.protects, matching)
         records = Records(
             matching=matching,  # type: ignore[arg-type]  # checked by Records
@@ -123,11 +129,20 @@ class LiveTable:
         return self.mechanism.answers(self.state)
 
     def query(self, index: int) -> float:
-        """One of them; `index`: its number, from 0."""
+        """One of them; `index`: its number, from 0.
+
+        Raises:
+            PlanError: there are not so many.
+        """
         return self.answers()(index)
 
     def error_bound(self, beta: float = 0.05) -> float:
-        """For all queries now, except with probability beta."""
+        """For all queries now, except with probability beta, above 0 and below 1.
+
+        Raises:
+            PlanError: beta is beyond its range.
+        """
+        exact_between("beta", beta, 0, 1)
         return self.mechanism.bound(self.state, beta)
 
     def privacy(self) -> Guarantee:

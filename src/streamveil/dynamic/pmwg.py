@@ -8,12 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours, take_numbers
+from streamveil.core.accounting import Neighbours, exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, restored, values
-from streamveil.errors import PlanError, require_between, require_positive
+from streamveil.dynamic.protocol import points_of, whole_numbers
+from streamveil.errors import PlanError, at_least, require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.queries import counted, require_room, whole_quanta
 from streamveil.linear.sparse_vector import (
@@ -85,7 +86,7 @@ class Pmwg:
     first: Share  # what one run and its measurement may cost in the first epoch, as epsilon of it
     threshold: float  # as a fraction of the size, > 0
     step: float | None  # > 0; None: twice the measured gap
-    power: float = 0.5  # in [0, 1]; 0: a fixed number of questions per epoch; towards 1: ever more
+    power: float = 0.5  # in [0, 0.99]; 0: as many questions in each epoch; near 1: ever more
     alpha: float = math.inf  # proved error as a fraction of the size, > 0
     shift: int = 0  # weights of questions are multiples of 2**-shift, >= 0
     least: float = 0.0  # >= 0: the threshold in records is never below this, in the first epoch
@@ -116,7 +117,7 @@ class Pmwg:
         Raises:
             PlanError: an argument is beyond its range.
         """
-        require_positive(halts=halts)
+        require_positive(start=start, halts=halts)
         first = first_share(share, halts, halts, POWER)
         clear = 2.5 * 2 / (float(SPLIT[1] * first.epsilon) * start)
         return cls(
@@ -140,6 +141,7 @@ class Pmwg:
         Raises:
             PlanError: an argument is beyond its range.
         """
+        at_least(1, asked=asked)
 
         def make(alpha: float) -> Pmwg:
             gap = alpha * fractions(share)[0]
@@ -182,7 +184,12 @@ class Pmwg:
         Args:
             epoch: doublings so far, from 0.
             beta: chance that it fails, above 0 and below 1.
+
+        Raises:
+            PlanError: an argument is beyond its range.
         """
+        at_least(0, epoch=epoch)
+        exact_between("beta", beta, 0, 1)
         beta_e = 6 * beta / (math.pi**2 * (epoch + 1) ** 2)
         few = math.log(3 * self.instances(epoch) / beta_e)
         unit = self.epsilon(epoch) * self.start * 2**epoch
@@ -208,12 +215,15 @@ class Pmwg:
             place: where its noise is drawn, the same at every step and of no other run.
 
         Raises:
-            PlanError: the histogram is of another domain or size.
+            PlanError: the histogram is of another domain or size, or a count is none.
         """
+        histogram = whole_numbers("counts of the first histogram", histogram)
         if histogram.shape != (self.domain,) or int(histogram.sum()) != self.start:
             raise PlanError(f"the first histogram needs {self.domain} counts summing to `start`")
+        if np.any(histogram < 0):
+            raise PlanError("counts of the first histogram must be at least 0")
         uniform = np.full(self.domain, 1 / self.domain)
-        state = PmwgState(histogram.astype(np.int64), uniform, self.start, Meter(self.share))
+        state = PmwgState(histogram.copy(), uniform, self.start, Meter(self.share))
         self.open_run(state, place)
         return state
 
@@ -228,9 +238,7 @@ class Pmwg:
         Raises:
             PlanError: there is no such point, or the table is full.
         """
-        points = np.asarray(points)
-        if len(points) and not 0 <= points.min() <= points.max() < self.domain:
-            raise PlanError(f"points must be numbers from 0 to {self.domain - 1}")
+        points = points_of("points", points, self.domain)
         require_room(state.size + len(points), self.shift)
         np.add.at(state.histogram, points, 1)
         before, state.size = state.size, state.size + len(points)
@@ -255,6 +263,7 @@ class Pmwg:
             PlanError: weights are not of the domain.
         """
         quanta = whole_quanta(query, self.shift, self.domain)
+        query = np.asarray(query, np.float64)
         guess = state.size * float(query @ state.weights)
         if state.run is None:
             return SparseAnswer("EXHAUSTED", restored(guess))
@@ -358,4 +367,7 @@ def first_share(share: Share, halts: float, later: float, power: float) -> Share
     0.05
     """
     ratio = 2.0 ** (-(1 - power) * (1 if share.kind == "pure" else 2))
-    return share.scale(1 / (halts + later * ratio / (1 - ratio)) * (1 - 1e-12))
+    first = share.scale(1 / (halts + later * ratio / (1 - ratio)) * (1 - 1e-12))
+    if not first.amount:
+        raise PlanError("the share is too small for a correction: give more, or plan fewer of them")
+    return first

@@ -48,6 +48,18 @@ def whole_numbers(name: str, given: Any) -> Int64[Array, " ..."]:
     return found.astype(np.int64, copy=False)
 
 
+def points_of(name: str, given: Any, domain: int) -> Int64[Array, " n"]:
+    """Points of a domain, from 0.
+
+    Raises:
+        PlanError: one is not of the domain, or no whole number.
+    """
+    found = whole_numbers(name, given)
+    if found.ndim != 1 or np.any((found < 0) | (found >= domain)):
+        raise PlanError(f"{name} must be numbers from 0 to {domain - 1}, in a list")
+    return found
+
+
 @dataclass(frozen=True, repr=False)  # secret
 class Bag:
     """Records by label, with counts of any sign: the part of a table that one release reads.
@@ -67,8 +79,11 @@ class Bag:
         Args:
             labels: point of each, from 0.
             sign: 1 for records that come, -1 for those that go.
+
+        Raises:
+            PlanError: a label is no whole number.
         """
-        found, counts = np.unique(labels, return_counts=True)
+        found, counts = np.unique(whole_numbers("labels", labels), return_counts=True)
         return cls(found, sign * counts.astype(np.int64))
 
     @classmethod
@@ -97,9 +112,16 @@ class Bag:
         return int(self.counts.sum())
 
     def histogram(self, domain: int) -> Int64[Array, " N"]:
-        """Counts for every point of the domain."""
+        """Counts for every point of the domain.
+
+        Args:
+            domain: how many points there are.
+
+        Raises:
+            PlanError: a label is not one of them.
+        """
         out = np.zeros(domain, np.int64)
-        out[self.labels] = self.counts
+        out[points_of("labels", self.labels, domain)] = self.counts
         return out
 
 

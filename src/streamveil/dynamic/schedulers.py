@@ -13,13 +13,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from streamveil.core.accounting import Budget, Neighbours, take_numbers
+from streamveil.core.accounting import Budget, Neighbours, exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.noise import Place, require_place
 from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag, OfStatic
 from streamveil.dynamic.trees import Accumulator, accumulator, released
-from streamveil.errors import PlanError, require_between, require_positive, require_with
+from streamveil.errors import (
+    PlanError,
+    at_least,
+    require_between,
+    require_positive,
+    require_with,
+    whole,
+)
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
@@ -28,6 +35,7 @@ from streamveil.types import Array, Int64
 Data = TypeVar("Data")
 ROUNDING = 1 - 1e-12  # far more than the rounding errors of all weights together
 MOST_DOUBLED, MOST_RECORDS = 62, 2**62
+LEAST_GAMMA = 1e-4  # runs are too many to add up their shares, and each gets next to nothing
 PUBLIC_SIZES = Neighbours(unit="record", relation="event-change")
 
 
@@ -113,14 +121,15 @@ class BBScheduler(Budgeted):
     disjoint: ClassVar[bool] = False
     start: int  # size of the database at the first run, >= 1
     budget: Budget
-    gamma: float = 0.2  # growth between two runs as a fraction, in (0, 1]
+    gamma: float = 0.2  # growth between two runs as a fraction, in [0.0001, 1]
     beta: float = 0.05  # chance that any run misses its error, in (0, 1)
     mode: str = "plus"  # or 'paper'
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(start=self.start, gamma=self.gamma, beta=self.beta)
-        require_between(0, 1, gamma=self.gamma, beta=self.beta)
+        require_positive(start=self.start)
+        require_between(LEAST_GAMMA, 1, gamma=self.gamma)
+        exact_between("beta", self.beta, 0, 1)
         if self.mode not in ("plus", "paper"):
             raise PlanError(f"mode must be 'plus' or 'paper', not '{self.mode}'")
 
@@ -136,20 +145,21 @@ class BBScheduler(Budgeted):
         Args:
             start: records at the first run, at least 1.
             budget: of all runs.
-            power: of the size, with which the error of the black box falls.
-            factor: of that error.
+            power: of the size, with which the error of the black box falls, above 0.
+            factor: of that error, above 0.
             beta: chance that it fails, above 0 and below 1.
             mode: 'plus' or 'paper'.
 
         Raises:
             PlanError: an argument is beyond its range.
         """
+        require_positive(power=power, factor=factor)
 
         def error(gamma: float) -> float:
             plan = cls(start=start, budget=budget, gamma=gamma, beta=beta, mode=mode)
             return plan.error(power, factor)
 
-        low, high = 1e-4, 1.0
+        low, high = LEAST_GAMMA, 1.0
         for _ in range(60):  # golden-section search
             a, b = high - 0.618 * (high - low), low + 0.618 * (high - low)
             low, high = (low, b) if error(a) < error(b) else (a, high)
@@ -157,6 +167,7 @@ class BBScheduler(Budgeted):
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
+        at_least(0, index=index)
         share = self.whole.scale(self._weight(index) * ROUNDING)
         return ScheduledRun(index, 0, self._size(index), share, math.exp(-self._log_beta(index)))
 
@@ -176,7 +187,10 @@ class BBScheduler(Budgeted):
         return self.gamma / (1 + self.gamma) + worst
 
     def _size(self, index: int) -> int:
-        return math.ceil((1 + self.gamma) ** index * self.start)
+        try:
+            return math.ceil((1 + self.gamma) ** index * self.start)
+        except OverflowError:
+            raise PlanError(f"there is no run {index}: no table has so many records") from None
 
     def _log_beta(self, index: int) -> float:
         """ln(1/beta_i)."""
@@ -205,10 +219,9 @@ class BBScheduler(Budgeted):
         """
         x = 1 / (1 + self.gamma)
         power = 1 if self.whole.kind == "pure" else 2
-        total, i = 0.0, 0
+        total, i, after = 0.0, 0, self._log_beta(0) ** power
         while True:
-            term = (self._log_beta(i) * x**i) ** power
-            after = (self._log_beta(i + 1) * x ** (i + 1)) ** power
+            term, after = after, (self._log_beta(i + 1) * x ** (i + 1)) ** power
             total += term
             ratio = after / term
             if i > 20 and ratio < 1 and after / (1 - ratio) < 1e-12 * total:
@@ -244,12 +257,12 @@ class BBImprover(Budgeted):
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(start=self.start, beta=self.beta)
-        if self.start < 2:
-            raise PlanError(f"start must be at least 2, not {self.start}")
+        at_least(2, start=self.start)
+        exact_between("beta", self.beta, 0, 1)
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
+        at_least(0, index=index)
         n, t = self.start, self.start + index
         z = (1 / (n * math.log(n + 1) ** 2) + 1 / math.log(n)) * (1 + 1e-9)
         weight = 1 / (z * t * math.log(t + 1) ** 2)
@@ -286,11 +299,12 @@ class DisjointDoubling(Budgeted):
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(start=self.start, beta=self.beta)
+        require_positive(start=self.start)
+        exact_between("beta", self.beta, 0, 1)
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
-        require_between(0, MOST_DOUBLED, index=index)
+        require_between(0, MOST_DOUBLED, index=whole("index", index))
         start = 0 if index == 0 else self.start * 2 ** (index - 1)
         beta = 6 * self.beta / (math.pi**2 * (index + 1) ** 2)
         return ScheduledRun(index, start, self.start * 2**index, self.whole, beta)
@@ -334,6 +348,7 @@ class Reruns(Generic[Data]):
         require_with("black_box", self.black_box, "__call__", "a function of data, share and place")
         require_with("slice_of", self.slice_of, "__call__", "a function of two positions")
         require_place(self.place)
+        at_least(0, size=self.size, next_index=self.next_index, answered_at=self.answered_at)
         self.meter = Meter(Share.of(self.schedule.budget))
         for index in range(0 if self.disjoint else self.next_index):  # made before a restart
             self.meter.charge(self.schedule.run(index).share)
@@ -357,15 +372,13 @@ class Reruns(Generic[Data]):
         Raises:
             PlanError: they are too many.
         """
-        require_between(0, MOST_RECORDS, records=records)
+        require_between(0, MOST_RECORDS, records=whole("records", records))
         with self.place.drawn.turn():
             self.size += records
-            due = None
-            while (run := self.schedule.run(self.next_index)).size <= self.size:
-                due = run
-                self.next_index += 1
-            if due is None:
+            last = self._last_due()
+            if last < self.next_index:
                 return False
+            due, self.next_index = self.schedule.run(last), last + 1
             if not self.disjoint:
                 self.meter.charge(due.share)
             stop = due.size if self.disjoint else self.size
@@ -374,6 +387,23 @@ class Reruns(Generic[Data]):
             )
             self.answered_at = stop
             return True
+
+    def _last_due(self) -> int:
+        """The last run that is due: sizes never decrease, so strides double, then halve again."""
+        last, stride = self.next_index - 1, 1
+        while self._is_due(last + stride):
+            last, stride = last + stride, 2 * stride
+        while stride > 1:
+            stride //= 2
+            last += stride * self._is_due(last + stride)
+        return last
+
+    def _is_due(self, index: int) -> bool:
+        """Whether there is a run of this index, and the database is as large."""
+        try:
+            return self.schedule.run(index).size <= self.size
+        except PlanError:
+            return False
 
 
 # ---- fixed queries over batches of public sizes
@@ -481,7 +511,7 @@ def growing(
         arity: children of a node of the tree; `best_arity` if left out.
 
     Raises:
-        PlanError: `steps` is below 1.
+        PlanError: `steps` is below 1, `arity` below 2, or an argument is of another kind.
 
     >>> from streamveil.linear import Marginals, Mwem
     >>> table = growing(Mwem(queries=Marginals.ways((2, 2), 1)), Share("pure", 1), steps=12)
@@ -489,8 +519,11 @@ def growing(
     event-change
     """
     require_with("share", share, "loss", 'a share such as Share("pure", 1)')
+    require_with("static", static, "release", "one such as Mwem(queries=...)")
     if steps is not None:
-        require_positive(steps=steps)
+        at_least(1, steps=steps)
+    if arity is not None:
+        at_least(2, arity=arity)
     if isinstance(static, Additive):
         static = replace(static, replaced=True)
     told = PublicSizes(static)

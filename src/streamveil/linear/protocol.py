@@ -56,8 +56,13 @@ class QueryAnswers:
         return restored(self.values)
 
     def __call__(self, query: int | Float64[Array, " N"]) -> float:
-        """One answer: by number, or by weights when there is a synthetic histogram."""
+        """One answer: by number, or by weights when there is a synthetic histogram.
+
+        Raises:
+            PlanError: there are not so many, or weights are given where there is no histogram.
+        """
         if isinstance(query, int | np.integer):
+            require_between(0, len(self.values) - 1, query=query)
             return float(self.values[query])
         if self.synthetic is None:
             raise PlanError("these answers cover their own queries only: ask by number")

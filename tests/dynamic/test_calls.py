@@ -1,0 +1,170 @@
+"""Calls of the objects of growing and changing tables: what they cannot take is said in words."""
+
+import numpy as np
+import pytest
+
+from streamveil.core.accounting import Budget
+from streamveil.core.noise import Place, SeededNoise, SilentNoise
+from streamveil.dynamic import (
+    Bag,
+    BBImprover,
+    BBScheduler,
+    Changes,
+    DisjointDoubling,
+    GrowingClassifier,
+    LiveTable,
+    Pmwg,
+    Reruns,
+    SignedCounter,
+    Workload,
+    choose,
+    growing,
+)
+from streamveil.errors import PlanError
+from streamveil.linear import Marginals, Mwem, Residuals, Share
+
+PURE, BOTH, ALL = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6), Share("pure", 1)
+CELLS = Marginals.ways((2, 2), 1)
+TABLE = Workload(queries=CELLS, size=1000, steps=4, updates=2000)
+COUNTER = SignedCounter(strategy=Residuals(CELLS), share=Share("gdp", 1), horizon=4)
+PMWG = Pmwg.practical(ALL, start=100, domain=4)
+ROWS = np.eye(2)
+
+
+def place():
+    return Place(SilentNoise(), "calls")
+
+
+def live(mechanism=COUNTER, noise=None, name="calls"):
+    return LiveTable.open(mechanism, noise or SilentNoise(), name)
+
+
+def grown(points):
+    table, here = growing(Mwem(queries=CELLS), ALL, steps=4), place()
+    table.step(table.init(here), Changes(born=points), here)
+
+
+def arrived(points):
+    here = place()
+    state = PMWG.init(np.array([100, 0, 0, 0]), here)
+    PMWG.arrive(state, points, here)
+    return state.size
+
+
+def reruns(kind, **settings):
+    schedule = kind(start=10, budget=PURE)
+    return Reruns(schedule, lambda data, *_: len(data), range, place(), **settings)
+
+
+def classifier(**settings):
+    schedule = DisjointDoubling(start=9, budget=BOTH)
+    given = {"features": 2, "classes": (0, 1), "noise": SeededNoise(1), "schedule": schedule}
+    return GrowingClassifier(**{**given, **settings})
+
+
+def fitted(rows, labels):
+    return classifier().partial_fit(rows, labels)
+
+
+def tuned(**settings):
+    return BBScheduler.tuned(start=9, budget=PURE, **settings)
+
+
+REFUSED = [
+    ("0 to 3", lambda: grown([4])),
+    ("0 to 3", lambda: grown([-1])),
+    ("whole", lambda: grown([0.5])),
+    ("whole", lambda: arrived([np.nan])),
+    ("whole", lambda: arrived([True])),
+    ("in a list", lambda: arrived([[1, 2]])),
+    ("labels", lambda: Bag.of([0.5])),
+    ("labels", lambda: Bag.of([-1]).histogram(4)),
+    ("at least 0", lambda: PMWG.init([101, -1, 0, 0], place())),
+    ("whole", lambda: PMWG.init([99.5, 0.5, 0, 0], place())),
+    ("start", lambda: Pmwg.practical(ALL, start=0, domain=4)),
+    ("too small", lambda: Pmwg.practical(Share("pure", 0), start=9, domain=4)),
+    ("asked", lambda: Pmwg.theorem(ALL, start=9, domain=4, asked=0)),
+    ("beta", lambda: PMWG.questions(0, 0)),
+    ("epoch", lambda: PMWG.questions(-1)),
+    ("beta", lambda: live().error_bound(0)),
+    ("beta", lambda: live().error_bound(1)),
+    ("query must be between 0 and 3", lambda: live().query(-1)),
+    ("query must be between 0 and 3", lambda: live().query(4)),
+    ("mechanism", lambda: live(mechanism=None)),
+    ("noise", lambda: live(noise=7)),
+    ("name", lambda: live(name=3)),
+    ("workload", lambda: choose(None, BOTH)),
+    ("part", lambda: choose(TABLE, BOTH, part=2)),
+    ("part", lambda: choose(TABLE, BOTH, part=float("nan"))),
+    ("steps", lambda: Workload(queries=CELLS, size=9, steps=0, updates=9)),
+    ("retention", lambda: Workload(queries=CELLS, size=9, steps=9, updates=9, retention=0)),
+    ("steps", lambda: growing(Mwem(queries=CELLS), ALL, steps=0)),
+    ("steps", lambda: growing(Mwem(queries=CELLS), ALL, steps=1.5)),
+    ("arity", lambda: growing(Mwem(queries=CELLS), ALL, steps=9, arity=0)),
+    ("static", lambda: growing(None, ALL, steps=9)),
+    ("gamma", lambda: BBScheduler(start=9, budget=PURE, gamma=1e-9)),
+    ("beta", lambda: BBImprover(start=9, budget=PURE, beta=2)),
+    ("beta", lambda: DisjointDoubling(start=9, budget=PURE, beta=1)),
+    ("power", lambda: tuned(power=0, factor=1)),
+    ("factor", lambda: tuned(power=1, factor=-1)),
+    ("no run", lambda: BBScheduler(start=9, budget=PURE).run(10**6)),
+    ("records", lambda: reruns(DisjointDoubling).arrive(1.5)),
+    ("size", lambda: reruns(DisjointDoubling, size=-1)),
+    ("features", lambda: classifier(features=1.5)),
+    ("classes", lambda: classifier(classes=None)),
+    ("classes", lambda: classifier(classes=(float("nan"), 1.0))),
+    ("classes", lambda: classifier(classes=(0, "a"))),
+    ("method", lambda: classifier(method=None)),
+    ("a label each", lambda: fitted(ROWS, [[0], [1]])),
+    ("must be numbers", lambda: fitted([["Ada", "2"]], [0])),
+    ("must be numbers", lambda: fitted([[1], [1, 2]], [0, 1])),
+    ("not \\(3, 3\\)", lambda: classifier().predict(np.eye(3))),
+    ("not \\(2,\\)", lambda: classifier().predict([1.0, 2.0])),
+    ("one row", lambda: classifier().score(ROWS[:0], [])),
+    ("each row", lambda: classifier().score(ROWS, [1])),
+]
+
+
+@pytest.mark.parametrize(("says", "call"), REFUSED)
+def test_what_cannot_be_taken_is_refused_in_words(says, call):
+    with pytest.raises(PlanError, match=says) as refused:
+        call()
+    assert "Ada" not in str(refused.value)  # no value from the data
+
+
+@pytest.mark.parametrize("index", [-1, 0.5, np.nan, None])
+@pytest.mark.parametrize("kind", [BBScheduler, BBImprover, DisjointDoubling])
+def test_a_run_has_a_whole_number(kind, index):
+    with pytest.raises(PlanError, match="index"):
+        kind(start=9, budget=PURE).run(index)
+
+
+def test_nothing_may_arrive_and_lists_are_arrays():
+    assert arrived([]) == 100
+    assert arrived([3, 0]) == 102
+    here = place()
+    state = PMWG.init([100, 0, 0, 0], here)
+    assert PMWG.ask(state, [1, 0, 0, 0], here).kind in ("EASY", "HARD")
+
+
+def test_refused_rows_are_no_part_of_a_model():
+    """Labels in rows of their own were kept before they were refused: all later runs failed."""
+    model = classifier()
+    with pytest.raises(PlanError):
+        model.partial_fit(ROWS, [[0], [1]])
+    model.partial_fit(np.tile(ROWS, (9, 1)), [0, 1] * 9)
+    assert model.trained_on == 18
+
+
+@pytest.mark.parametrize("records", [1, 7, 10**3, 10**9])
+@pytest.mark.parametrize("kind", [BBScheduler, BBImprover, DisjointDoubling])
+def test_the_last_run_that_is_due_is_made_however_many_records_come(kind, records):
+    """All runs between were made out one by one: some thousand million records took hours."""
+    runs = reruns(kind)
+    for _ in range(30):
+        before = runs.next_index
+        came = runs.arrive(records)
+        after = runs.next_index
+        assert runs.schedule.run(after).size > runs.size
+        assert came == (after > before)
+        assert not came or runs.schedule.run(after - 1).size <= runs.size
