@@ -212,6 +212,28 @@ def test_every_question_about_a_query_names_a_column_that_is_not_there(folder, t
     assert call(name, tmp_path / "q.sql", *more).exit_code == 0
 
 
+@pytest.mark.parametrize(("command", "says"), [
+    ("explain {q} --groups 10", "--groups is asked about --memory"),
+    ("explain {q} --json --forecast", "--forecast is for text"),
+    ("explain {q} --json --memory 4GB", "--memory is for text"),
+    ("tune {q} --target 0.1 --units 50 --fraction 0.5", "--fraction is for --sample"),
+    ("tune {q} --target 0.1 --units 50 --metric l2", "--metric is for --sample"),
+    ("tune {q} --sample {rows} --units 50", "--units is for a forecast without --sample"),
+    ("tune {q} --sample {rows} --ledger l", "--ledger pays for --private"),
+    ("what-if {q} --fraction 0.5", "--fraction is for --sample"),
+    ("read {state} --list --out x.csv", "--out is for the rows of a release"),
+    ("read {state} --list --trigger 1", "--trigger is for the rows of a release"),
+    ("read {state} --key ward=north --key ward=south", "--key names a column twice"),
+    ("tune {q} --sample {rows} --target 0", "target must be a finite number above 0"),
+    ("tune {q} --sample {rows} --target nan", "target must be a finite number above 0"),
+    ("tune {q} --sample {rows} --target 1e6 --metric keys", "reaches keys = 1e.06: at 64 it is"),
+])  # fmt: skip
+def test_an_option_that_would_be_passed_over_is_refused(folder, command, says):
+    places = {"q": folder / "q.sql", "rows": folder / "visits.parquet", "state": folder / "q.veil"}
+    with pytest.raises(PlanError, match=says):
+        call(*(word.format(**places) for word in command.split()))
+
+
 def test_every_command_has_an_example_and_a_sentence():
     groups = {"": cli.app} | {g.name: g.typer_instance for g in cli.app.registered_groups}
     for group, app in groups.items():

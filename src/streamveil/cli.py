@@ -39,6 +39,7 @@ from streamveil.commands.common import (
     print_explanation,
     read_query,
     read_script,
+    require_used,
     size_of,
     time_text,
 )
@@ -346,6 +347,12 @@ def explain(
     """The promise in words, the plan, the noise and every default. Reads no row."""
     from streamveil.advise.explain_memory import Limit
 
+    sizes = {"--memory": memory, "--groups": groups, "--units": units}
+    if as_json:
+        others = {"--forecast": forecast, **sizes}
+        require_used("is for text, and the numbers of --json do not have it", others)
+    if memory is None:
+        require_used("is asked about --memory, which is not given", {"--groups": groups})
     planned = read_script(query, table).named(name)
     limit = Limit(None if memory is None else size_of(memory), groups, units)
     print_explanation(planned.plan, forecast=forecast, as_json=as_json, limit=limit)

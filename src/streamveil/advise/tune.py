@@ -21,7 +21,7 @@ from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_
 from streamveil.compiler.plan_forecast import answer_sd, total_chance, units_chance
 from streamveil.core.accounting import Budget
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.errors import PlanError, require_one_of
+from streamveil.errors import PlanError, require_one_of, require_positive
 from streamveil.plan import Bounding, Plan, combined_plan
 from streamveil.plan.combine import pairs
 from streamveil.plan.look import in_units, with_look
@@ -277,6 +277,7 @@ def solve_epsilon(
 ) -> tuple[float, Forecast]:
     """The least epsilon (within 2 %) whose forecast is at most `target`; bounds as planned."""
     require_one_of("metric", metric, METRICS)
+    require_positive(target=target)
     require_whole(plan, fraction)
     sample = read_sample(plan, table, 1 / fraction)
 
@@ -289,9 +290,11 @@ def solve_epsilon(
 
     found = least(lambda epsilon: good(at(epsilon)))
     if found is None:
+        most = EPSILONS[1]
         raise PlanError(
-            f"no epsilon up to {EPSILONS[1]:g} reaches the target: dropped rows alone err"
-            " by more.\n  to fix  loosen the bounds (`streamveil tune` shows how), or the target"
+            f"no epsilon up to {most:g} reaches {metric} = {target:g}: at {most:g} it is"
+            f" {abs(at(most).cost(metric)):,.4g}.\n"
+            "  to fix  change the bounds (`streamveil tune` shows how), or the target"
         )
     return found, at(found)
 

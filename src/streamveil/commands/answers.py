@@ -21,6 +21,7 @@ from streamveil.commands.common import (
     print_rows,
     query_of,
     read_script,
+    require_used,
     write_rows,
     writing,
 )
@@ -82,6 +83,9 @@ def read(
     from streamveil.runtime import published
     from streamveil.runtime.joint import releases_of
 
+    if listing:
+        others = {"--window": window, "--trigger": trigger, "--key": key, "--out": out}
+        require_used("is for the rows of a release, and --list shows none", others)
     plan = None if sql is None else read_script(sql, table).named(name).plan
     together = plan if isinstance(plan, JointPlan) else None
     releases = published.opened(source) if together is None else releases_of(together, source)
@@ -92,6 +96,8 @@ def read(
             say(f"{place.trigger}" if window == "0" else f"{window}/{place.trigger}")
         return
     wanted = dict(pair(item) for item in key or [])
+    if len(wanted) < len(key or []):
+        raise PlanError("--key names a column twice: give one value for each")
     release = published.pick(releases, window, trigger, wanted)
     if isinstance(plan, Plan):
         release = post_processed(release, plan.post)

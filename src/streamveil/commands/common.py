@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,6 +74,16 @@ def at_least(least: float) -> Callable[[float | None], float | None]:
         return value
 
     return check
+
+
+def require_used(why: str, options: Mapping[str, object]) -> None:
+    """Refuses options that a command would pass over in silence; `why` it would.
+
+    >>> require_used("is for --sample, which is not given", {"--fraction": False})
+    """
+    for option, given in options.items():
+        if given:
+            raise PlanError(f"{option} {why}")
 
 
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:

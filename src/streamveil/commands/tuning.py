@@ -18,6 +18,7 @@ from streamveil.commands.common import (
     checked_plans,
     print_whole,
     read_query,
+    require_used,
     writing,
 )
 from streamveil.errors import PlanError, SourceError, require_one_of
@@ -54,6 +55,8 @@ def what_if(
     """Errors and odds under other settings, before anything is spent. Reads no private row."""
     from streamveil.advise.what_if import what_if as forecast_settings
 
+    if sample is None:
+        require_used(NO_SAMPLE, {"--fraction": fraction != 1})
     [plan] = checked_plans(read_query(query, table, name).plan)
     found = forecast_settings(
         plan, units=units, epsilons=epsilon, max_rows=max_rows, releases=releases,
@@ -76,6 +79,7 @@ def what_if(
 
 
 BOUNDS = ("max rows", "per group", "squared")
+NO_SAMPLE = "is for --sample, which is not given.\n  to fix  leave it out, or give a public sample"
 
 
 def tune(
@@ -119,6 +123,12 @@ def tune(
             "  to fix  leave --target and --units out, or leave --private out"
         )
     require_one_of("--metric", metric, METRICS)
+    if sample is None:
+        require_used(NO_SAMPLE, {"--fraction": fraction != 1, "--metric": metric != "l1"})
+    else:
+        require_used("is for a forecast without --sample", {"--units": units})
+    if private is None:
+        require_used("pays for --private, which is not given", {"--ledger": ledger})
     price = Budget(epsilon=epsilon, delta=delta)
     if private is not None:
         survey_rows(plan, rows_of(plan, private), price, ledger)
