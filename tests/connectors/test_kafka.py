@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.connectors import FAR_US
+from streamveil.connectors import FAR_US, open_sink
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_rows import TopicRows
 from streamveil.connectors.kafka_topic import Range, Topic, left
@@ -361,6 +361,25 @@ def test_a_topic_that_is_not_there_is_told_when_a_job_begins(broker, tmp_path):
     with pytest.raises(SourceError, match="do not know the topic 'nope'"):
         run(asked.plan, state=str(tmp_path / "s"))
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "settings"),
+    [("source", {"transactional.id": "word", "enable.idempotence": False}), ("sink", {"acks": 0})],
+)
+def test_settings_that_a_later_client_does_not_take_are_told_when_a_job_begins(
+    what, settings, tmp_path
+):
+    """The client of topics' identifiers, or the producer, was made after the charge."""
+    path = tmp_path / "kafka.json"
+    path.write_text(json.dumps(settings))
+    options = {"servers": "127.0.0.1:1", "topic": "t", "config": str(path)}
+    opened = (
+        open_sink("kafka", options) if what == "sink" else KafkaSource(**options, columns=COLUMNS)
+    )
+    with pytest.raises(SourceError, match="a setting that librdkafka does not take") as caught:
+        opened.try_out()
+    assert "word" not in str(caught.value)
 
 
 def after_hours_of_2090(hours, monkeypatch):

@@ -82,6 +82,7 @@ class KafkaSource(TracedSource):
 
     def try_out(self) -> None:
         """See `try_connectors`."""
+        self.topic.administrator()  # takes the settings
         ends_of(self.topic)
 
     def read(

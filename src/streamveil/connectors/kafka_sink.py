@@ -16,7 +16,6 @@ is sent again has the bytes of the committed release: an aborted transaction sho
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -66,6 +65,7 @@ class KafkaSink(MarkedSink):
     def try_out(self) -> None:
         """See `try_connectors`."""
         with self.writing():
+            self._producer("")  # takes the settings
             ends_of(self.topic)
 
     @contextmanager
@@ -94,13 +94,16 @@ class KafkaSink(MarkedSink):
         """A producer that no earlier life can interfere with, and which releases are there."""
         ends_of(self.topic)  # it is there
         make_compacted(self.marks)
-        producer = self.topic.client().Producer({
+        producer = self._producer(job)
+        producer.init_transactions(WAIT)  # in this order: see the proof
+        return producer, read_marks(self.marks, job)
+
+    def _producer(self, job: str) -> Any:
+        return self.topic.made(self.topic.client().Producer, {
             "transaction.timeout.ms": OPEN_MS, "log_level": QUIET, **self.topic.settings(),
             "bootstrap.servers": self.topic.servers,
             "transactional.id": f"streamveil/{self.topic.topic}/{job}",
-        }, logger=logging.getLogger("streamveil.kafka"))  # fmt: skip
-        producer.init_transactions(WAIT)  # in this order: see the proof
-        return producer, read_marks(self.marks, job)
+        })  # fmt: skip
 
     def put(self, place: tuple[Any, Marks], job: str, release: Release, mark: ContentMark) -> None:
         """See `MarkedSink`."""

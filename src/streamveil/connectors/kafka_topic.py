@@ -75,16 +75,19 @@ class Topic:
 
         It asks for what is there: a broker that waits for more holds back the next partition.
         """
-        kafka, settings = self.client(), {
+        return self.made(self.client().Consumer, {
             "fetch.wait.max.ms": 10, "log_level": QUIET, **self.settings(),
             "error_cb": lambda error: self.heard.add(error.name()),
             "bootstrap.servers": self.servers, "group.id": "streamveil",
             "enable.auto.commit": False, "auto.offset.reset": "error",
             "enable.partition.eof": True, "isolation.level": isolation,
-        }  # fmt: skip
+        })  # fmt: skip
+
+    def made(self, client: Any, settings: dict[str, Any]) -> Any:
+        """A client of brokers with settings. Raises SourceError where it does not take them."""
         try:
-            return kafka.Consumer(settings, logger=logging.getLogger("streamveil.kafka"))
-        except kafka.KafkaException:
+            return client(settings, logger=logging.getLogger("streamveil.kafka"))
+        except self.client().KafkaException:
             raise SourceError(
                 f"config='{self.config}' of 'kafka' holds a setting that librdkafka does not take,"
                 " or names a file that is not there.\n  to fix  correct it where the job runs"
@@ -95,7 +98,7 @@ class Topic:
         from confluent_kafka.admin import AdminClient
 
         settings = {"log_level": QUIET, **self.settings(), "bootstrap.servers": self.servers}
-        return AdminClient(settings, logger=logging.getLogger("streamveil.kafka"))
+        return self.made(AdminClient, settings)
 
     def identifier(self, administrator: Any) -> str:
         """What brokers tell the topic by from others of its name; empty if they do not, or not now.
