@@ -314,6 +314,11 @@ def test_what_cannot_be_read_is_told_without_values(visits):
         assert "secret" not in str(caught.value)
 
 
+def test_a_table_of_a_schema_is_told_to_be_named_in_a_query(visits):
+    with pytest.raises(SourceError, match=r"in a query: 'SELECT \* FROM shop\.visits'"):
+        whole(opened(visits, table="shop.visits").read(None, 10))
+
+
 def test_sqlite_needs_types():
     with pytest.raises(SourceError, match="SQLite keeps none"):
         open_source("sqlite", {"path": "x.db", "table": "t"})

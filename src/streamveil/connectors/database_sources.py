@@ -77,7 +77,7 @@ class DatabaseSource(Database, TracedSource):
                 f"the source '{self.dialect}' needs a table or a query, and not both.\n"
                 "  to fix  table = 'visits', or a query of some of its rows and columns"
             )
-        self.where, self.names = where, [where]
+        self.where, self.names, self.table = where, [where], table
         self.query = (
             require_rows(query, self.dialect) if query is not None
             else exp.select("*").from_(exp.to_identifier(str(table), quoted=True)).sql(self.dialect)
@@ -141,10 +141,12 @@ class DatabaseSource(Database, TracedSource):
         return f"({self.query}) AS streamveil_rows"
 
     def _connection(self) -> AbstractContextManager[Any]:
+        way = f"SELECT * FROM {self.table}"  # noqa: S608  (words for a person)
+        named = f"; a table of a schema is named in a query: '{way}'" if "." in way else ""
         return self.connection(
             f"the source cannot read {self.where}",
             "check that the database is there, that this user may read it and that the query runs"
-            " there",
+            f" there{named}",
         )
 
 
