@@ -103,6 +103,23 @@ def test_a_step_has_the_rows_of_its_ranges_and_a_replay_the_same(broker):
 
 
 @needs_all
+def test_a_logged_step_is_not_read_from_a_topic_that_was_made_anew(broker, monkeypatch):
+    """After a kill the logged ranges were read from the new topic, which was told a step later."""
+    servers, _ = broker
+    source = {"servers": servers, "topic": "t", "columns": COLUMNS}
+    feed = feed_of(options_for("kafka", source, clock(2), None))
+    told = ["first"]
+    monkeypatch.setattr(Topic, "identifier", lambda *_: told[-1])
+    seen = {"step": 1, **feed.seen(feed.nothing(), time.time())}
+    assert [*feed.splits(feed.nothing(), seen, 1)]
+    told.append("")  # where brokers do not tell it now
+    assert [*feed.splits(feed.nothing(), seen, 1)]
+    told.append("second")
+    with pytest.raises(SourceError, match="deleted and made anew"):
+        [*feed.splits(feed.nothing(), seen, 1)]
+
+
+@needs_all
 @pytest.mark.parametrize("place", ["topic", "partition"])
 def test_an_error_of_one_partition_does_not_end_its_range_elsewhere(place, broker, monkeypatch):
     from confluent_kafka import Consumer, KafkaError

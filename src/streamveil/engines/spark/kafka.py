@@ -49,10 +49,7 @@ class KafkaFeed:
         consumer, name = self.topic.consumer(), self.topic.topic
         try:
             ends = self.topic.ends(consumer)
-            own = self.topic.identifier(self.topic.administrator())
-            known = before.get("topic") or own
-            if own not in ("", known):
-                raise made_anew(name)
+            known = self._identified(before.get("topic", ""))
             read = {int(p): stop for p, (_, stop) in before["ranges"].items()}
             require_kept(self.topic, read, ends)
             asked = [TopicPartition(name, p, int(due * 1000)) for p in ends]
@@ -76,13 +73,21 @@ class KafkaFeed:
         return True
 
     def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
-        """See `Feed`."""
+        """See `Feed`. Ranges that Spark logged before a stop may be of a topic that is gone."""
+        self._identified(seen.get("topic", ""))
         found = [
             [json.dumps(asdict(Range(int(p), low, min(low + PIECE, stop))))]
             for p, (start, stop) in sorted(seen["ranges"].items(), key=lambda item: int(item[0]))
             for low in range(start, stop, PIECE)
         ]
         yield from found or [[]]
+
+    def _identified(self, known: str) -> str:
+        """What brokers tell the topic by; SourceError if it is another than the known one."""
+        own = self.topic.identifier(self.topic.administrator())
+        if own not in ("", known or own):
+            raise made_anew(self.topic.topic)
+        return known or own
 
 
 @dataclass(frozen=True)
