@@ -171,8 +171,11 @@ class Releases:
         return self._keys[moment]
 
     def column(self, moment: Moment, name: str) -> np.ndarray[Any, Any]:
-        """One column of a release, nulls as NaN."""
-        column = self.table(moment).column(name).combine_chunks()
+        """One column of a release, nulls as NaN; without rows, a file may not tell its columns."""
+        table = self.table(moment)
+        if not table.num_rows:
+            return np.zeros(0)
+        column = table.column(name).combine_chunks()
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
 
 
