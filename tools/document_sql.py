@@ -141,7 +141,9 @@ EMIT EVERY INTERVAL 15 MINUTE;
 columns of CSV without one are texts (in a public table, of the type that all \
 values look like), `event_time` and `arrival` times (ISO 8601; without an \
 offset in UTC). An empty field of CSV is null, and so are words such as NA and NULL, but not in \
-texts. Fields end with a comma, or with the `delimiter` that is given (`';'`, `'|'`, `'\\t'`). \
+texts. Fields end with a comma, or with the `delimiter` that is given (`';'`, `'|'`, `'\\t'`); \
+quoted texts hold line breaks with `allow_quoted_newlines = TRUE` \
+([files](files.md#csv-of-other-programs)). \
 Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
 (16 MiB), and JSON nested deeper than 500 or of more than 1,048,576 values, are counted, not \
 read. All options but `source` and `event_time` are the connector's own. Sources: `files` \

@@ -139,7 +139,9 @@ def tune(
 
 
 # options of the source that its sample has, too
-SAME = ("format", "columns", "max_line_bytes", "delimiter", "folder_columns")
+SAME = (
+    "format", "columns", "max_line_bytes", "delimiter", "allow_quoted_newlines", "folder_columns"
+)  # fmt: skip
 
 
 def rows_of(plan: Plan, path: str) -> pa.Table:

@@ -74,9 +74,10 @@ class Reader:
         traced: bool = False,  # noqa: FBT001,FBT002
         most_line: int = MOST_LINE,
         delimiter: str = ",",  # of CSV
+        quoted_newlines: bool = False,  # noqa: FBT001,FBT002  (of CSV)
     ) -> None:
         self.declared, self.traced, self.most_line = declared, traced, most_line
-        self.delimiter = delimiter
+        self.delimiter, self.quoted_newlines = delimiter, quoted_newlines
 
     def schema(self, path: Path) -> pa.Schema:
         """Columns of one file."""

@@ -81,6 +81,7 @@ class FilesSource(TracedSource):
         max_line_bytes: int = MOST_LINE,
         fill_missing: bool = False,
         delimiter: str = ",",
+        allow_quoted_newlines: bool = False,
         folder_columns: str | list[str] | None = None,
     ) -> None:
         if fill_missing and not (columns or folder_columns):
@@ -97,7 +98,7 @@ class FilesSource(TracedSource):
                 "  to fix  leave it out for commas, or delimiter = ';'"
             )
         self.patterns = [path] if isinstance(path, str) else list(path)
-        self.delimiter = delimiter
+        self.delimiter, self.allow_quoted_newlines = delimiter, allow_quoted_newlines
         if format is not None:
             require_one_of("format", format, set(FORMATS.values()))
         self.format = format
@@ -417,7 +418,10 @@ class FilesSource(TracedSource):
                 f"the format of '{shown(path.name)}' is not known from its name.\n"
                 f"  to fix  give format = {' or '.join(map(repr, sorted({*FORMATS.values()})))}"
             )
-        return reader_of(form)(self.declared, self.traced, self.max_line_bytes, self.delimiter)
+        return reader_of(form)(
+            self.declared, self.traced, self.max_line_bytes, self.delimiter,
+            self.allow_quoted_newlines,
+        )  # fmt: skip
 
 
 PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)

@@ -1,6 +1,7 @@
 """Lines of CSV as rows of fields, not yet of any type; and which lines are no rows.
 
-One line is one row. No line takes another with it, ends a job, or shows in a message.
+One line is one row, unless texts may have line breaks. No row takes another with it, ends a job,
+or shows in a message.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Lines(NamedTuple):
 
 
 DELIMITER = ","
+MARK = b"\x1a"  # begins what stands for a line break in a text, or for itself
+MARKS = {MARK: MARK + b"m", b"\n": MARK + b"n", b"\r": MARK + b"r"}
 DELIMITERS = ";\t|"  # others that programs write
 BOM = b"\xef\xbb\xbf"
 
@@ -58,6 +61,15 @@ def paired_form(delimiter: str) -> str:
 def quoted_form(delimiter: str) -> re.Pattern[bytes]:
     """Quoted fields, without a step back, which takes memory."""
     return re.compile(rb'(^|%s)"(?:[^"]++|"")*+"' % re.escape(delimiter.encode()))
+
+
+@cache
+def row_form(delimiter: str) -> re.Pattern[bytes]:
+    """A row, with line breaks in quoted fields alone, without a step back; and what ends it."""
+    end = re.escape(delimiter.encode())
+    field = rb'(?:"(?:[^"]++|"")*+"(?:[^"%s\r\n][^%s\r\n]*+)?+|[^"%s\r\n][^%s\r\n]*+|)'
+    field %= end, end, end, end
+    return re.compile(rb"(%s(?:%s%s)*+)(\r\n|\n|\r|\Z)" % (field, end, field))
 
 
 def csv_names(header: bytes, delimiter: str = DELIMITER) -> list[str]:
@@ -146,6 +158,69 @@ def csv_rows(
     else:
         table = pa.table({name: pa.array([], pa.binary()) for name in wanted})
     return Lines(table, malformed_of(block, rest, left, numbers), block.splitlines)
+
+
+def joined_rows(
+    block: bytes, most: int, delimiter: str = DELIMITER, *, last: bool = False
+) -> tuple[bytes, bytes]:
+    r"""Whole lines with each row in a line of its own, its other line breaks marked; and a rest.
+
+    The rest begins a row that the next lines may end (not where these are the `last`). A row is no
+    longer than `most` bytes: where its quotes are still open then, its first line alone is no row.
+    Where lines were cut into blocks changes nothing.
+
+    >>> joined_rows(b'1,"a\nb"\n2,c"\n3,"d\n', 99)
+    (b'1,"a\x1anb"\n2,c"\n', b'3,"d\n')
+    >>> with_breaks(b'1,"a\x1anb"')
+    b'1,"a\nb"'
+    """
+    made, at = [], 0
+    if b'"' in block:
+        lines = block.splitlines(keepends=True)
+        starts = np.cumsum([0, *map(len, lines)])
+        alone = np.asarray(paired([line.rstrip(b"\r\n") for line in lines], delimiter))
+        for start in starts[:-1][~alone].tolist():
+            if start < at:  # within a row that began before
+                continue
+            row = row_form(delimiter).match(block, start)
+            if row is not None and row.end() - start <= most:
+                made += [plain(block[at:start]), marked(row[1]), row[2]]
+                at = row.end()
+            elif row is None and len(block) - start <= most and not last:
+                made.append(plain(block[at:start]))
+                return b"".join(made), block[start:]
+    return b"".join([*made, plain(block[at:])]), b""
+
+
+def plain(lines: bytes) -> bytes:
+    """Lines in which nothing but `MARK` itself is marked."""
+    return lines.replace(MARK, MARKS[MARK])
+
+
+def marked(row: bytes) -> bytes:
+    """A row with a mark for each line break in it."""
+    for sign, mark in MARKS.items():
+        row = row.replace(sign, mark)
+    return row
+
+
+def with_breaks(row: bytes) -> bytes:
+    """The row that was marked."""
+    for sign, mark in reversed(MARKS.items()):
+        row = row.replace(mark, sign)
+    return row
+
+
+def with_all_breaks(found: Lines) -> Lines:
+    """The rows of lines that were marked."""
+    table = found.rows
+    for place, name in enumerate(table.column_names):
+        column = table.column(name)
+        if pc.any(pc.match_substring(column, MARK)).as_py():
+            for sign, mark in reversed(MARKS.items()):
+                column = pc.replace_substring(column, mark, sign)
+            table = table.set_column(place, name, column)
+    return found._replace(rows=table, all=lambda: [with_breaks(line) for line in found.all()])
 
 
 @cache

@@ -30,7 +30,14 @@ from streamveil.connectors.rejected_rows import (
     is_text_or_bytes,
     misfits,
 )
-from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
+from streamveil.connectors.text import (
+    HeaderError,
+    Lines,
+    csv_names,
+    csv_rows,
+    joined_rows,
+    with_all_breaks,
+)
 from streamveil.errors import SourceError
 
 # ---- whole lines of a file of text, compressed or not
@@ -84,6 +91,22 @@ def blocks(file: BinaryIO, size: int, most: int) -> Iterator[bytes | Long]:
         start = block[whole:][:KEPT]
         start += rest[: KEPT - len(start)]
         yield Long(start, begun + len(rest) + passed_over(file))
+
+
+def rows_over_lines(
+    found: Iterable[bytes | Long], most: int, delimiter: str
+) -> Iterator[bytes | Long]:
+    """Blocks of whole lines as blocks of whole rows: see `joined_rows`."""
+    begun = b""
+    for block in found:
+        if isinstance(block, Long):
+            yield joined_rows(begun, most, delimiter, last=True)[0]
+            yield block
+            begun = b""
+            continue
+        rows, begun = joined_rows(begun + block, most, delimiter)
+        yield rows
+    yield joined_rows(begun, most, delimiter, last=True)[0]
 
 
 def passed_over(file: BinaryIO) -> int:
@@ -146,11 +169,15 @@ class TextReader(Reader):
             first = 1 + self.has_header if self.traced else None
             yield from Fitting(wanted, max_rows, first).parts(self._pieces(path, file, read), start)
 
+    def blocks(self, file: BinaryIO) -> Iterator[bytes | Long]:
+        """Runs of whole rows, each in a line of its own."""
+        return blocks(file, self.BYTES, self.most_line)
+
     def _pieces(
         self, path: Path, file: BinaryIO, read: Callable[[bytes], Lines]
     ) -> Iterator[Lines]:
         """Lines of a file of text, some at a time; those that are too long by themselves."""
-        found = blocks(file, self.BYTES, self.most_line)
+        found = self.blocks(file)
 
         def lines(block: bytes | Long) -> Lines:
             if isinstance(block, Long):
@@ -163,7 +190,7 @@ class TextReader(Reader):
 
 
 class CsvReader(TextReader):
-    """CSV with a header line; one line is one row. Every field is read as text, then fitted.
+    """CSV with a header line. Every field is read as text, then fitted.
 
     Arrow's threads take no part: one that still held a block when the process ends would abort it.
     """
@@ -188,9 +215,17 @@ class CsvReader(TextReader):
         own = self.schema(path)
         self._require(own, wanted, path)
         typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
-        return partial(
+        read = partial(
             csv_rows, names=own.names, wanted=wanted.names, typed=typed, delimiter=self.delimiter
         )
+        return (lambda block: with_all_breaks(read(block))) if self.quoted_newlines else read
+
+    def blocks(self, file: BinaryIO) -> Iterator[bytes | Long]:
+        """See `TextReader`."""
+        found = super().blocks(file)
+        if not self.quoted_newlines:
+            return found
+        return rows_over_lines(found, self.most_line, self.delimiter)
 
 
 class JsonReader(TextReader):

@@ -298,25 +298,31 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
     return KeySet(min_units=1 if least is None else least, public=public)
 
 
-def public_file(
-    path: object, what: str, columns: Mapping[str, str] | None = None, delimiter: str = ","
-) -> pa.Table:
-    """All rows of a public file; `what` it is, for messages. `columns`: declared types, of CSV."""
+def public_file(path: object, what: str, **options: Any) -> pa.Table:
+    """All rows of a public file; `what` it is, for messages. `options`: see `declared_csv`."""
     kind = Path(path).suffix.lower() if isinstance(path, str) else None
     if kind not in PUBLIC_FILES:
         raise PlanError(f"{what} must be one .parquet or .csv file")
     try:
         if kind == ".parquet":
             return pa.parquet.read_table(str(path))
-        return declared_csv(str(path), columns or {}, delimiter)
+        return declared_csv(str(path), **options)
     except (OSError, pa.ArrowInvalid):
         raise PlanError(f"{what} cannot be read") from None
 
 
-def declared_csv(path: str, declared: Mapping[str, str], delimiter: str) -> pa.Table:
+def declared_csv(
+    path: str,
+    columns: Mapping[str, str] | None = None,
+    delimiter: str = ",",
+    *,
+    allow_quoted_newlines: bool = False,
+) -> pa.Table:
     """Rows of CSV; columns that are declared have those types, in which an empty field is null."""
+    declared, newlines = columns or {}, allow_quoted_newlines
     table = pa.csv.read_csv(
-        path, parse_options=pa.csv.ParseOptions(delimiter=delimiter),
+        path,
+        parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=newlines),
         convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(declared, pa.string())),
     )  # fmt: skip
     for name in (one for one in table.column_names if one in declared):

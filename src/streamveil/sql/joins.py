@@ -313,7 +313,8 @@ def rows_of(spec: SourceSpec) -> pa.Table:
     held, path = spec.options.get("table"), spec.options.get("path")
     if isinstance(held, pa.Table):
         return held
-    more = {key: spec.options[key] for key in ("columns", "delimiter") if key in spec.options}
+    of_csv = "columns", "delimiter", "allow_quoted_newlines"
+    more = {key: spec.options[key] for key in of_csv if key in spec.options}
     return public_file(path, f"the public table '{shown(name)}'", **more)
 
 
