@@ -20,12 +20,13 @@ from streamveil.api import Query
 from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
 from streamveil.api.query_parts import Measure, RowCount
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, got, nearest
+from streamveil.errors import PlanError, fitting, got, nearest, visible
 from streamveil.plan import Aggregate, SinkSpec, TableSource
 from streamveil.plan.options import BUDGETS
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import Duration
 from streamveil.sql.table import table_source
+from streamveil.sql.table_check import MOST_POINTS
 from streamveil.types import own
 
 
@@ -169,5 +170,26 @@ def table(
             f"domains maps columns to their public values, and is not {type(domains).__name__}.\n"
             '  to fix  table(rows, domains={"city": ["a", "b"]})'
         )
-    given = [(column, tuple(map(own, values))) for column, values in domains.items()]
+    given = [(column, public_values(column, values)) for column, values in domains.items()]
     return Table(table_source(name or rows.source.name, rows.source, settings, given))
+
+
+def public_values(column: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """The public values of a column.
+
+    Raises:
+        PlanError: they are one text, whose letters nobody means, or none; or they are too many.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise PlanError(
+            f"domains needs the public values of '{visible(str(column))}' in a list, not"
+            f" {got(values)}.\n"
+            '  to fix  table(rows, domains={"city": ["a", "b"]})'
+        )
+    found = tuple(itertools.islice(values, MOST_POINTS + 1))
+    if len(found) > MOST_POINTS:
+        raise PlanError(
+            f"'{visible(str(column))}' has more than {MOST_POINTS:,} public values.\n"
+            "  to fix  use a coarser column"
+        )
+    return tuple(map(own, found))
