@@ -168,3 +168,9 @@ def test_the_last_run_that_is_due_is_made_however_many_records_come(kind, record
         assert runs.schedule.run(after).size > runs.size
         assert came == (after > before)
         assert not came or runs.schedule.run(after - 1).size <= runs.size
+
+
+@pytest.mark.parametrize("labels", [("no", "yes"), [3, 7], np.array(["b", "a"]), np.unique([1, 0])])
+def test_classes_are_two_labels_in_any_sequence(labels):
+    model = classifier(classes=labels).partial_fit(ROWS, list(labels))
+    assert model.classes_.tolist() == list(labels)

@@ -312,9 +312,10 @@ def two_labels(classes: object) -> Array:
     Raises:
         PlanError: they are not two, or equal, or of types that an array makes one.
     """
-    if isinstance(classes, Sequence) and len(classes) == 2 and classes[0] != classes[1]:
-        found = np.array(classes)
-        if found.tolist() == list(classes):
+    known = list(classes) if isinstance(classes, Sequence | np.ndarray) else []
+    if len(known) == 2 and known[0] != known[1]:
+        found = np.array(known)
+        if found.tolist() == known:
             return found
     raise PlanError("classes must be two different labels of one type, such as ('no', 'yes')")
 
