@@ -176,9 +176,9 @@ of the privacy unit alike everywhere: until rows are read, `User` and `user` mig
 | `'path.parquet'`, `'dir/*.csv'`, `name` | files, or a declared stream |
 | `TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL n UNIT)` | windows side by side |
 | `HOP(TABLE t, DESCRIPTOR(ts), slide => ..., size => ...)` | overlapping windows; a row counts \
-in each |
+in each, each time as one of its unit's `max_rows_contributed` |
 | `CUMULATE(TABLE t, DESCRIPTOR(ts), step => ..., size => ...)` | windows that share a start and \
-grow |
+grow; rows count as in HOP |
 | `(SELECT columns FROM ... WHERE ...) AS s`, `WITH s AS (...)` | computed columns and filters, \
 row by row |
 | `t RIGHT JOIN (SELECT DISTINCT k FROM UNNEST(['a', 'b']) AS k) USING (k)`, \

@@ -140,6 +140,23 @@ def test_a_job_in_pieces_and_asked_in_between_goes_on_with_the_same_bytes(tmp_pa
         assert total.n_low <= counted(first.trigger)[0] <= total.n_high
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_answer_lies_in_its_interval_and_is_what_was_released(cut, tmp_path):
+    """The interval ended at 0, and a number below it stood beside."""
+    below = 0
+    for seed in range(12):
+        made = query(options=f", non_negative = {str(cut).upper()}", by="GROUP BY CUBE(city, age)",
+                     where="WHERE age <> 4")  # fmt: skip
+        noise = {"noise": SeededNoise(seed), "insecure": True}
+        rows = list(made.run(tmp_path / f"{seed}", **noise))[-1].table.to_pylist()
+        [row] = [row for row in rows if (row["city"], row["age"]) == ("Rome", 4)]  # of nobody
+        asked = made.ask("COUNT(*) WHERE city = 'Rome' AND age = 4", tmp_path / f"{seed}", **noise)
+        assert (asked.kind, asked.n) == ("RELEASED", pytest.approx(row["n"]))
+        assert asked.n_low <= asked.n <= asked.n_high
+        below += asked.n < 0
+    assert (below > 0) == (not cut)  # each is, with chance about a half: false alarms below 1e-3
+
+
 def test_a_question_that_follows_from_a_release_is_free_and_needs_no_share(tmp_path):
     made = query(by="GROUP BY CUBE(city, age)")
     list(made.run(tmp_path / "job", **SILENT))

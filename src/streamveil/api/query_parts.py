@@ -351,6 +351,8 @@ def tumble(
 def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None = None) -> Window:
     """Overlapping windows: one of `size` starts every `slide`. A row counts in each that holds it.
 
+    In each it is one of the rows that a bound allows its unit.
+
     Args:
         size: the length, "15 min", "1 day", "1 month", or a timedelta.
         slide: the distance between starts, likewise.

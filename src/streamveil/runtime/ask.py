@@ -6,7 +6,7 @@ The answer is durable before it is shown, so asking again after a crash gives th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.expressions import conjunction
 from streamveil.expressions.dialect import canonical
 from streamveil.plan import Plan, TableSource
+from streamveil.plan.options import NON_NEGATIVE
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.secret import Randomness
@@ -87,11 +88,12 @@ def ask(
     )  # fmt: skip
     with Job(state, work, Randomness(secret, noise, insecure)) as job:
         asked = job.ask(points)
+    least = 0.0 if NON_NEGATIVE.of(plan.options) else -inf
     known = isfinite(asked.reach)
     return Answer(
         question="COUNT(*)" + (f" WHERE {condition}" if condition else ""), kind=asked.kind,
-        n=asked.value, n_low=max(0.0, asked.value - asked.reach) if known else None,
-        n_high=max(0.0, asked.value + asked.reach) if known else None,
+        n=max(least, asked.value), n_low=max(least, asked.value - asked.reach) if known else None,
+        n_high=max(least, asked.value + asked.reach) if known else None,
         trigger=asked.step, corrections_left=asked.left,
     )  # fmt: skip
 
