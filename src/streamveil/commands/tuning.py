@@ -79,6 +79,11 @@ def what_if(
 
 
 BOUNDS = ("max rows", "per group", "squared")
+EPSILON, DELTA = "0.1", "1e-10"  # of a survey
+NO_SURVEY = (
+    "is for a survey of --private, which is not given.\n"
+    "  to fix  leave it out; what-if --epsilon compares budgets of the query"
+)
 NO_SAMPLE = "is for --sample, which is not given.\n  to fix  leave it out, or give a public sample"
 
 
@@ -104,8 +109,8 @@ def tune(
     private: Annotated[
         str | None, typer.Option(help="PRIVATE rows to survey with noise, paid by --epsilon.")
     ] = None,
-    epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = "0.1",
-    delta: Annotated[str, typer.Option(help="The delta of the survey.")] = "1e-10",
+    epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = EPSILON,
+    delta: Annotated[str, typer.Option(help="The delta of the survey.")] = DELTA,
     ledger: Annotated[str | None, typer.Option(help="The ledger that pays for the survey.")] = None,
     table: Tables = None,
     name: Wanted = None,
@@ -128,7 +133,8 @@ def tune(
     else:
         require_used("is for a forecast without --sample", {"--units": units})
     if private is None:
-        require_used("pays for --private, which is not given", {"--ledger": ledger})
+        of_survey = {"--ledger": ledger, "--epsilon": epsilon != EPSILON, "--delta": delta != DELTA}
+        require_used(NO_SURVEY, of_survey)
     price = Budget(epsilon=epsilon, delta=delta)
     if private is not None:
         survey_rows(plan, rows_of(plan, private), price, ledger)
