@@ -345,6 +345,48 @@ def test_no_file_is_made_before_the_first_release(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_trying_a_sink_out_leaves_no_table(place):
+    sink = opened(place)
+    for _ in range(2):
+        sink.try_out()
+        assert not said(sink, tables(sink))
+    send(sink)
+    once = rows(sink)
+    sink.try_out()
+    assert rows(sink) == once
+
+
+def tables(sink):
+    if sink.dialect == "sqlite":
+        return "SELECT name FROM sqlite_master"
+    return "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+
+
+def test_a_database_that_takes_no_table_is_told_before_the_charge(place):
+    """It was charged, and its first release could not be written."""
+    if place["kind"] == "postgres":
+        server = place["url"]
+        with psycopg_of(server) as connection:
+            connection.execute("DROP ROLE IF EXISTS reader")
+            connection.execute(f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'")
+            connection.execute("GRANT USAGE ON SCHEMA public TO reader")
+        place = {**place, "url": re.sub("//[^@]*@", "//reader@", server)}
+    else:
+        Path(place["path"]).write_bytes(b"no database " * 1_000)
+    with pytest.raises(SourceError, match="lets this user make and write tables"):
+        opened(place).try_out()
+    if place["kind"] == "postgres":
+        with psycopg_of(server) as connection:
+            connection.execute("DROP OWNED BY reader")
+            connection.execute("DROP ROLE reader")
+
+
+def psycopg_of(url):
+    import psycopg
+
+    return psycopg.connect(url, password=PASSWORD)
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "databases.md"
 
 

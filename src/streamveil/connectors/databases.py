@@ -103,10 +103,18 @@ class DatabaseSink(Database, MarkedSink):
         )
 
     def try_out(self) -> None:
-        """See `try_connectors`; a folder that is not there may be made by another sink."""
-        if self.folder is None or self.folder.is_dir():
-            with self.writing():
-                pass
+        """See `try_connectors`; a folder that is not there may be made by another sink.
+
+        Tables are made and not kept, so that a user who may make none is told before the charge.
+        """
+        if self.folder is not None and not self.folder.is_dir():
+            return
+        with self.writing() as connection:
+            self._ask(connection, self.begin)
+            self._prepare(connection)
+            if not self._ask(connection, self.known, self.table):
+                self._ask(connection, f"CREATE TABLE {self.quoted(self.table)} (n {self.types[0]})")
+            self._ask(connection, "ROLLBACK")
 
     @contextmanager
     def opened(self, job: str, release: Release) -> Iterator[Any]:
