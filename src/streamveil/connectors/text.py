@@ -63,15 +63,6 @@ def quoted_form(delimiter: str) -> re.Pattern[bytes]:
     return re.compile(rb'(^|%s)"(?:[^"]++|"")*+"' % re.escape(delimiter.encode()))
 
 
-@cache
-def row_form(delimiter: str) -> re.Pattern[bytes]:
-    """A row, with line breaks in quoted fields alone, without a step back; and what ends it."""
-    end = re.escape(delimiter.encode())
-    field = rb'(?:"(?:[^"]++|"")*+"(?:[^"%s\r\n][^%s\r\n]*+)?+|[^"%s\r\n][^%s\r\n]*+|)'
-    field %= end, end, end, end
-    return re.compile(rb"(%s(?:%s%s)*+)(\r\n|\n|\r|\Z)" % (field, end, field))
-
-
 def csv_names(header: bytes, delimiter: str = DELIMITER) -> list[str]:
     r"""The names in the first line of a CSV file.
 
@@ -174,21 +165,29 @@ def joined_rows(
     >>> with_breaks(b'1,"a\x1anb"')
     b'1,"a\nb"'
     """
+    if b'"' not in block:
+        return plain(block), b""
+    lines = block.splitlines(keepends=True)
+    starts = np.cumsum([0, *map(len, lines)])
+    bare = [line.rstrip(b"\r\n") for line in lines]
+    alone = np.asarray(paired(bare, delimiter))
+    closing = np.flatnonzero(paired([b'"' + line for line in bare], delimiter))  # open quotes
     made, at = [], 0
-    if b'"' in block:
-        lines = block.splitlines(keepends=True)
-        starts = np.cumsum([0, *map(len, lines)])
-        alone = np.asarray(paired([line.rstrip(b"\r\n") for line in lines], delimiter))
-        for start in starts[:-1][~alone].tolist():
-            if start < at:  # within a row that began before
-                continue
-            row = row_form(delimiter).match(block, start)
-            if row is not None and row.end() - start <= most:
-                made += [plain(block[at:start]), marked(row[1]), row[2]]
-                at = row.end()
-            elif row is None and len(block) - start <= most and not last:
-                made.append(plain(block[at:start]))
-                return b"".join(made), block[start:]
+    for first in np.flatnonzero(~alone).tolist():
+        start = int(starts[first])
+        if start < at:  # within a row that began before
+            continue
+        place = int(np.searchsorted(closing, first, "right"))
+        final = int(closing[place]) if place < len(closing) else len(lines)
+        end = int(starts[min(final + 1, len(lines))])
+        if end - start > most or (final == len(lines) and last):
+            continue
+        made.append(plain(block[at:start]))
+        if final == len(lines):
+            return b"".join(made), block[start:]
+        whole = int(starts[final]) + len(bare[final])
+        made += [marked(block[start:whole]), block[whole:end]]
+        at = end
     return b"".join([*made, plain(block[at:])]), b""
 
 
