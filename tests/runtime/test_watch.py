@@ -4,12 +4,15 @@ import json
 import logging
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -217,7 +220,7 @@ def test_metrics_are_the_same_for_neighbours_unless_exact(script, tmp_path):
 
 def fetched(port, path):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -252,6 +255,20 @@ def test_health_follows_the_public_calendar(script, tmp_path):
         with pytest.raises(SourceError, match="cannot be served at"), served(str(port), watch):
             pass
     assert behind(Clock(kind="rows", every=9, steps=3), 1, now[0]) == 0
+
+
+def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_end(script, tmp_path, capfd):
+    watch = Watch(plan_of(script("q", [1])), tmp_path / "s", now=lambda: 0.0)
+    with ExitStack() as clients, served("0", watch) as port:
+        clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert fetched(port, "/health") == (200, "ok\n")
+        with socket.create_connection(("127.0.0.1", port)) as gone:  # and one that breaks off
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            gone.sendall(b"GET /metrics")
+        assert fetched(port, "/health") == (200, "ok\n")
+        ended = time.monotonic()
+    assert time.monotonic() - ended < 5
+    assert capfd.readouterr().err == ""
 
 
 def test_other_peoples_messages_are_not_logged(capsys):

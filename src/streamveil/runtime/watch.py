@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
@@ -260,8 +261,19 @@ METRICS = {  # name -> what it is, and the figure
 class Quiet(WSGIRequestHandler):
     """A handler that logs no request."""
 
+    timeout = 10  # seconds for a client to say what it wants
+
     def log_message(self, *_: object) -> None:
         """Says nothing."""
+
+
+class Served(ThreadingMixIn, WSGIServer):
+    """A server in which no client waits for another, and the end of the job for none."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Says nothing of a client that went away, or never said what it wants."""
 
 
 @contextmanager
@@ -287,7 +299,7 @@ def served(address: str, *watches: Watch, exact: bool = False) -> Iterator[int]:
         return [body]
 
     try:
-        server = make_server(host or "127.0.0.1", int(port), answer, handler_class=Quiet)
+        server = make_server(host or "127.0.0.1", int(port), answer, Served, Quiet)
     except (OSError, ValueError, OverflowError):
         raise SourceError(
             f"metrics cannot be served at '{address}'.\n"
