@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -142,3 +144,20 @@ def test_a_sink_that_stands_still_stops_the_source(tmp_path: Path) -> None:
         runner.join(100)
     assert read == 200
     assert len(seen) == 200
+
+
+HELD = """
+from streamveil.runtime.run import Pace
+held = Pace().held
+import numpy as np
+from streamveil.dataflow.hashing import by_words
+from streamveil.runtime.progress import resident_bytes
+by_words(np.arange(9))
+print((resident_bytes() - held) >> 20)
+"""
+
+
+def test_a_limit_counts_what_compiled_functions_take():
+    """They are loaded when one is first called: 120 MiB, which units were given as well."""
+    told = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 40

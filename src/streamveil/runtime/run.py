@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from streamveil.accounts.ledger import Where
@@ -24,6 +25,7 @@ from streamveil.connectors import Source, is_at_hand, open_sinks, open_source
 from streamveil.core.noise import Noise
 from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.release_kernels import take_names
 from streamveil.engines import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, SourceError, warn
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
@@ -75,10 +77,11 @@ class Pace:
 
     @cached_property
     def held(self) -> int:
-        """What the process held when this was first asked.
+        """What the process held when this was first asked, with a compiled function at hand.
 
         That is before any row is read, as whether a limit leaves room must not tell of rows.
         """
+        take_names(np.zeros(2, np.uint64), np.zeros(1, np.int64), np.zeros((1, 2), np.uint64))
         return resident_bytes()
 
 
