@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 import warnings
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -162,6 +163,14 @@ def test_a_run_says_when_its_first_release_is_due(options, script, tmp_path, mon
     result = CliRunner().invoke(app, ["run", str(path), "--state", str(tmp_path / "s"), *options])
     assert result.exception is stops
     assert "waits: the first release is due at 2970-01-01 01:00:00 UTC" in result.stderr
+
+
+def test_a_log_says_of_a_run_of_what_is_due_that_more_may_come(script, tmp_path):
+    path, begin = script("q", [1]), datetime.now(UTC) - timedelta(days=1)
+    text = WALL.format(path=path.with_suffix(".parquet")).replace("steps = 3", "steps = 72")
+    path.write_text(text.replace("1970-01-01", f"{begin:%Y-%m-%d}"))
+    told = lines(run(path, tmp_path / "s", "--log", "json", "--once"))
+    assert told[-1]["event"] == "what is due is done"
 
 
 def test_a_line_that_names_no_job_is_of_all(capsys):

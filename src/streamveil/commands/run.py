@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 ENGINES = ("embedded", "spark")
 LOCAL = "local[*]"
 STARTING = "starting"
+ENDS = "nothing is left to do", "what is due is done"  # without --once, with it
 
 
 def run(
@@ -139,7 +140,7 @@ def run(
         if state is None or isinstance(planned.plan, JointPlan)  # which has no fork
         else of_fork(planned.plan, state)
     )
-    told = Told(log, metrics, exact_metrics, first_words(plan, once=once))
+    told = Told(log, metrics, exact_metrics, first_words(plan, once=once), ENDS[once])
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
@@ -212,6 +213,7 @@ class Told(NamedTuple):
     metrics: str | None
     exact: bool
     begins: str  # what a run says first
+    ends: str  # and last
 
     @contextmanager
     def of(self, job: str, *watches: Watch) -> Iterator[None]:
@@ -222,7 +224,8 @@ class Told(NamedTuple):
             raise PlanError("--exact-metrics adds to --metrics PORT.\n  to fix  give both")
         at = self.metrics
         serving = served(at, *watches, exact=self.exact) if at else nullcontext()
-        with logged(self.log, job, self.begins, several=len(watches) > 1), serving:
+        several = len(watches) > 1
+        with logged(self.log, job, self.begins, self.ends, several=several), serving:
             yield
 
 

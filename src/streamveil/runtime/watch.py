@@ -169,11 +169,17 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def logged(
-    form: str | None, job_name: str, begins: str = "starting", *, several: bool = False
+    form: str | None,
+    job_name: str,
+    begins: str = "starting",
+    ends: str = "nothing is left to do",
+    *,
+    several: bool = False,
 ) -> Iterator[None]:
     """Log lines on stderr while a job runs; `form`: 'text', 'json', or None for none.
 
-    `begins` is the first of them. `several`: lines of text name the job that they are of.
+    `begins` is the first of them, `ends` the last. `several`: lines of text name the job that they
+    are of.
     """
     if form is None:
         yield
@@ -193,7 +199,7 @@ def logged(
             warnings.simplefilter("always", NoiseWarning, append=True)
             warnings.showwarning = log_warning
             yield
-        LOG.info("nothing is left to do")
+        LOG.info("%s", ends)
     except SystemExit as left:  # a signal: it says what is committed
         LOG.info("%s", left)
         vars(left)["is_logged"] = True
