@@ -64,6 +64,9 @@ def points_of(name: str, given: Any, domain: int) -> Int64[Array, " n"]:
 class Bag:
     """Records by label, with counts of any sign: the part of a table that one release reads.
 
+    Raises:
+        PlanError: a label is no whole number, or not of the domain.
+
     >>> bag = Bag.sum([Bag.of(np.array([2, 0, 2])), Bag.of(np.array([0]), sign=-1)])
     >>> bag.histogram(3), bag.size
     (array([0, 0, 2]), 2)
