@@ -14,7 +14,7 @@ import pytest
 
 import streamveil as sv
 from streamveil import sql
-from streamveil.advise import explain, mechanism_rows, published_chance, shown_triggers
+from streamveil.advise import explain, mechanism_rows, memory_rows, published_chance, shown_triggers
 from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import threshold_of
@@ -246,6 +246,20 @@ def test_memory_is_forecast_for_the_expected_units():
     assert "1,000,000,000 units do not fit" in text
     fewer = str(explain(plan, limit=Limit(memory=1 << 30, units=10**9, groups=10**6)))
     assert fewer != text, "groups take room"
+
+
+def test_groups_that_fit_leave_room_for_the_program():
+    """Where no unit fits, no group does: the whole limit was said to be theirs."""
+    plan = query().plan
+    rows = dict(memory_rows(plan, compile_plan(plan), Limit(memory=400 << 20)))
+    assert rows["groups in 400 MiB"] == "about 0, all shown"
+    assert rows["units in 400 MiB"].startswith("about 0;")
+    most = dict(memory_rows(plan, compile_plan(plan), Limit(memory=1 << 30)))["groups in 1,024 MiB"]
+    fits = int(most.split()[1].rstrip(",").replace(",", ""))
+    beside = Limit(memory=1 << 30, groups=fits + 1)
+    units = dict(memory_rows(plan, compile_plan(plan), beside))["units in 1,024 MiB"]
+    assert fits > 10**5
+    assert units.startswith("about 0;")
 
 
 @pytest.mark.parametrize("least", [1, 20])

@@ -502,8 +502,9 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
         return tuple(rows)
     from streamveil.advise.explain_memory import MemorySizes, unit_rows  # only if somebody asks
 
+    sizes = MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside)
     if limit.memory is not None:
-        fits = int(limit.memory // (seen + KEY_BYTES + shown))
+        fits = sizes.groups_in(limit.memory)
         rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))
         if limit.groups is not None and limit.groups > fits and plan.keys:
             rows.append(
@@ -511,7 +512,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
                  f"{plan.keys[0].name}, k => 100, memory => {limit.memory}) in a query of its own: "
                  "bounded memory, the same promise")
             )  # fmt: skip
-    rows += unit_rows(MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
+    rows += unit_rows(sizes, limit)
     return tuple(rows)
 
 

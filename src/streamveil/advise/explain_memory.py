@@ -37,6 +37,15 @@ class MemorySizes:
         """A unit with the groups it is in."""
         return self.unit + (self.inside < GROUPS_ENTERED) * GROUPS_ENTERED * self.entry
 
+    def groups_in(self, memory: int) -> int:
+        """How many groups fit beside the program, where units take nothing."""
+        return state_in(memory) // (2 * self.group)  # their tables double
+
+
+def state_in(memory: int) -> int:
+    """What a limit leaves for units and groups."""
+    return max(0, memory - PROGRAM - WORK)
+
 
 def unit_rows(sizes: MemorySizes, limit: Limit) -> list[tuple[str, str]]:
     """The memory of the expected units, and what happens to those that do not fit."""
@@ -48,7 +57,7 @@ def unit_rows(sizes: MemorySizes, limit: Limit) -> list[tuple[str, str]]:
         text = f"about {mebi(state)}; without a limit {whole} with the program"
         rows.append((f"{limit.units:,} units", text))
     if limit.memory is not None:
-        left = max(0, limit.memory - PROGRAM - WORK - groups)
+        left = max(0, state_in(limit.memory) - groups)
         fit = left // sizes.whole_unit
         text = f"about {fit:,}; more are swept from disk by `run --memory`, with the same releases"
         rows.append((f"units in {mebi(limit.memory)}", text))
