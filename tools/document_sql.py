@@ -176,7 +176,7 @@ of the privacy unit alike everywhere: until rows are read, `User` and `user` mig
 | `'path.parquet'`, `'dir/*.csv'`, `name` | files, or a declared stream |
 | `TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL n UNIT)` | windows side by side |
 | `HOP(TABLE t, DESCRIPTOR(ts), slide => ..., size => ...)` | overlapping windows; a row counts \
-in each, each time as one of its unit's `max_rows_contributed` |
+in each, and each time against `max_rows_contributed` |
 | `CUMULATE(TABLE t, DESCRIPTOR(ts), step => ..., size => ...)` | windows that share a start and \
 grow; rows count as in HOP |
 | `(SELECT columns FROM ... WHERE ...) AS s`, `WITH s AS (...)` | computed columns and filters, \

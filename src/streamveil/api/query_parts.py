@@ -351,7 +351,7 @@ def tumble(
 def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None = None) -> Window:
     """Overlapping windows: one of `size` starts every `slide`. A row counts in each that holds it.
 
-    In each it is one of the rows that a bound allows its unit.
+    It counts against a bound on the rows of its unit once for each of these windows.
 
     Args:
         size: the length, "15 min", "1 day", "1 month", or a timedelta.

@@ -141,8 +141,10 @@ class DatabaseSource(Database, TracedSource):
         return f"({self.query}) AS streamveil_rows"
 
     def _connection(self) -> AbstractContextManager[Any]:
-        way = f"SELECT * FROM {self.table}"  # noqa: S608  (words for a person)
-        named = f"; a table of a schema is named in a query: '{way}'" if "." in way else ""
+        named = ""
+        if "." in str(self.table):
+            way = f"SELECT * FROM {self.table}"  # noqa: S608  (words for a person)
+            named = f"; a table of a schema is named in a query: '{way}'"
         return self.connection(
             f"the source cannot read {self.where}",
             "check that the database is there, that this user may read it and that the query runs"

@@ -1,7 +1,7 @@
 """Lines of CSV as rows of fields, not yet of any type; and which lines are no rows.
 
-One line is one row, unless texts may have line breaks. No row takes another with it, ends a job,
-or shows in a message.
+One line is one row, and takes no other with it. Where texts may have line breaks, a row goes on
+until its quotes are closed (`joined_rows`). None ends a job, or shows in a message.
 """
 
 from __future__ import annotations
@@ -171,6 +171,8 @@ def joined_rows(
     starts = np.cumsum([0, *map(len, lines)])
     bare = [line.rstrip(b"\r\n") for line in lines]
     alone = np.asarray(paired(bare, delimiter))
+    if alone.all():
+        return plain(block), b""
     closing = np.flatnonzero(paired([b'"' + line for line in bare], delimiter))  # open quotes
     made, at = [], 0
     for first in np.flatnonzero(~alone).tolist():

@@ -307,10 +307,10 @@ Data = tuple[Array, Array]
 
 
 def two_labels(classes: object) -> Array:
-    """Two labels as an array in which each is found again.
+    """Two labels as an array that keeps both as they are.
 
     Raises:
-        PlanError: they are not two, or equal, or of types that an array makes one.
+        PlanError: they are not two different labels of one type.
     """
     known = list(classes) if isinstance(classes, Sequence | np.ndarray) else []
     if len(known) == 2 and known[0] != known[1]:

@@ -77,9 +77,10 @@ class Pace:
 
     @cached_property
     def held(self) -> int:
-        """What the process held when this was first asked, with a compiled function at hand.
+        """What the process held when this was first asked, with what compiled functions take.
 
-        That is before any row is read, as whether a limit leaves room must not tell of rows.
+        They are loaded when one is called: a small one is called here, before any row is read, as
+        whether a limit leaves room must not tell of rows.
         """
         take_names(np.zeros(2, np.uint64), np.zeros(1, np.int64), np.zeros((1, 2), np.uint64))
         return resident_bytes()
