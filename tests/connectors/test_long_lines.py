@@ -13,8 +13,9 @@ import pytest
 
 from streamveil.connectors.file_reader import MOST_LINE
 from streamveil.connectors.files import FilesSource
+from streamveil.connectors.long_lines import Long, blocks
 from streamveil.connectors.rejected_rows import MALFORMED, TOO_LONG, traced
-from streamveil.connectors.text_files import CsvReader, JsonReader, Long, blocks
+from streamveil.connectors.text_files import CsvReader, JsonReader
 from streamveil.errors import SourceError
 
 COLUMNS = {"user": "INT64", "page": "STRING"}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.text import joined_rows, with_breaks
+from streamveil.connectors.long_lines import Long
+from streamveil.connectors.quoted_newlines import joined_rows, rows_over_lines, with_breaks
 from streamveil.connectors.text_files import CsvReader
 from streamveil.core.noise import SeededNoise
 from tests.connectors.test_files import rows
@@ -73,37 +74,82 @@ def test_by_default_a_line_is_a_row(tmp_path):
     assert [row[0] for row in read(path.read_text())[0]] == ["1", "3"]
 
 
+@given(ROWS.filter(bool), st.text(st.sampled_from('a,"\n'), max_size=60), st.integers(0, 11),
+       st.sampled_from([1, 7, 40, 1 << 20]), st.integers(20, 60), st.booleans())  # fmt: skip
+@settings(deadline=None)
+def test_a_text_that_is_too_long_changes_no_row_of_others(lines, other, place, block, most, every):
+    """Whatever its lines look like, also where one of them alone is too long."""
+    if not every:  # a carriage return alone has no quotes then
+        lines = [[text.replace("\r", "") for text in line] for line in lines]
+    place %= len(lines)
+    changed = [*lines[:place], (lines[place][0], other, ""), *lines[place + 1 :]]
+    how = {"quoting": csv.QUOTE_ALL if every else csv.QUOTE_MINIMAL}
+    texts = [written([line], **how).split("\n", 1)[1] for line in changed]
+    long = [len(text.encode().rstrip(b"\r\n")) > most for text in texts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CsvReader, "BYTES", block)
+        found = read(written(changed, **how), max_line_bytes=most)
+    assert found == ([tuple(r) for r, out in zip(changed, long, strict=True) if not out], sum(long))
+
+
+@given(st.lists(st.sampled_from([b'1,"a', b'b"', b"2,c", b'3,"d"', b'"', b'4,e"', b'""', b""])),
+       st.sampled_from([1, 5, 1 << 10]), st.integers(1, 30))  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_rows_are_those_of_a_machine_that_reads_byte_by_byte(lines, size, most):
+    """Any lines, quoted well or not; wherever they are cut into blocks."""
+    whole = b"\n".join(lines)
+    kept, told = [], []
+    for row in slow_rows(whole):
+        kept, told = ([*kept, row], told) if len(row) <= most else (kept, [*told, row])
+    made, long = b"", []
+    for block in rows_over_lines(io.BytesIO(whole), size, most, ","):
+        if isinstance(block, Long):
+            long.append(block)
+        else:
+            made += block
+    assert [with_breaks(line) for line in made.split(b"\n") if line] == [row for row in kept if row]
+    assert len(long) == len(told)
+    for one, row in zip(long, told, strict=True):
+        assert row.startswith(one.start.rstrip(b"\n"))
+        assert one.size in (len(row), len(row) - 1)  # the last line has no end
+
+
+def slow_rows(whole):
+    """The rows of bytes: what stands between line breaks outside of quotes."""
+    rows, state = [b""], "field"
+    for sign in whole.decode():
+        if sign == "\n" and state != "text":
+            rows, state = [*rows, b""], "field"
+            continue
+        rows[-1] += sign.encode()
+        if state == "text":
+            state = "quote" if sign == '"' else "text"
+        elif sign == ",":
+            state = "field"
+        elif sign == '"' and state in ("field", "quote"):
+            state = "text"
+        else:
+            state = "plain"
+    return rows
+
+
 @pytest.mark.parametrize("block", [64, 1 << 20])
-def test_a_quote_that_is_never_closed_takes_one_line(monkeypatch, block):
-    """Within the longest row that is read: what comes behind it is read as without it."""
+def test_a_quote_that_is_never_closed_takes_what_follows(monkeypatch, block):
+    """A file that ends within a text: what stands in it is nobody else's row."""
     monkeypatch.setattr(CsvReader, "BYTES", block)
     lines = [(str(n), f"page {n}", "x") for n in range(200)]
-    text = written(lines).splitlines(keepends=True)
-    odd = [*text[:50], '7,"open,x\n', *text[50:]]
-    assert read("".join(odd), max_line_bytes=100) == (lines, 1)
-    assert read("".join([*text, '7,"open,x\n', "8,y,z\n"]))[0] == [*lines, ("8", "y", "z")]
+    text = written(lines)
+    for most in (99, 1 << 20):
+        assert read(text + '7,"open,x\n' + "8,y,z\n" * 90, max_line_bytes=most) == (lines, 1)
 
 
 def test_lines_whose_quotes_stay_open_are_read_in_one_go():
     """Each of them might begin a row that never ends: looking for its end from each took hours."""
-    whole = b'1,"a\n' + b'","x","\n' * 16_000
-    begun = process_time()
-    assert joined_rows(whole, 1 << 24, last=True) == (whole, b"")
-    assert process_time() - begun < 5  # seconds; it took half a minute
-
-
-@given(st.lists(st.sampled_from([b'1,"a', b'b"', b"2,c", b'3,"d"', b'"', b'4,e"', b""])),
-       st.integers(1, 40), st.integers(1, 30))  # fmt: skip
-def test_where_lines_are_cut_changes_nothing(lines, cut, most):
-    whole = b"".join(line + b"\n" for line in lines)
-    kept = whole.splitlines(keepends=True)
-    made, begun = b"", b""
-    for start in range(0, len(kept), cut):
-        some, begun = joined_rows(begun + b"".join(kept[start : start + cut]), most)
-        made += some
-    made += joined_rows(begun, most, last=True)[0]
-    assert made == joined_rows(whole, most, last=True)[0]
-    assert with_breaks(made) == whole
+    for line in b'","x","\n', b',,"\n', b'""\n':
+        begun = process_time()
+        for _ in rows_over_lines(io.BytesIO(b'1,"a\n' + line * 99_000), 1 << 20, 1 << 12, ","):
+            pass
+        assert process_time() - begun < 5  # seconds; it took minutes
 
 
 def test_a_query_and_a_public_table_read_such_files(tmp_path, monkeypatch):
@@ -138,5 +184,5 @@ def test_rejected_rows_are_kept_as_they_came(tmp_path):
 
 def test_marks_stand_for_themselves():
     text = b'1,"\x1an\n\x1am",\x1ar\n'
-    whole, rest = joined_rows(text, 99)
+    [whole], rest = joined_rows(text, 99)
     assert (whole.count(b"\n"), rest, with_breaks(whole)) == (1, b"", text)

@@ -1,7 +1,6 @@
 """Lines of CSV as rows of fields, not yet of any type; and which lines are no rows.
 
-One line is one row, and takes no other with it. Where texts may have line breaks, a row goes on
-until its quotes are closed (`joined_rows`). None ends a job, or shows in a message.
+One line is one row, and takes no other with it. None ends a job, or shows in a message.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ class Lines(NamedTuple):
 
 
 DELIMITER = ","
-MARK = b"\x1a"  # begins what stands for a line break in a text, or for itself
-MARKS = {MARK: MARK + b"m", b"\n": MARK + b"n", b"\r": MARK + b"r"}
 DELIMITERS = ";\t|"  # others that programs write
 BOM = b"\xef\xbb\xbf"
 
@@ -149,79 +146,6 @@ def csv_rows(
     else:
         table = pa.table({name: pa.array([], pa.binary()) for name in wanted})
     return Lines(table, malformed_of(block, rest, left, numbers), block.splitlines)
-
-
-def joined_rows(
-    block: bytes, most: int, delimiter: str = DELIMITER, *, last: bool = False
-) -> tuple[bytes, bytes]:
-    r"""Whole lines with each row in a line of its own, its other line breaks marked; and a rest.
-
-    The rest begins a row that the next lines may end (not where these are the `last`). A row is no
-    longer than `most` bytes: where its quotes are still open then, its first line alone is no row.
-    Where lines were cut into blocks changes nothing.
-
-    >>> joined_rows(b'1,"a\nb"\n2,c"\n3,"d\n', 99)
-    (b'1,"a\x1anb"\n2,c"\n', b'3,"d\n')
-    >>> with_breaks(b'1,"a\x1anb"')
-    b'1,"a\nb"'
-    """
-    if b'"' not in block:
-        return plain(block), b""
-    lines = block.splitlines(keepends=True)
-    starts = np.cumsum([0, *map(len, lines)])
-    bare = [line.rstrip(b"\r\n") for line in lines]
-    alone = np.asarray(paired(bare, delimiter))
-    if alone.all():
-        return plain(block), b""
-    closing = np.flatnonzero(paired([b'"' + line for line in bare], delimiter))  # open quotes
-    made, at = [], 0
-    for first in np.flatnonzero(~alone).tolist():
-        start = int(starts[first])
-        if start < at:  # within a row that began before
-            continue
-        place = int(np.searchsorted(closing, first, "right"))
-        final = int(closing[place]) if place < len(closing) else len(lines)
-        end = int(starts[min(final + 1, len(lines))])
-        if end - start > most or (final == len(lines) and last):
-            continue
-        made.append(plain(block[at:start]))
-        if final == len(lines):
-            return b"".join(made), block[start:]
-        whole = int(starts[final]) + len(bare[final])
-        made += [marked(block[start:whole]), block[whole:end]]
-        at = end
-    return b"".join([*made, plain(block[at:])]), b""
-
-
-def plain(lines: bytes) -> bytes:
-    """Lines in which nothing but `MARK` itself is marked."""
-    return lines.replace(MARK, MARKS[MARK])
-
-
-def marked(row: bytes) -> bytes:
-    """A row with a mark for each line break in it."""
-    for sign, mark in MARKS.items():
-        row = row.replace(sign, mark)
-    return row
-
-
-def with_breaks(row: bytes) -> bytes:
-    """The row that was marked."""
-    for sign, mark in reversed(MARKS.items()):
-        row = row.replace(mark, sign)
-    return row
-
-
-def with_all_breaks(found: Lines) -> Lines:
-    """The rows of lines that were marked."""
-    table = found.rows
-    for place, name in enumerate(table.column_names):
-        column = table.column(name)
-        if pc.any(pc.match_substring(column, MARK)).as_py():
-            for sign, mark in reversed(MARKS.items()):
-                column = pc.replace_substring(column, mark, sign)
-            table = table.set_column(place, name, column)
-    return found._replace(rows=table, all=lambda: [with_breaks(line) for line in found.all()])
 
 
 @cache

@@ -21,7 +21,9 @@ import pyarrow as pa
 
 from streamveil.connectors import slices
 from streamveil.connectors.file_reader import FilePart, Numbers, Reader, ReadPosition, RejectedLines
+from streamveil.connectors.long_lines import SKIPPED, Long, blocks, first_line
 from streamveil.connectors.manifest import COMPRESSIONS, guarded, shown
+from streamveil.connectors.quoted_newlines import rows_over_lines, with_all_breaks
 from streamveil.connectors.rejected_rows import (
     MALFORMED,
     MISFIT,
@@ -35,26 +37,15 @@ from streamveil.connectors.text import (
     Lines,
     csv_names,
     csv_rows,
-    joined_rows,
-    with_all_breaks,
 )
 from streamveil.errors import SourceError
 
 # ---- whole lines of a file of text, compressed or not
 
-KEPT = 1 << 16  # bytes of a longer line that are told
-SKIPPED = 1 << 20  # bytes of it that are read at once
 THREADS = min(2, os.cpu_count() or 1)
 S = TypeVar("S")
 T = TypeVar("T")
 MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, Zstandard
-
-
-class Long(NamedTuple):
-    """A line that is too long."""
-
-    start: bytes
-    size: int  # bytes, without its end
 
 
 def opened(path: Path) -> BinaryIO:
@@ -71,58 +62,6 @@ def opened(path: Path) -> BinaryIO:
             "  to fix  let it end in .gz or .zst (such as visits.csv.gz)"
         )
     return file
-
-
-def blocks(file: BinaryIO, size: int, most: int) -> Iterator[bytes | Long]:
-    r"""Runs of whole lines, of about `size` bytes, and by themselves the lines above `most` bytes.
-
-    >>> list(blocks(io.BytesIO(b"a\nbb\nccccc\nd"), 4, 4))
-    [b'a\nbb\n', Long(start=b'ccccc', size=5), b'd']
-    """
-    while block := file.read(min(size, most)):
-        whole = block.rfind(b"\n") + 1
-        begun = len(block) - whole  # bytes of a line that goes on
-        rest = file.readline(most + 1 - begun) if begun else b""
-        if begun + len(rest) <= most or rest.endswith(b"\n"):
-            yield block + rest
-            continue
-        if whole:
-            yield block[:whole]
-        start = block[whole:][:KEPT]
-        start += rest[: KEPT - len(start)]
-        yield Long(start, begun + len(rest) + passed_over(file))
-
-
-def rows_over_lines(
-    found: Iterable[bytes | Long], most: int, delimiter: str
-) -> Iterator[bytes | Long]:
-    """Blocks of whole lines as blocks of whole rows: see `joined_rows`."""
-    begun = b""
-    for block in found:
-        if isinstance(block, Long):
-            yield joined_rows(begun, most, delimiter, last=True)[0]
-            yield block
-            begun = b""
-            continue
-        rows, begun = joined_rows(begun + block, most, delimiter)
-        yield rows
-    yield joined_rows(begun, most, delimiter, last=True)[0]
-
-
-def passed_over(file: BinaryIO) -> int:
-    """How many bytes the line that is being read still has; reads them."""
-    size = 0
-    while rest := file.readline(SKIPPED):
-        size += len(rest)
-        if rest.endswith(b"\n"):
-            return size - 1
-    return size
-
-
-def first_line(file: BinaryIO, most: int) -> bytes | None:
-    """The first line with its end; None if it is too long."""
-    line = file.readline(most + 1)
-    return None if len(line) > most and not line.endswith(b"\n") else line
 
 
 def ahead(make: Callable[[S], T], of: Iterable[S]) -> Iterator[T]:
@@ -222,10 +161,9 @@ class CsvReader(TextReader):
 
     def blocks(self, file: BinaryIO) -> Iterator[bytes | Long]:
         """See `TextReader`."""
-        found = super().blocks(file)
         if not self.quoted_newlines:
-            return found
-        return rows_over_lines(found, self.most_line, self.delimiter)
+            return super().blocks(file)
+        return rows_over_lines(file, self.BYTES, self.most_line, self.delimiter)
 
 
 class JsonReader(TextReader):

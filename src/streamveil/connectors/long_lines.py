@@ -1,0 +1,60 @@
+"""Whole lines of a file, in bounded memory: one longer than a limit is told, not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, NamedTuple
+
+KEPT = 1 << 16  # bytes of a longer line that are told
+SKIPPED = 1 << 20  # bytes of it that are read at once
+
+
+class Long(NamedTuple):
+    """A line that is too long."""
+
+    start: bytes
+    size: int  # bytes, without its end
+
+
+def blocks(
+    file: BinaryIO, size: int, most: int, seen: Callable[[bytes], object] = len
+) -> Iterator[bytes | Long]:
+    r"""Runs of whole lines, of about `size` bytes, and by themselves the lines above `most` bytes.
+
+    `seen` is called with all parts of such a line, one after the other, before it is told.
+
+    >>> import io
+    >>> list(blocks(io.BytesIO(b"a\nbb\nccccc\nd"), 4, 4))
+    [b'a\nbb\n', Long(start=b'ccccc', size=5), b'd']
+    """
+    while block := file.read(min(size, most)):
+        whole = block.rfind(b"\n") + 1
+        begun = len(block) - whole  # bytes of a line that goes on
+        rest = file.readline(most + 1 - begun) if begun else b""
+        if begun + len(rest) <= most or rest.endswith(b"\n"):
+            yield block + rest
+            continue
+        if whole:
+            yield block[:whole]
+        start = block[whole:][:KEPT]
+        start += rest[: KEPT - len(start)]
+        seen(block[whole:] + rest)
+        yield Long(start, begun + len(rest) + passed_over(file, seen))
+
+
+def passed_over(file: BinaryIO, seen: Callable[[bytes], object]) -> int:
+    """How many bytes the line that is being read still has; reads them."""
+    size = 0
+    while rest := file.readline(SKIPPED):
+        line = rest.removesuffix(b"\n")
+        seen(line)
+        size += len(line)
+        if line != rest:
+            break
+    return size
+
+
+def first_line(file: BinaryIO, most: int) -> bytes | None:
+    """The first line with its end; None if it is too long."""
+    line = file.readline(most + 1)
+    return None if len(line) > most and not line.endswith(b"\n") else line
