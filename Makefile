@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE  # what pytest rewrites is kept: 8 s of CPU for
 demo: .venv/demo.ok
 	$(PY) -m streamveil demo
 
-dev: .venv/dev.ok
+dev: .venv/installed.ok
+	$(PY) -m streamveil.compiled  # nothing, unless code has changed
 
 .venv/base.ok:
 	python3 -m venv .venv
@@ -23,10 +24,6 @@ dev: .venv/dev.ok
 
 .venv/installed.ok: .venv/base.ok pyproject.toml constraints.txt
 	$(PIP) --no-compile -e ".[dev,bench,demo,examples,spark]"
-	touch $@
-
-.venv/dev.ok: .venv/installed.ok
-	$(PY) -m streamveil.compiled
 	touch $@
 
 lint: .venv/installed.ok

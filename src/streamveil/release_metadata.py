@@ -106,8 +106,11 @@ def read_note(schema: pa.Schema) -> str | None:
     return None if text is None else text.decode()
 
 
-def cut_sentence(facts: Facts, names: Names = None) -> str | None:
-    """What contribution bounding cut: how many rows, if the release tells it, or which."""
+def cut_sentence(facts: Facts, names: Names = None, since: Facts | None = None) -> str | None:
+    """What contribution bounding cut: how many rows, if the release tells it, or which.
+
+    `since` are facts of an earlier release of the window, where a number is of rows since then.
+    """
     cut = facts.get("cut")
     if facts.get("uncut"):  # every unit has one row, and every bound lets it in
         return None
@@ -116,7 +119,9 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
         return "; ".join([*which, *said_of_kept(facts, names)]) if which else None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
     about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
-    said = [_rows_over(cut, OF_SHOWN if "cut_of" in facts else "")]
+    whose = OF_SHOWN if "cut_of" in facts else ""
+    before = (since or {}).get("cut")
+    said = [_rows_over(cut, whose) if before is None else _rows_over_since(before, cut, whose)]
     said += [about] * units + [ALLOWED] * bool(facts.get("true_intervals"))
     return "; ".join([*said, *said_of_kept(facts, names)])
 
@@ -147,6 +152,18 @@ def _rows_over(cut: Facts, whose: str) -> str:
         return f"0 to {most} rows{whose}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
     told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
     return f"{told} (with noise; at most {most} {sure})"
+
+
+def _rows_over_since(before: Facts, cut: Facts, whose: str) -> str:
+    """The same of what came between two releases."""
+    rows, spread = cut["rows"] - before["rows"], SURELY * (cut["sd"] + before["sd"])
+    sure = rows > spread
+    most = rows if sure else max(rows, 0) + spread  # what the noise may hide
+    kept = [one["rows"] * (1 / one["share"] - 1) for one in (before, cut) if one.get("share")]
+    came = most + max(kept[-1] - (kept[0] if len(kept) > 1 else 0), 0) if kept else 0
+    part = f" ({'' if sure else 'at most '}{most / came:.1%} of their rows)" if came > 0 else ""
+    told = f"{'about' if sure else '0 to'} {most:,.0f} rows"
+    return f"{told} since the earlier release{whose}{part} {OVER} (with noise)"
 
 
 def _part(cut: Facts, name: str, before: str = "") -> str:
@@ -239,15 +256,16 @@ def _tested(facts: Facts, place: int) -> str:
     return "its noisy total"
 
 
-def missing(schema: pa.Schema, names: Names = None) -> list[str]:
+def missing(schema: pa.Schema, names: Names = None, since: pa.Schema | None = None) -> list[str]:
     """What no number of a release holds, or no interval: of all numbers, or of those of `names`.
 
-    Rows over the bound, clamped values, pairs beyond the limit of a join; also that bounds were
-    chosen for rows of any shape.
+    Rows over the bound (`since` an earlier release of the window, if given), clamped values, pairs
+    beyond the limit of a join; also that bounds were chosen for rows of any shape.
     """
     facts = read_facts(schema) or {}
+    before = None if since is None else read_facts(since)
     found = (
-        unbounded_sentence(facts, names), cut_sentence(facts, names),
+        unbounded_sentence(facts, names), cut_sentence(facts, names, before),
         clamp_sentence(facts, names), omitted_sentence(facts), facts.get("guessed"),
     )  # fmt: skip
     return [text for text in found if text is not None]

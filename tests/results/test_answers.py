@@ -1,6 +1,8 @@
 """Derived answers: exact without noise, and with intervals that cover as often as they say."""
 
 import json
+import re
+from unittest.mock import ANY
 
 import numpy as np
 import pyarrow as pa
@@ -659,3 +661,32 @@ def test_what_every_window_cut_is_told_beside_an_answer_of_several():
         assert "83." in first
     (alone,) = answers.difference("n", days[0], days[0]).notes
     assert alone.startswith("0 to "), "of one window there is nothing to tell apart"
+
+
+def test_rows_that_were_cut_are_told_of_the_span_that_was_asked_for(tmp_path):
+    """All rows since noon were cut, and the note said half: as much as of the whole window."""
+    users = np.repeat(np.arange(4000), 8)
+    rows = {
+        "ts": pa.array(np.tile(np.repeat([1, 50_000 * 10**6], 4), 4000), pa.timestamp("us", "UTC")),
+        "user": users, "page": np.where(users % 2, "a", "b"),
+    }  # fmt: skip
+    made = (
+        sv.memory(rows, event_time="ts").protect("user").window(sv.tumble("1 day"))
+        .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count()).bound(max_rows=4)
+        .release(every="6 hours", start="1970-01-01", end="1970-01-02",
+                 budget=sv.Budget(epsilon=8, delta=1e-6))
+    )  # fmt: skip
+    answers = sv.answers(made.run(str(tmp_path / "s"), noise=SeededNoise(1), insecure=True))
+    form = re.compile(r"(about|0 to) ([0-9,]+) rows( since the e)?[^(]*\((?:at most )?(.*?)%")
+
+    def told(derived):
+        [note] = [note for note in derived.notes if "over the contribution bound" in note]
+        word, many, since, share = form.match(note).groups()
+        return word, int(many.replace(",", "")), bool(since), float(share)
+
+    assert told(answers.last("n", 4))[2:] == (False, pytest.approx(50, abs=5))
+    word, many, since, share = told(answers.last("n", 2))
+    assert (word, since) == ("about", True)
+    assert many == pytest.approx(16_000, rel=0.1)
+    assert share > 95
+    assert told(answers.difference("n")) == ("0 to", pytest.approx(500, abs=500), True, ANY)

@@ -550,6 +550,12 @@ def test_a_fault_of_the_query_is_told_and_not_taken_for_a_rows():
             null_where_it_fails(refused, table, pa.int64())
 
 
+@pytest.mark.parametrize("name", ["TUMBLE", "hop", "TUMBLE_START"])
+def test_windows_in_group_by_are_told_where_they_belong(name):
+    with pytest.raises(PlanError, match="windows are made in FROM"):
+        compile_key(f"{name}(ts, INTERVAL 1 DAY)", TABLE.schema)
+
+
 @pytest.mark.parametrize("name", nodes.ELSEWHERE)
 def test_what_is_written_instead_of_another_dialects_function_runs(name):
     """Each refusal names a rewriting, which is one, and reads what the refused function would."""

@@ -392,6 +392,12 @@ def require_function(tree: exp.Expr) -> str:
         )
     if name in OF_TIME:
         raise PlanError(NO_TIME.format(name))
+    if name.partition("_")[0] in WINDOWS:
+        raise PlanError(
+            f"{name}: windows are made in FROM.\n"
+            "  to fix  FROM TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL 1 DAY)"
+            " GROUP BY window_start"
+        )
     if name in ELSEWHERE:
         raise PlanError(f"{name} is not GoogleSQL.\n  to fix  {ELSEWHERE[name]}")
     raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
@@ -422,6 +428,7 @@ ELSEWHERE = {  # functions of other dialects, and what to write
     ) for name in names.split()
 }  # fmt: skip
 
+WINDOWS = frozenset({"TUMBLE", "HOP", "CUMULATE"})
 _OF_TIME = "TIME TIME_TRUNC TIME_ADD TIME_SUB TIME_DIFF FORMAT_TIME PARSE_TIME"
 OF_TIME = frozenset(_OF_TIME.split())
 NO_TIME = (

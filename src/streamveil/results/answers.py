@@ -544,7 +544,13 @@ class Answers(AnswerTable):
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)
         ends = {one.window: one for one in sorted({*about, *(cell.moment for cell in cells)})}
-        said = {one: self._missing(one, outputs) for one in ends.values()}
+        begun = [cell.moment for part in parts for cell, weight in part.terms if weight < 0]
+        said = {
+            one: self._missing(
+                one, outputs, [b for b in begun if b.window == one.window and b < one]
+            )
+            for one in ends.values()
+        }
         notes += [text.replace(ALLOWED, NOT_ALLOWED) for text in self._of_windows(said)]
         last = self.releases.table(max(ends.values()))
         if not last.num_rows and self.releases.table(self.last_shown).num_rows:
@@ -552,11 +558,17 @@ class Answers(AnswerTable):
         note = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if note is None else [*notes, note]
 
-    def _missing(self, moment: Moment, names: Collection[str]) -> list[str]:
-        """What is in none of these numbers of a release, or why it shows no group."""
+    def _missing(
+        self, moment: Moment, names: Collection[str], begun: Sequence[Moment]
+    ) -> list[str]:
+        """What is in none of these numbers of a release, or why it shows no group.
+
+        Where they are of rows since an earlier release, of these rows.
+        """
         table = self.releases.table(moment)
         hidden = hidden_sentence(table)
-        return missing(table.schema, names) if hidden is None else [hidden]
+        since = self.releases.table(begun[0]).schema if begun else None
+        return missing(table.schema, names, since) if hidden is None else [hidden]
 
     def _derived(
         self, name: str, joint: Joint, found: Interval, level: float, notes: list[str],
