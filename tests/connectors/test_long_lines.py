@@ -31,12 +31,14 @@ PACK = {
     ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
 }
 CALM = """
-    import resource, sys
+    import json, resource, sys
     from streamveil.connectors.files import FilesSource
+
+    options = {"columns": {"user": "INT64", "page": "STRING"}, **json.loads(sys.argv[4])}
 
     def read(path):
         rows, rejected = [], {}
-        for chunk in FilesSource(path, columns={"user": "INT64", "page": "STRING"}).read(None, 100):
+        for chunk in FilesSource(path, **options).read(None, 100):
             rows += chunk.rows["user"].to_pylist()
             for reason, count in chunk.rejected.items():
                 rejected[reason] = rejected.get(reason, 0) + count
@@ -50,9 +52,10 @@ CALM = """
 """
 
 
-def under_a_limit(small, large, megabytes):
+def under_a_limit(small, large, megabytes, **options):
+    words = small, large, str(megabytes), json.dumps(options)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CALM), small, large, str(megabytes)],
+        [sys.executable, "-c", textwrap.dedent(CALM), *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -113,6 +116,24 @@ def test_no_line_within_the_limit_takes_a_multiple_of_it_to_read(form, tmp_path)
             file.write(line + b"\n" + ROWS[form](number, b"c") + b"\n")
     read, malformed = [*range(len(lines) + 1)], {MALFORMED: len(lines)}
     assert under_a_limit(str(small), str(large), megabytes) == f"({read}, {malformed})"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses")
+@pytest.mark.parametrize(
+    ("part", "end", "rows", "malformed"),
+    [(b"0\r", b"", [0, 2], {MALFORMED: 7_000_000}),
+     (b"0\r", b'"', [0, 1, 2], {}), (b"0\n", b'"', [0, 1, 2], {})],
+)  # fmt: skip
+def test_millions_of_lines_in_one_take_no_multiple_of_it_to_read(
+    part, end, rows, malformed, tmp_path
+):
+    """A carriage return ends a line of CSV as well; a row may have half as many lines as bytes."""
+    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
+    small.write_bytes(lines_of("csv", b"a", b"b"))
+    begin = end and b"1," + end
+    large.write_bytes(lines_of("csv", b"a") + begin + part * 7_000_000 + end + b"\n2,c\n")
+    told = under_a_limit(str(small), str(large), 400, allow_quoted_newlines=bool(end))
+    assert told == f"({rows}, {malformed})"
 
 
 @pytest.mark.parametrize("pack", PACK)

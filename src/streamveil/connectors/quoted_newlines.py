@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow.compute as pc
 
-from streamveil.connectors.long_lines import KEPT, Long, blocks
+from streamveil.connectors.long_lines import KEPT, Long, blocks, cut_at_returns
 from streamveil.connectors.text import DELIMITER, Lines, Places, paired
 
 MARK = b"\x1a"  # begins what stands for a line break in a text, or for itself
@@ -27,8 +27,7 @@ def rows_over_lines(file: BinaryIO, size: int, most: int, delimiter: str) -> Ite
     A row of more than `most` bytes is told by itself. One that the file does not end goes on to
     the end of the file and is malformed. Where lines are cut into blocks changes nothing.
     """
-    begun = b""  # lines of a row that goes on
-    over: Long | None = None  # such a row that is too long already
+    row = GrowingRow(most)
     fresh, within = (
         Quotes(delimiter),
         Quotes(delimiter),
@@ -40,51 +39,81 @@ def rows_over_lines(file: BinaryIO, size: int, most: int, delimiter: str) -> Ite
 
     fresh.begin()
     within.begin(OPEN)
-    for block in blocks(file, size, most, seen):
+    for block in cut_at_returns(blocks(file, size, most, seen), size):
         if isinstance(block, Long):
-            quotes = within if begun or over else fresh
-            over = grown(over or longer(begun), block.start, block.size + 1)
-            begun = b""
+            quotes = within if row else fresh
+            row.add(block.start, block.size + 1)
             if not quotes.open:
-                yield ended(over)
-                over = None
+                yield row.end()
             fresh.begin()
             within.begin(OPEN)
             continue
-        if over:
-            lines = block.splitlines(keepends=True)
-            closing = closing_lines(bare(lines), delimiter)
-            end = sum(map(len, lines[: closing[0] + 1])) if len(closing) else len(block)
-            over = grown(over, block[:end])
-            if not len(closing):
+        if row:
+            end = closed_at(block, delimiter)
+            row.add(block[:end])
+            if end is None:
                 continue
-            yield ended(over)
-            over, block = None, block[end:]
-        rows, begun = joined_rows(begun + block, most, delimiter)
+            yield row.end()
+            block = block[end:]
+        rows, rest = joined_rows(block, most, delimiter)
         yield from rows
-        if len(begun) > most:
-            over, begun = longer(begun), b""
-    if over:
-        yield ended(over)
-    elif begun:
-        yield marked(begun)
+        if rest:
+            row.add(rest)
+    if row:
+        yield row.left()
 
 
-def longer(lines: bytes) -> Long:
-    """A row that is too long, of which there are these lines, and more."""
-    return Long(lines[:KEPT], len(lines))
+class GrowingRow:
+    """A row that goes on: its lines, or of one that is too long the beginning."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        return self._size > 0
+
+    def add(self, lines: bytes, size: int | None = None) -> None:
+        """Go on with lines, or with the beginning of lines of this size."""
+        if self._size == sum(map(len, self._parts)):
+            self._parts.append(lines)
+        self._size += len(lines) if size is None else size
+        if self._size > self._most + len(b"\r\n"):
+            self._parts = [b"".join(self._parts)[:KEPT]]
+
+    def end(self) -> bytes | Long:
+        """The row, with the end of its last line; begin anew."""
+        lines, size = self._taken()
+        return row_of(lines, self._most) if len(lines) == size else longer(lines, size)
+
+    def left(self) -> bytes | Long:
+        """The same of a row that the file does not end."""
+        lines, size = self._taken()
+        return marked(lines) if size <= self._most else longer(lines, size)
+
+    def _taken(self) -> tuple[bytes, int]:
+        lines, size = b"".join(self._parts), self._size
+        self._parts, self._size = [], 0
+        return lines, size
 
 
-def grown(row: Long, lines: bytes, size: int | None = None) -> Long:
-    """The same with more lines, of which there may be a beginning alone."""
-    whole = row.size == len(row.start)
-    start = row.start + lines[: KEPT - len(row.start)] if whole else row.start
-    return Long(start, row.size + (len(lines) if size is None else size))
+def row_of(lines: bytes, most: int) -> bytes | Long:
+    """The row of these lines, in one line; or that it is too long."""
+    text = lines.rstrip(b"\r\n")
+    return marked(text) + lines[len(text) :] if len(text) <= most else longer(lines, len(lines))
 
 
-def ended(row: Long) -> Long:
-    """The same without the last line's end."""
-    return row._replace(start=row.start.removesuffix(b"\n"), size=row.size - 1)
+def longer(lines: bytes, size: int) -> Long:
+    """A row that is too long, of whose lines there may be the beginning alone."""
+    return Long(lines[:KEPT].removesuffix(b"\n"), size - 1)
+
+
+def closed_at(block: bytes, delimiter: str) -> int | None:
+    """Behind which line a text is closed that is open before these; None if it goes on."""
+    lines = block.splitlines(keepends=True) if b'"' in block else []
+    closing = closing_lines(bare(lines), delimiter)
+    return sum(map(len, lines[: closing[0] + 1])) if len(closing) else None
 
 
 def joined_rows(
@@ -118,13 +147,13 @@ def joined_rows(
         place = int(np.searchsorted(closing, first, "right"))
         if place == len(closing):
             break
-        final = int(closing[place])
-        at, whole = int(starts[final + 1]), int(starts[final]) + len(texts[final])
-        if whole - start <= most:
-            row += [marked(block[start:whole]), block[whole:at]]
-            continue
-        made += [b"".join(row), ended(longer(block[start:at]))]
-        row = []
+        at = int(starts[int(closing[place]) + 1])
+        whole = row_of(block[start:at], most)
+        if isinstance(whole, Long):
+            made += [b"".join(row), whole]
+            row = []
+        else:
+            row.append(whole)
     else:
         start = len(block)
         row.append(plain(block[at:]))

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from streamveil.connectors import slices
 from streamveil.connectors.file_reader import FilePart, Numbers, Reader, ReadPosition, RejectedLines
-from streamveil.connectors.long_lines import SKIPPED, Long, blocks, first_line
+from streamveil.connectors.long_lines import SKIPPED, Long, blocks, cut_at_returns, first_line
 from streamveil.connectors.manifest import COMPRESSIONS, guarded, shown
 from streamveil.connectors.quoted_newlines import rows_over_lines, with_all_breaks
 from streamveil.connectors.rejected_rows import (
@@ -162,7 +162,7 @@ class CsvReader(TextReader):
     def blocks(self, file: BinaryIO) -> Iterator[bytes | Long]:
         """See `TextReader`."""
         if not self.quoted_newlines:
-            return super().blocks(file)
+            return cut_at_returns(super().blocks(file), self.BYTES)
         return rows_over_lines(file, self.BYTES, self.most_line, self.delimiter)
 
 
