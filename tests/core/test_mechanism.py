@@ -216,8 +216,15 @@ REFUSED = {
         lambda: design(ROUNDS(), counter=HalfPaid(horizon=1, sigma=1)),
     ),
     "rounds of Laplace noise": (
-        "charges less",
+        "asks for L1",
         lambda: design(ROUNDS(), counter=COUNTERS["k-ary-tree"](horizon=1, sigma=1)),
+    ),
+    "Laplace noise for what a unit moves in L2": (  # in 100 groups, ten times what that says
+        "asks for L1",
+        lambda: design(
+            limits(PUBLIC(), max_rows=100, per_group=1),
+            counter=COUNTERS["k-ary-tree"](horizon=1, sigma=1),
+        ),
     ),
     "rounds without an end": (
         "number of triggers",

@@ -9,7 +9,7 @@ is read from the counter that discovers groups, and what all of it loses. None o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -121,7 +121,7 @@ class MechanismDesign:
     limits: Bounds  # on rows and on squared rows; no slots and no scale, which follow
     plain: tuple[Lane, ...]  # sums that rows are added to
     trees: tuple[tuple[Lane, int], ...] = ()  # a node and the levels of each
-    counter: Counter  # the shape of all counters, whatever its noise and its horizon
+    counter: Counter  # the shape of all counters, Gaussian, whatever its noise and its horizon
     noises: tuple[Exact, ...]  # one for each sum with a counter of its own, a tree level being one
     selection: Discovery | None = None  # None: groups are public
     rule: WeightRule | None = None
@@ -134,6 +134,8 @@ class MechanismDesign:
         take_numbers(self)
         if (self.limits.slots, self.limits.scale, self.limits.heaviest) != (None, 1, None):
             raise ValueError("slots follow from the selection, the scale from the weights")
+        if self.counter.loss().pure:
+            raise ValueError("what one unit moves is known in L2, and pure noise asks for L1")
         if any(lane.kind == "node" for lane in self.plain):
             raise ValueError("nodes of trees are no plain lanes")
         if any(lane.kind != "node" or levels < 1 for lane, levels in self.trees):
@@ -176,10 +178,9 @@ class Mechanism:
         take_numbers(self)
         if (have := len(self.design.noises)) != len(self.charged):
             raise ValueError(f"{len(self.charged)} lanes draw noise, and {have} have some")
-        if self.restarts:
-            if any(lane.kind == "units" for lane in self.lanes):
-                raise ValueError("a unit is new in every round: rounds count no units")
-            _ = self.release_trees  # refuses counters that charge less than what runs
+        if self.restarts and any(lane.kind == "units" for lane in self.lanes):
+            raise ValueError("a unit is new in every round: rounds count no units")
+        _ = self.restarts and self.release_trees  # refuses what charges less than it runs
 
     @cached_property
     def rule(self) -> WeightRule | None:
@@ -276,11 +277,10 @@ class Mechanism:
         """A counter of the design's shape, with such noise, for all triggers."""
         check_noise(noise * (1 if self.rule is None else self.rule.scale))  # of the lightest key
         shape: Any = self.design.counter
-        if all(part.name != "horizon" for part in fields(shape)):
-            return cast(Counter, replace(shape, sigma=noise))
-        if self.triggers is None:
+        if shape.needs_horizon and self.triggers is None:
             raise ValueError("this counter needs to know the number of triggers")
-        return cast(Counter, replace(shape, sigma=noise, horizon=self.triggers))
+        known = {"horizon": self.triggers} if shape.needs_horizon else {}
+        return cast(Counter, replace(shape, sigma=noise, **known))
 
     @cached_property
     def cut(self) -> CutCounter | None:
