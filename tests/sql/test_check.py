@@ -147,3 +147,12 @@ def test_a_number_of_units_that_is_not_true_does_not_let_sums_wrap_around(
         return
     with pytest.raises(PlanError, match="quanta"):
         parse_script(text)
+
+
+@pytest.mark.parametrize("share", ["1", "2.5", "-1"])
+def test_a_share_of_repeats_is_below_one(share):
+    """Without expected rows, nothing looked at it: 1 ended in a division by zero."""
+    more = f"{TIMED}, selection = 'gaussian', look_share = 0, expected_repeats = {share}"
+    text = sql(f"k, COUNT(DISTINCT u) AS p, COUNT(*) AS n FROM t GROUP BY k {BY_TIME}", more)
+    with pytest.raises(PlanError, match="expected_repeats must be a number at least 0 and below 1"):
+        compile_plan(parse_script(text).query.plan)

@@ -409,6 +409,7 @@ EXPECTED_REPEATS = Option(
     "0 and 0.3, both",
     "share of rows expected to repeat a group of their unit",
     part_of=(GROUP_BY,),
+    within=Limits(0, 1, with_low=True),
 )
 EXPECTED_UNITS = Option(
     "expected_units",
