@@ -160,9 +160,9 @@ def test_a_bound_on_rows_favours_neither_groups_nor_values(place):
     """Each unit has 20 equal rows of `a`, as many of `b`, and values from 0 to 19 in both."""
     name = "streamveil_copy"  # as a column was called that is added to rows
     real = {"duckdb": "DOUBLE", "postgres": "double precision", "sqlite": "REAL"}[place["kind"]]
-    rows = [(u, page, float(value)) for u in range(200) for page in "ab" for value in range(20)]
+    rows = [f"({u}, '{page}', {n}.0)" for u in range(200) for page in "ab" for n in range(20)]
     create = f"CREATE TABLE taps (u BIGINT, {name} VARCHAR(9), amount {real})"
-    run(place, create, "INSERT INTO taps VALUES ({})", rows=rows)
+    run(place, create, f"INSERT INTO taps VALUES {', '.join(rows)}")
     more = {"columns": {"u": "INT64", name: "STRING", "amount": "FLOAT64"}}
     source = opened(place, table="taps", **(more if place["kind"] == "sqlite" else {}))
     for columns in (["u", name], ["u", name, "amount"]):

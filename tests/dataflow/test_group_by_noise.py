@@ -105,7 +105,7 @@ SHOWN = {  # how keys come to be shown
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     ROWS, WINDOWS, BOUNDINGS, st.sampled_from([None, 20]), st.integers(0, 12), st.integers(0, 2),
     st.sampled_from([*SHOWN]), st.permutations(EVERYTHING), st.integers(1, len(EVERYTHING)),

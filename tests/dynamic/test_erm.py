@@ -113,7 +113,7 @@ def test_silent_training_minimises_the_risk():
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_the_minimiser_moves_no_further_than_the_proof_says(loss):
-    x, y = data(60)
+    x, y = data(24)
     lam, tolerance = 0.05, 1e-8
     base = minimiser(loss, x, y, lam, lam * tolerance)
     for i in range(len(x)):

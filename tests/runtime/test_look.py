@@ -575,7 +575,9 @@ DAILY = (
 )
 
 
-@pytest.mark.parametrize("more", ["", ", steps = 400"])
+@pytest.mark.parametrize(
+    "more", ["", pytest.param(", steps = 400", marks=pytest.mark.slow(landing=True))]
+)
 def test_live_windows_that_are_periods_are_looked_at_in_the_first(more, tmp_path):
     """Also without an end, and whatever rows of other days are there: 20,000 users of four rows."""
     rng, start = np.random.default_rng(3), 1_767_225_600_000_000

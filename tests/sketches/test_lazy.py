@@ -31,7 +31,7 @@ def exact_at(config, keys, time):
     return sketch.table
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     kind=st.sampled_from(["count-min", "count-sketch"]), depth=st.integers(1, 4),
     width=st.integers(1, 12), length=st.integers(1, 40), block=st.integers(1, 12),

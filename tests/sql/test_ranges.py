@@ -1,6 +1,7 @@
 """What an expression can be, whatever the rows: values never lie beyond it, and bounds follow."""
 
 import random
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -50,15 +51,23 @@ def expression(draw, depth):
     return draw.choice(FORMS).format(*parts, c=draw.choice(CONDITIONS), d=draw.choice(CONDITIONS))
 
 
+@cache
+def values_of(text):
+    """The value in each row; None where types do not fit."""
+    try:
+        return compile_expression(text, TABLE.schema)(TABLE)
+    except PlanError:
+        return None
+
+
 def found(number=1500, seed=3):
     """How many ranges were known, and the expressions whose values lie beyond theirs."""
     draw, known, wrong = random.Random(seed), 0, []
     for _ in range(number):
         text = expression(draw, 3)
-        try:
-            values = compile_expression(text, TABLE.schema)(TABLE)
-        except PlanError:
-            continue  # types that do not fit
+        values = values_of(text)
+        if values is None:
+            continue
         for schema in (None, TABLE.schema):
             ends = range_of(text, schema)
             if ends is None or not pa.types.is_primitive(values.type):
@@ -130,11 +139,10 @@ def filled(number=3000, seed=4):
         where = None if nth % 2 else where
         if not has_value(value, where):
             continue
-        try:
-            found = compile_expression(value, TABLE.schema)(TABLE)
-            kept = None if where is None else compile_expression(where, TABLE.schema)(TABLE)
-        except PlanError:
-            continue  # types that do not fit
+        found = values_of(value)
+        kept = None if where is None else values_of(where)
+        if found is None or (where is not None and kept is None):
+            continue
         known += 1
         found = found if kept is None else found.filter(kept)
         wrong += [(value, where)] if found.null_count else []
