@@ -16,6 +16,7 @@ from tests.engines.spark.test_job import charges, embedded, job
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
 PLAIN = (1, 2, 14, 17, 19, 22, 29)  # seeds; with them every setting below occurs
+LANDING = pytest.mark.slow(landing=True)
 SOME = [drawn(seed) for seed in sorted([*PLAIN, *range(0, 33, 3)])]
 REST = [drawn(seed) for seed in range(236) if seed > 30 or (seed % 3 and seed not in PLAIN)]
 HUNDREDS = [*CASES, *ASKED, *REST]
@@ -32,7 +33,13 @@ def assert_published_alike(case, session, folder):
     assert charges(folder) == 1
 
 
-@pytest.mark.parametrize("case", SOME, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[LANDING] if isinstance(case, Case) else [])
+        for case in SOME
+    ],
+)
 def test_dozens_of_streams_are_published_alike(case, session, tmp_path):
     assert_published_alike(case, session, tmp_path)
 

@@ -37,6 +37,7 @@ from streamveil.runtime import spark_state as states
 from streamveil.runtime.spark import SparkJob, as_on_spark
 from streamveil.runtime.spark_state import SparkLayout
 
+LANDING = pytest.mark.slow(landing=True)
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
 SEEDED = Randomness(noise=SeededNoise(lives.SEED), insecure=True)
 
@@ -102,7 +103,7 @@ def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
     assert charges(tmp_path) == 1
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("mode", [pytest.param("append", marks=LANDING), "upsert"])
 def test_a_database_has_each_release_once_where_a_step_is_repeated(
     mode, session, tmp_path, monkeypatch
 ):
@@ -140,7 +141,7 @@ def test_a_database_has_each_release_once_where_a_step_is_repeated(
     assert rows == (sum(dict(wanted).values()),)
 
 
-@pytest.mark.parametrize("failures", [1, driver.ATTEMPTS])
+@pytest.mark.parametrize("failures", [pytest.param(1, marks=LANDING), driver.ATTEMPTS])
 def test_a_worker_that_starts_too_late_costs_another_attempt(
     session, tmp_path, monkeypatch, failures
 ):
