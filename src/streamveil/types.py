@@ -28,7 +28,7 @@ __all__ = [
     "UInt8", "UInt16", "UInt32", "UInt64", "own",
 ]  # fmt: skip
 EXACT_DIGITS = 15  # of decimals, that float64 tells apart
-ROUNDED = b"streamveil rounded from"  # of a field of float64: the exact type that a database has
+ROUNDED = b"streamveil rounded from"  # of a field: the exact type that a database has
 OWN: tuple[tuple[type, Callable[[Any], Any]], ...] = (  # classes, and what makes them Python's
     (bool, bool), (np.bool_, bool), (int, int.__index__), (np.timedelta64, lambda span: span),
     (np.integer, int),

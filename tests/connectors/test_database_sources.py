@@ -175,6 +175,47 @@ def test_a_bound_on_rows_favours_neither_groups_nor_values(place):
     assert abs(np.mean([row[2] for row in kept]) - 9.5) < 0.7
 
 
+SAME_LETTERS = {"duckdb": "VARCHAR COLLATE NOCASE", "sqlite": "TEXT COLLATE NOCASE",
+                "postgres": "text COLLATE nocase"}  # fmt: skip
+
+
+def test_the_order_of_somebodys_rows_does_not_follow_who_is_equal_by_a_collation(place):
+    """Of `ANN` where `ann` is there: her rows were numbered behind those of the other one."""
+    kind = place["kind"]
+    if kind == "postgres":
+        run(place, "CREATE COLLATION nocase"
+            " (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")  # fmt: skip
+
+    def order(*users):
+        rows = [(u, n) for u in reversed(users) for n in range(20)]
+        made = f"CREATE TABLE people (u {SAME_LETTERS[kind]}, n INT)"
+        run(place, "DROP TABLE IF EXISTS people", made, "INSERT INTO people VALUES ({})", rows=rows)
+        columns = {"columns": {"u": "STRING", "n": "INT64"}} if kind == "sqlite" else {}
+        source = opened(place, table="people", **columns)
+        return [row for row in whole(source.read(None, 100)) if row[0] == users[0]]
+
+    for user, other in (("ann", "ANN"), ("ANN", "ann")):
+        assert order(user, other) == order(user)
+
+
+def test_times_of_more_digits_than_are_kept_name_no_unit(tmp_path):
+    """Two people whom DuckDB told apart by nanoseconds counted as one."""
+    duckdb = pytest.importorskip("duckdb")
+    path = str(tmp_path / "taps.duckdb")
+    with closing(duckdb.connect(path)) as connection:
+        connection.execute("CREATE TABLE taps (t TIMESTAMP_NS, us TIMESTAMP, n INT)")
+    rows = sv.source("duckdb", name="taps", path=path, table="taps")
+    for column, refused in (
+        ("t", pytest.raises(PlanError, match=r"timestamp\[ns\].*several units would count as one")),
+        ("us", nullcontext()),
+    ):
+        query = rows.protect(column).agg(n=sv.count()).bound(max_rows=1).release(
+            budget=sv.Budget(epsilon=1, delta=1e-6), look_share=0
+        )  # fmt: skip
+        with refused:
+            list(query.run(str(tmp_path / column)))
+
+
 def test_a_database_answers_one_question(visits):
     options = {name: value for name, value in visits.items() if name not in ("kind", "table")}
     columns = {"columns": COLUMNS} if visits["kind"] == "sqlite" else {}

@@ -50,6 +50,7 @@ from streamveil.connectors.rejected_rows import (
 )
 from streamveil.connectors.sinks import as_text
 from streamveil.errors import INNER, SourceError, requires_extra
+from streamveil.types import ROUNDED
 
 Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what did not fit
 AT_ONCE = 50_000  # rows
@@ -341,7 +342,7 @@ class DuckdbSource(DatabaseSource):
     dialect = "duckdb"
     at_hand = True
     text = "CAST({} AS VARCHAR)"
-    sorted_by = "CAST({} AS VARCHAR)"
+    sorted_by = "encode(CAST({} AS VARCHAR))"  # bytes: by a collation, others' texts would be equal
 
     def __init__(
         self,
@@ -371,7 +372,8 @@ class DuckdbSource(DatabaseSource):
         found = pa.RecordBatchReader.from_stream(connection.sql(query))
         return pa.schema([
             rounded(one.name, str(one.type), one.type.precision) if pa.types.is_decimal(one.type)
-            else pa.field(one.name, kind_of(one.type)) for one in found.schema
+            else pa.field(one.name, kind_of(one.type), metadata=lost_digits(one.type))
+            for one in found.schema
         ])  # fmt: skip
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
@@ -390,6 +392,11 @@ class DuckdbSource(DatabaseSource):
 
 
 SAME = {pa.int64(), pa.float64(), pa.bool_(), pa.binary(), pa.date32()}
+
+
+def lost_digits(kind: pa.DataType) -> dict[bytes, str] | None:
+    """The mark of times of which the last digits are not kept."""
+    return {ROUNDED: str(kind)} if pa.types.is_timestamp(kind) and kind.unit == "ns" else None
 
 
 def kind_of(kind: pa.DataType) -> pa.DataType:

@@ -181,16 +181,17 @@ def _check_held(field: pa.Field, public: pa.Array) -> None:
 
 
 def check_declared(source: SourceSpec, schema: pa.Schema, names: set[str]) -> None:
-    """Refuses a unit that is read as a floating-point number, and is a text or an exact number."""
+    """Refuses a unit that is read as another type than it has, which keeps fewer digits."""
     declared = source.options.get("columns") or {}
     for name in sorted(names):
         field = schema.field(name)
         exact = (field.metadata or {}).get(ROUNDED, b"").decode()
-        if pa.types.is_floating(field.type) and (exact or name in declared):
+        if exact or (pa.types.is_floating(field.type) and name in declared):
             what = f"of type {exact}, read" if exact else "declared"
+            read = "FLOAT64" if pa.types.is_floating(field.type) else "TIMESTAMP"
             raise PlanError(
                 f"the privacy unit reads column '{name}', {what} as"
-                f" {declared.get(name, 'FLOAT64')}, of which "
+                f" {declared.get(name, read)}, of which "
                 "the last digits are not kept: several units would count as one.\n"
                 "  to fix  declare it as STRING or INT64"
             )
