@@ -196,6 +196,20 @@ def test_a_classifier_improves_as_records_arrive(method):
     assert model.trained_on == 300 * 2**6
 
 
+@pytest.mark.parametrize("made", [np.zeros(4), [[0.0] * 5], None])
+def test_a_trainer_of_ones_own_that_gives_other_coefficients_is_named(made):
+    class Own:
+        def train(self, *_):
+            return made
+
+    schedule = DisjointDoubling(start=300, budget=Budget(epsilon=1))
+    model = GrowingClassifier(
+        features=4, classes=(0, 1), schedule=schedule, noise=SeededNoise(3), method=Own()
+    )
+    with pytest.raises(PlanError, match=r"gives coefficients of shape \(5,\), not"):
+        model.partial_fit(*stream(300))
+
+
 def test_batches_of_any_size_give_the_same_model():
     x, y = stream(900)
 

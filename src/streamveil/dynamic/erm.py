@@ -475,4 +475,8 @@ class GrowingClassifier:
         return rows[start:stop], labels[start:stop]
 
     def _train(self, data: Data, share: Share, place: Place) -> Array:
-        return self.trainer.train(*data, share, place)
+        made = np.asarray(self.trainer.train(*data, share, place))
+        wanted = data[0].shape[1:]
+        if made.shape != wanted:
+            raise PlanError(f"a trainer gives coefficients of shape {wanted}, not {made.shape}")
+        return made
