@@ -198,6 +198,22 @@ def test_the_order_of_somebodys_rows_does_not_follow_who_is_equal_by_a_collation
         assert order(user, other) == order(user)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_nor_who_is_equal_up_to_a_null_character(kind, tmp_path):
+    """SQLite quotes a text up to there: rows of `ann` were numbered with those of `ann\\0x`."""
+    pytest.importorskip({"sqlite": "sqlite3"}.get(kind, kind))
+    found = []
+    for number, users in enumerate((["ann\0x", "ann"], ["ann"])):
+        place = {"kind": kind, "path": str(tmp_path / f"{number}.db")}
+        run(place, "CREATE TABLE people (u VARCHAR, n INT)", "INSERT INTO people VALUES ({})",
+            rows=[(u, n) for u in users for n in range(20)])  # fmt: skip
+        columns = {"columns": {"u": "STRING", "n": "INT64"}} if kind == "sqlite" else {}
+        rows = whole(opened(place, table="people", **columns).read(None, 100))
+        found.append([row for row in rows if row[0] == "ann"])
+    assert found[0] == found[1]
+    assert len(found[0]) == 20
+
+
 def test_times_of_more_digits_than_are_kept_name_no_unit(tmp_path):
     """Two people whom DuckDB told apart by nanoseconds counted as one."""
     duckdb = pytest.importorskip("duckdb")

@@ -246,7 +246,7 @@ class SqliteSource(DatabaseSource):
     dialect = "sqlite"
     at_hand = True
     error = sqlite3.Error
-    sorted_by = "quote({})"
+    sorted_by = "quote({0}) || hex({0})"  # a text is quoted up to a null character in it alone
 
     def __init__(
         self,
