@@ -35,12 +35,61 @@ def sent(users, partitions=2):
 
 
 def test_ranges_begin_with_the_partition_that_a_position_names():
-    topic, ends = Topic(servers="", topic="t"), {0: (2, 5), 1: (3, 9), 2: (0, 0)}
-    assert [part.partition for part in left(topic, {}, ends, 1)] == [1, 0]
-    assert list(left(topic, {0: 5, 1: 4}, ends, 0)) == [Range(1, 4, 9)]
+    topic, ends = Topic(servers="", topic="t"), {0: (2, 5), 1: (3, 9), 2: (0, 0), 3: (0, 1)}
+    assert [part.partition for part in left(topic, {}, ends, 1)] == [1, 3]
+    assert list(left(topic, {0: 5, 1: 4}, ends, 0)) == [Range(1, 4, 9), Range(3, 0, 1)]
 
 
-@pytest.mark.parametrize("known", [{0: 1}, {0: 6}, {3: 0}], ids=["deleted", "beyond", "no such"])
+@pytest.fixture
+def mock():
+    """A broker within this process, and how to send rows of somebody to partitions of a topic."""
+    client = pytest.importorskip("confluent_kafka")
+    kept = client.Producer({"bootstrap.servers": "none", "test.mock.num.brokers": 1})
+    [node] = kept.list_topics(timeout=20).brokers.values()
+
+    def send(topic, *rows):
+        for partition, u, page in rows:
+            text = json.dumps({"u": u, "page": page}).encode()
+            kept.produce(topic, text, partition=partition)
+        kept.flush()
+
+    return f"{node.host}:{node.port}", send
+
+
+def test_the_order_of_somebodys_rows_does_not_follow_where_others_had_some(mock):
+    """A read began with the partition in which the last one ended: others decided which it was."""
+    servers, send = mock
+    found, columns = [], {"u": "STRING", "page": "STRING"}
+    for topic, more in ("with", [(2, "one more", "x")]), ("without", []):
+        send(topic, (0, "other", "x"), (1, "another", "x"), *more)
+        source = KafkaSource(servers, topic, columns)
+        *_, last = source.read(None, 100)
+        send(topic, (1, "me", "b"), (2, "me", "c"), (0, "me", "a"))
+        chunks = list(source.read(last.position, 100))
+        found.append([row["page"] for row in rows_of(chunks) if row["u"] == "me"])
+        send(topic, (1, "me", "e"), (0, "me", "d"))
+        ended = [one.position for one in chunks if one.rows.num_rows]
+        for died_at in ended:  # what has come before it is left to the next read
+            *_, again = source.read(died_at, 100)
+            assert json.loads(again.position)["next"] == 0
+    assert found == [["a", "b", "c"]] * 2
+
+
+def test_what_comes_before_the_place_where_a_reader_died_is_in_the_next_read(mock):
+    servers, send = mock
+    send("t", *((p, "me", f"{p}{n}") for p in (0, 1, 2) for n in (0, 1)))
+    source = KafkaSource(servers, "t", {"u": "STRING", "page": "STRING"})
+    chunks = [one for one in source.read(None, 1) if one.rows.num_rows]
+    send("t", (0, "me", "new"), (2, "me", "new too"))
+    for place, died_at in enumerate(chunks):
+        rest = list(source.read(died_at.position, 1))
+        after = list(source.read(rest[-1].position, 1))
+        seen = [row["page"] for row in rows_of([*chunks[: place + 1], *rest, *after])]
+        assert sorted(seen) == sorted(["00", "01", "10", "11", "20", "21", "new", "new too"])
+        assert [page for page in seen if len(page) == 2] == ["00", "01", "10", "11", "20", "21"]
+
+
+@pytest.mark.parametrize("known", [{0: 1}, {0: 6}, {4: 0}], ids=["deleted", "beyond", "no such"])
 def test_what_is_gone_is_said(known):
     with pytest.raises(SourceError, match="topic 't' are gone"):
         list(left(Topic(servers="", topic="t"), known, {0: (2, 5)}, 0))
@@ -148,7 +197,9 @@ def test_every_position_goes_on_with_the_same_rows(broker, topic):
         assert mine == after
         following = places(rows_of(chunks[at + 1 : at + 2]))
         assert places(follows)[: min(len(following), most)] == following[:most]
-        assert len(follows) == len(after) + 1
+        *_, last = source.read(chunk.position, most)
+        later = rows_of(source.read(last.position, most))  # of partitions that were read before
+        assert len(follows) + len(later) == len(after) + 1
 
 
 @needs_broker

@@ -30,6 +30,8 @@ from streamveil.connectors.kafka_topic import (
 )
 from streamveil.connectors.rejected_rows import TracedSource
 
+LOWEST = 0  # the partition with which a read begins
+
 
 class KafkaSource(TracedSource):
     """Messages of a topic in the order of partitions and offsets, as far as they are there now.
@@ -38,13 +40,15 @@ class KafkaSource(TracedSource):
     `format`: json, or avro or protobuf with a `registry` of schemas and their `subject`;
     `partitions`: which are read, as numbers ('0, 4-7') or as a share of all ('1 of 3');
     `follow = FALSE` reads what is there and ends. A declared column `kafka_header_NAME` is the last
-    header of that name. A read visits one partition after the other, each up to its end as of the
-    beginning of the read.
+    header of that name. A read visits one partition after the other, in the order of their numbers,
+    each up to its end as of the beginning of the read.
 
-    A position holds the next offset of every partition and which of them comes next. Proof that
-    reading goes on with the same rows in the same order: rows follow a position within one
-    partition, the one that it names, up to the next position; and messages of a partition never
-    change. What another partition has got meanwhile comes after the next position.
+    A position holds the next offset of every partition and which of them comes next; behind all of
+    them it names the lowest. Proof that reading goes on with the same rows in the same order: rows
+    follow a position within one partition, the one that it names, up to the next position; and
+    messages of a partition never change. What a partition before it has got meanwhile is left to
+    the next read, as it is where nothing ended in between. So each step has somebody's rows in the
+    order of partitions and offsets, whatever others' messages are, and wherever a process died.
 
     Offsets start again where a topic is deleted and made anew, so a position also holds what the
     brokers tell the topic by, and a digest of the last message. A topic that they tell by something
@@ -90,7 +94,7 @@ class KafkaSource(TracedSource):
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
         wanted = select(self.schema(), columns, f"topic '{self.topic.topic}'")
-        at: Any = json.loads(position) if position else {"offsets": {}, "next": 0}
+        at: Any = json.loads(position) if position else {"offsets": {}, "next": LOWEST}
         offsets = {int(p): offset for p, offset in at["offsets"].items()}
         consumer = self.topic.consumer()
         try:
@@ -108,12 +112,15 @@ class KafkaSource(TracedSource):
                 if following != here or here not in offsets:  # else the last position says it
                     offsets[here], following = part.start, here
                     yield self.rows.chunk([], wanted, position_of(offsets, here, making))
+                behind = later.partition if later else LOWEST
                 for found, after in messages(consumer, self.topic, part, min(max_rows, AT_ONCE)):
                     offsets[here] = after
-                    following = later.partition if later and after == part.stop else here
+                    following = behind if after == part.stop else here
                     making = making.behind(found[-1])
                     position = position_of(offsets, following, making)
                     yield self.rows.chunk(found, wanted, position, traced=self.traced)
+            if following != LOWEST:
+                yield self.rows.chunk([], wanted, position_of(offsets, LOWEST, making))
         finally:
             consumer.close()
 

@@ -232,7 +232,7 @@ class Range:
 def left(
     topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[int, int]], first: int
 ) -> Iterator[Range]:
-    """What is left to read of every partition, the named one first.
+    """What is left to read of the named partition and of those behind it, in order.
 
     Raises SourceError where messages that were not read yet are gone.
 
@@ -241,7 +241,7 @@ def left(
     [Range(partition=1, start=3, stop=9)]
     """
     require_kept(topic, offsets, ends)
-    for p in sorted(ends, key=lambda p: (p < first, p)):
+    for p in sorted(p for p in ends if p >= first):
         low, high = ends[p]
         start = offsets.get(p, low)
         if start < high:
