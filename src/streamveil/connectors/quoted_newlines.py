@@ -28,10 +28,8 @@ def rows_over_lines(file: BinaryIO, size: int, most: int, delimiter: str) -> Ite
     the end of the file and is malformed. Where lines are cut into blocks changes nothing.
     """
     row = GrowingRow(most)
-    fresh, within = (
-        Quotes(delimiter),
-        Quotes(delimiter),
-    )  # behind a long line that begins a row, or goes on
+    fresh = Quotes(delimiter)  # behind a long line that begins a row
+    within = Quotes(delimiter)  # behind one with which a row goes on
 
     def seen(part: bytes) -> None:
         fresh.pass_over(part)
