@@ -189,6 +189,14 @@ def test_blocks_hold_every_line_up_to_the_limit_and_tell_of_the_others(most, siz
     assert lengths == others
 
 
+def test_a_small_limit_makes_no_small_blocks(tmp_path):
+    """Each was a micro-batch, and a commit: a thousand for a megabyte."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(lines_of("csv", *[b"a"] * 100_000))
+    source = FilesSource(str(path), columns=COLUMNS, max_line_bytes=100)
+    assert [chunk.rows.num_rows for chunk in source.read(None, 1 << 20)] == [100_000]
+
+
 def test_a_header_too_long_and_a_limit_that_is_none_are_refused_in_words(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"a," * 1000 + b"b\n1,2\n")

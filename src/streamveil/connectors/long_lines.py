@@ -27,7 +27,28 @@ def blocks(
     >>> list(blocks(io.BytesIO(b"a\nbb\nccccc\nd"), 4, 4))
     [b'a\nbb\n', Long(start=b'ccccc', size=5), b'd']
     """
-    while block := file.read(min(size, most)):
+    found: list[bytes] = []
+    held = 0
+    for block in read_blocks(file, min(size, most), most, seen):
+        if not isinstance(block, Long):
+            found.append(block)
+            held += len(block)
+            if held < size:
+                continue
+        if found:
+            yield b"".join(found)
+            found, held = [], 0
+        if isinstance(block, Long):
+            yield block
+    if found:
+        yield b"".join(found)
+
+
+def read_blocks(
+    file: BinaryIO, size: int, most: int, seen: Callable[[bytes], object]
+) -> Iterator[bytes | Long]:
+    """The same, each read at once: `size` is `most` or less."""
+    while block := file.read(size):
         whole = block.rfind(b"\n") + 1
         begun = len(block) - whole  # bytes of a line that goes on
         rest = file.readline(most + 1 - begun) if begun else b""
