@@ -144,6 +144,44 @@ def test_every_position_goes_on_with_the_rows_that_follow(place):
         assert sorted(rows_of(later)) == expected(range(13, 15))
 
 
+def another(place, request, folder, monkeypatch):
+    """An empty place of the same kind."""
+    folder.mkdir()
+    place.close()
+    if place.kind == "kafka":
+        name = f"{place.topic[:70]}.again"
+        place.server.make(name, 2)
+        return places.Kafka(place.server, name)
+    if place.kind == "iceberg":
+        place.catalog.drop_table("shop.visits")
+    return places.made(request.node.callspec.params["place"], request, folder, monkeypatch)
+
+
+def order_in_steps(place, odd):
+    """Of rows that come step by step, with those of one user or without: which user has each."""
+    batches, position, found = [[3, 8, 5], [1, 6, 2, 3], [8, 5, 4], [7, 6, 1]], None, []
+    more = [[1000], [], [1001], [1000, 1001]] if odd else [[]] * 4  # of both partitions
+    for batch, added in zip(batches, more, strict=True):
+        place.put([*batch, *added])
+        while place.live and (chunks := list(place.open().read(position, 2))):
+            position = chunks[-1].position
+            found += [u for u, _ in rows_of(chunks)]
+            if not any(chunk.rows.num_rows for chunk in chunks):
+                break
+    found = found if place.live else [u for u, _ in rows_of(place.open().read(None, 2))]
+    assert len(found) == sum(map(len, batches + more))
+    return [u for u in found if u < 1000]
+
+
+@over()
+def test_nobody_elses_rows_decide_in_which_order_rows_come(place, request, tmp_path, monkeypatch):
+    """A bound lets the first rows of a person pass: which these are follows from his own alone."""
+    without = order_in_steps(place, odd=False)
+    beside = another(place, request, tmp_path / "beside", monkeypatch)
+    assert order_in_steps(beside, odd=True) == without
+    beside.close()
+
+
 @over(places.TYPED)
 def test_what_is_no_row_is_counted_and_no_word_tells_it(place, capfd):
     place.put(range(4))
