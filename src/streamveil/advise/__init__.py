@@ -493,7 +493,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
          f"about {(1e6 * unit + 1e5 * (seen + KEY_BYTES + shown)) / 2**20:,.0f} MiB in one window"),
     ]  # fmt: skip
     if operator.distinct_lanes:
-        rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
+        rows.append(("per different value of a group", "20 to 60 bytes (COUNT(DISTINCT x))"))
     if plan.source.combines:
         from streamveil.advise.explain_own_rows import kept_rows
 

@@ -23,7 +23,8 @@ Proof: Let D = D' + unit u, and fix the releases so far. Which rows of other uni
     counter. The argument holds for any function of x in place of x, so also for its 128-bit name.
 Error: that of the counter at twice the reach of COUNT; two values share a 128-bit name, and are
     then counted once, with probability at most n^2 / 2^129 among n values.
-Memory: 16 to 32 bytes of name and 5 to 10 of slots for every (window, group, value).
+Memory: 16 to 32 bytes of name and 5 to 10 of slots for every (window, group, value); up to 60 bytes
+    at once while they grow.
 Numerics: exact integers.
 """
 
