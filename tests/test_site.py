@@ -55,6 +55,7 @@ def public():
         yield from ((f"streamveil.{module}.{name}", getattr(found, name)) for name in found.__all__)
 
 
+@pytest.mark.slow(landing=True)  # of pages that are built
 def test_nothing_is_loaded_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
@@ -91,6 +92,7 @@ def test_colours_can_be_read():
     assert contrast("#009485", "#ffffff") < 4.5, "teal, as the theme has it"
 
 
+@pytest.mark.slow(landing=True)  # of pages that are built
 def test_the_reference_holds_every_public_name(site):
     text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     there = set(re.findall(r'id="(streamveil\.[\w.]+)"', text))

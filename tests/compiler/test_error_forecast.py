@@ -354,7 +354,8 @@ def test_explain_forecasts_all_groups_where_sizes_are_expected():
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"expected_rows": 0}, "between 1 and"), ({"expected_most_rows": 2}, "at least"),
-    ({"expected_repeats": 1.0}, "at least 0 and below 1"), ({"expected_units": 1e13}, "between 1 and"),
+    ({"expected_repeats": 1.0}, "at least 0 and below 1"),
+    ({"expected_units": 1e13}, "between 1 and"),
 ])  # fmt: skip
 def test_expectations_that_make_no_sense_are_refused(change, message):
     with pytest.raises(PlanError, match=message):
