@@ -30,6 +30,7 @@ compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes o
 Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 740 above it
+HALF_DIGIT = 0.5e-4  # by which a share is rounded at most
 OVER = "are in no number: they were over the contribution bound"
 OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
 UNBOUNDED = "unbounded"  # among the facts of a number: why there is none
@@ -121,7 +122,11 @@ def cut_sentence(facts: Facts, names: Names = None, since: Facts | None = None) 
     about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
     whose = OF_SHOWN if "cut_of" in facts else ""
     before = (since or {}).get("cut")
-    said = [_rows_over(cut, whose) if before is None else _rows_over_since(before, cut, whose)]
+    if before is None:
+        said = [_rows_over(cut, f"rows or more{whose}", f"rows{whose}")]
+    else:
+        came = f"rows since the earlier release{whose}"
+        said = [_rows_over(cut_between(before, cut), came, came)]
     said += [about] * units + [ALLOWED] * bool(facts.get("true_intervals"))
     return "; ".join([*said, *said_of_kept(facts, names)])
 
@@ -142,28 +147,47 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
     return [f"{', '.join(found)}: {OF_KEPT}"] if found else []
 
 
-def _rows_over(cut: Facts, whose: str) -> str:
+def _rows_over(cut: Facts, about: str, at_most: str) -> str:
     """How many rows were cut. Where noise alone might say so, from none to how many at most."""
     most = f"{cut['high']:,.0f}"
     sure = f"with 95 % confidence; of one unit, {cut['each']:,d} such rows are counted at most"
     if most == "0":
-        return f"no rows{whose} were over the contribution bound ({sure})"
+        return f"no {at_most} were over the contribution bound ({sure})"
     if cut["rows"] <= SURELY * cut["sd"]:
-        return f"0 to {most} rows{whose}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
-    told = f"about {cut['rows']:,.0f} rows or more{whose}{_part(cut, 'share')} {OVER}"
+        return f"0 to {most} {at_most}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
+    told = f"about {cut['rows']:,.0f} {about}{_part(cut, 'share')} {OVER}"
     return f"{told} (with noise; at most {most} {sure})"
 
 
-def _rows_over_since(before: Facts, cut: Facts, whose: str) -> str:
-    """The same of what came between two releases."""
-    rows, spread = cut["rows"] - before["rows"], SURELY * (cut["sd"] + before["sd"])
-    sure = rows > spread
-    most = rows if sure else max(rows, 0) + spread  # what the noise may hide
-    kept = [one["rows"] * (1 / one["share"] - 1) for one in (before, cut) if one.get("share")]
-    came = most + max(kept[-1] - (kept[0] if len(kept) > 1 else 0), 0) if kept else 0
-    part = f" ({'' if sure else 'at most '}{most / came:.1%} of their rows)" if came > 0 else ""
-    told = f"{'about' if sure else '0 to'} {most:,.0f} rows"
-    return f"{told} since the earlier release{whose}{part} {OVER} (with noise)"
+def cut_between(before: Facts, cut: Facts) -> Facts:
+    """What was cut between two releases of a window, as far as what both tell allows.
+
+    At most: what was cut at most by the later one, less what surely was cut by the earlier one. The
+    part of their rows is told only where the rounded parts of both tell how many rows came.
+
+    >>> known = {"rows": 0, "sd": 4.0, "high": 20.0, "each": 5, "share_high": 0.02}
+    >>> cut_between(known, {"rows": 980, "sd": 4.0, "high": 1000.0, "each": 5, "share_high": 0.5})
+    {'rows': 980, 'sd': 8.0, 'high': 1000.0, 'each': 5, 'share': 0.98, 'share_high': 0.9804}
+    """
+    surely = max(before["rows"] - SURELY * before["sd"], 0)
+    rows = max(cut["rows"] - before["rows"], 0)
+    made = {
+        "rows": rows, "sd": before["sd"] + cut["sd"],
+        "high": max(cut["high"] - surely, rows), "each": cut["each"],
+    }  # fmt: skip
+    if not (before.get("share_high") and cut.get("share_high")):
+        return made
+    kept = max(_kept(cut) - _kept(before), 0)
+    off = sum(HALF_DIGIT * one["high"] / one["share_high"] ** 2 for one in (before, cut))
+    if made["high"] + kept < 10 * off:
+        return made
+    ends = {"share": rows, "share_high": made["high"]}
+    return made | {name: round(end / (end + kept), 4) for name, end in ends.items() if end}
+
+
+def _kept(cut: Facts) -> float:
+    """The rows that were kept, from the part that was cut at most."""
+    return float(cut["high"] * (1 / cut["share_high"] - 1))
 
 
 def _part(cut: Facts, name: str, before: str = "") -> str:

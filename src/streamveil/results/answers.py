@@ -547,7 +547,7 @@ class Answers(AnswerTable):
         begun = [cell.moment for part in parts for cell, weight in part.terms if weight < 0]
         said = {
             one: self._missing(
-                one, outputs, [b for b in begun if b.window == one.window and b < one]
+                one, outputs, next((b for b in begun if b.window == one.window and b < one), None)
             )
             for one in ends.values()
         }
@@ -558,16 +558,14 @@ class Answers(AnswerTable):
         note = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if note is None else [*notes, note]
 
-    def _missing(
-        self, moment: Moment, names: Collection[str], begun: Sequence[Moment]
-    ) -> list[str]:
+    def _missing(self, moment: Moment, names: Collection[str], begun: Moment | None) -> list[str]:
         """What is in none of these numbers of a release, or why it shows no group.
 
         Where they are of rows since an earlier release, of these rows.
         """
         table = self.releases.table(moment)
         hidden = hidden_sentence(table)
-        since = self.releases.table(begun[0]).schema if begun else None
+        since = None if begun is None else self.releases.table(begun).schema
         return missing(table.schema, names, since) if hidden is None else [hidden]
 
     def _derived(
