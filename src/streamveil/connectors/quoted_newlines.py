@@ -29,14 +29,12 @@ def rows_over_lines(file: BinaryIO, size: int, most: int, delimiter: str) -> Ite
     """
     row = GrowingRow(most)
     fresh = Quotes(delimiter)  # behind a long line that begins a row
-    within = Quotes(delimiter)  # behind one with which a row goes on
+    within = Quotes(delimiter, OPEN)  # behind one with which a row goes on
 
     def seen(part: bytes) -> None:
         fresh.pass_over(part)
         within.pass_over(part)
 
-    fresh.begin()
-    within.begin(OPEN)
     for block in cut_at_returns(blocks(file, size, most, seen), size):
         if isinstance(block, Long):
             quotes = within if row else fresh
@@ -44,7 +42,7 @@ def rows_over_lines(file: BinaryIO, size: int, most: int, delimiter: str) -> Ite
             if not quotes.open:
                 yield row.end()
             fresh.begin()
-            within.begin(OPEN)
+            within.begin()
             continue
         if row:
             end = closed_at(block, delimiter)
@@ -170,15 +168,15 @@ def closing_lines(lines: list[bytes], delimiter: str) -> Places:
 
 
 class Quotes:
-    """Whether a text is open behind a line that is told in parts."""
+    """Whether a text is open behind a line that is told in parts, from a state before it."""
 
-    def __init__(self, delimiter: str) -> None:
-        self._fields = whole_fields(delimiter)
+    def __init__(self, delimiter: str, first: bytes = b"") -> None:
+        self._fields, self._first = whole_fields(delimiter), first
         self.begin()
 
-    def begin(self, before: bytes = b"") -> None:
-        """Begin a line, behind what has the state of such bytes."""
-        self._before = before
+    def begin(self) -> None:
+        """Begin a line."""
+        self._before = self._first  # what came before it has the state of these bytes
 
     @property
     def open(self) -> bool:
