@@ -284,6 +284,16 @@ def test_time_runs_forward_only_and_by_the_right_clock():
         lazy().open(SilentNoise()).tick()
 
 
+@pytest.mark.parametrize("ticks", [-1, 1.5, None, 10**6])
+def test_keys_of_a_tick_that_is_refused_do_not_count(ticks):
+    """They did, and counted twice where the tick was made again: twice what is charged."""
+    live = lazy(clock="ticks", round=1).open(SilentNoise())
+    with pytest.raises((PlanError, HorizonError), match=r"ticks|horizon"):
+        live.tick([7], ticks=ticks)
+    live.tick()
+    assert live.published().table.sum() == 0
+
+
 def test_the_noise_is_what_the_budget_asks_for():
     config = lazy(kind="count-sketch", protects=Neighbours(relation="event-change"))
     assert config.noise.change == 12

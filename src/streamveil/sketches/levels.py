@@ -265,6 +265,7 @@ class LiveSketch:
             PlanError: a key is none that this sketch counts.
         """
         with self._place.drawn.turn():
+            self.config.tables[0].time_after(self._state[0], ticks)  # refused before keys count
             if keys is not None:
                 self.update(keys)
             for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):

@@ -25,7 +25,7 @@ from streamveil.core.counters.cell_kernels import (
 from streamveil.core.counters.cells import LONGEST, CellCounter
 from streamveil.core.noise.bulk.gaussian import new_scratch
 from streamveil.core.noisy import Noisy, post_process, public
-from streamveil.errors import HorizonError, PlanError, StoreError
+from streamveil.errors import HorizonError, PlanError, StoreError, whole
 from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words
@@ -185,17 +185,19 @@ class SketchTable:
         self._check_time(tables, int(tables.clock[0]) + len(words))
         arrive(tables, self.law, keys, words, weights)
 
-    def tick(self, tables: Tables, ticks: int, keys: UInt64[Array, "r 8"]) -> None:
-        """Time passes on the tick clock."""
+    def time_after(self, tables: Tables, ticks: int) -> int:
+        """The tick clock after so many ticks; refuses what is none, and time beyond the horizon."""
         if self.schedule.clock != "ticks":
             raise PlanError("with the arrival clock time passes by itself")
-        if not isinstance(ticks, int | np.integer):
-            raise PlanError(f"ticks must be a whole number, not {type(ticks).__name__}")
-        if ticks < 0:
+        if (ticks := whole("ticks", ticks)) < 0:
             raise PlanError(f"time does not run backwards: {ticks} ticks")
         time = int(tables.clock[0]) + ticks
         self._check_time(tables, time)
-        advance(tables, self.law, keys, time)
+        return time
+
+    def tick(self, tables: Tables, ticks: int, keys: UInt64[Array, "r 8"]) -> None:
+        """Time passes on the tick clock."""
+        advance(tables, self.law, keys, self.time_after(tables, ticks))
 
     def flush(self, tables: Tables, keys: UInt64[Array, "r 8"]) -> None:
         """Pushes every column now. Must be asked for at times that do not depend on the data."""
