@@ -8,6 +8,7 @@ import pytest
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.errors import PlanError
 from streamveil.sketches import HeavyHitters, PublishedHierarchy, PublishedSketch
 from streamveil.sketches import heavy_hitters as module
 
@@ -140,3 +141,6 @@ def test_bad_keys_and_questions_are_refused():
         live.update([2**16])
     with pytest.raises(ValueError, match="beam"):
         live.published().top(10, beam=5)
+    for name, wrong in (("k", 1.5), ("beam", None), ("threshold", np.nan), ("threshold", "9")):
+        with pytest.raises(PlanError, match=name):
+            live.published().top(**{"k": 3, name: wrong})

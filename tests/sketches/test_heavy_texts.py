@@ -6,6 +6,7 @@ import pytest
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.errors import PlanError
 from streamveil.sketches import HeavyTexts
 from streamveil.sketches.heavy_texts import GOLDEN, extended
 from streamveil.sketches.keys import cut_texts
@@ -114,6 +115,12 @@ def test_texts_are_cut_between_characters(length):
     ]
 
 
+def test_a_long_text_is_estimated_as_it_is_counted():
+    live = finder(8, horizon=1).open(SilentNoise())
+    live.tick(["a long text"] * 50)
+    assert live.published().estimate(["a long text"]).tolist() == [50]
+
+
 def test_nothing_is_found_where_nothing_came_and_nothing_of_a_text_is_kept():
     live = finder(40, horizon=1).open(SeededNoise(3))
     live.tick()
@@ -156,7 +163,10 @@ def test_bad_settings_are_refused(fields, words):
 
 def test_bad_questions_and_keys_are_refused():
     live = finder(20).open(SilentNoise())
-    with pytest.raises(ValueError, match="texts"):
-        live.tick([3, 4])
+    for wrong in ([3, 4], ["a", None], pa.array(["a", None]), "ab", 7, ["a\ud800"]):
+        with pytest.raises(PlanError, match=r"text|nulls"):
+            live.tick(wrong)
+    live.tick()
+    assert live.published().levels[-1].total == 0
     with pytest.raises(ValueError, match="beam"):
         live.published().top(10, beam=5)

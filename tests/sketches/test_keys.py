@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from streamveil.errors import PlanError
 from streamveil.sketches.keys import (
     integer_words,
     key_words,
@@ -83,6 +84,12 @@ def test_text_prefixes_sort_and_return():
     assert words_text(words) == texts
     assert words_text(text_words(["streaming"], 8), 8) == ["streamin"]
     assert words_text(text_words(["abc"], 2), 2) == ["ab"]
+    for length in (0, 9, 2.5):
+        with pytest.raises(PlanError, match="length"):
+            text_words(["abc"], length)
+    for missing in (["a", None], pa.array([None, "a"])):
+        with pytest.raises(PlanError, match=r"missing|nulls"):
+            text_words(missing)
 
 
 def test_integer_words_check_the_range():
@@ -119,7 +126,8 @@ def test_byte_strings_of_every_length_follow_the_public_rule():
 
 
 def test_broken_text_is_refused_without_showing_it():
-    for bad in (["fine", "secret\ud800"], [b"x", "secret\ud800"]):
+    texts = ["fine", "secret\ud800"]
+    for bad in (texts, [b"x", "secret\ud800"], np.array(texts)):
         with pytest.raises(ValueError, match="valid Unicode") as caught:
             key_words(bad)
         assert "secret" not in str(caught.value)

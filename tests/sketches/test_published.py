@@ -8,6 +8,7 @@ import pytest
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
+from streamveil.errors import PlanError
 from streamveil.sketches import LazySketch, PublishedSketch
 from tests.statistics import ALPHA, DETECTABLE, assert_fits, assert_rejects, rounded_gaussian
 
@@ -125,8 +126,11 @@ def test_bounds_hold_for_weights_and_for_ticks(kind):
 def test_a_bound_that_few_rows_cannot_give_is_refused():
     with pytest.raises(ValueError, match="more rows"):
         shown(kind="count-sketch", depth=1).error_bound(1e-30)
-    with pytest.raises(ValueError, match="beta"):
-        shown().error_bound(0)
+    for name, wrong in (("beta", 0), ("arrivals", -1), ("late", np.nan)):
+        with pytest.raises(PlanError, match=name):
+            shown().error_bound(**{"beta": 0.1, name: wrong})
+    with pytest.raises(PlanError, match="confidence"):
+        shown().interval(shown().estimate([1]), 1)
 
 
 def test_snapshots_merge_when_their_public_seed_is_equal():

@@ -19,7 +19,7 @@ from streamveil.errors import PlanError, require_positive
 from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
-from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
+from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_search
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
 from streamveil.types import Array, Float64, UInt64
@@ -221,9 +221,9 @@ class PublishedHierarchy:
                 change.
 
         Raises:
-            PlanError: k is below 1, or the beam is below k.
+            PlanError: k is below 1, the beam is below k, or the threshold is no number.
         """
-        require_beam(k, beam)
+        require_search(k, beam, threshold)
         found = np.arange(2 ** self.level_bits[0], dtype=np.uint64)
         for level, sketch in enumerate(self.levels):
             if level:

@@ -19,8 +19,8 @@ from streamveil.dataflow.hashing import is_text
 from streamveil.dataflow.keys import cells_of
 from streamveil.errors import PlanError, require_between
 from streamveil.sketches.hashing import LARGEST_WIDTH, Layout
-from streamveil.sketches.keys import GOLDEN, cut_texts, is_utf8
-from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_beam
+from streamveil.sketches.keys import GOLDEN, cut_texts, is_utf8, text_column
+from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_search
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
 from streamveil.types import Array, Float64, UInt64
@@ -208,7 +208,7 @@ class PublishedTexts:
         return self.levels[-1].sd / self.weight
 
     def estimate(self, keys: Any) -> Float64[Array, " keys"]:
-        """Estimated weight of any texts of at most `length` bytes.
+        """Estimated weight of any texts, cut as those that were counted.
 
         Args:
             keys: texts or bytes.
@@ -216,7 +216,7 @@ class PublishedTexts:
         Raises:
             PlanError: they are something else.
         """
-        data, ends = cells_of([cut_texts(column_of(keys), LONGEST_TEXT)])
+        data, ends = cells_of([cut_texts(column_of(keys), len(self.levels))])
         return self._whole(
             np.array([hashed(data[a:b]) for a, b in zip(ends - np.diff(ends, prepend=0), ends,
                                                         strict=True)], np.uint64)
@@ -237,9 +237,9 @@ class PublishedTexts:
             beam: prefixes that are followed at each length, at least k.
 
         Raises:
-            PlanError: k is below 1, or the beam is below k.
+            PlanError: k is below 1, the beam is below k, or the threshold is no number.
         """
-        require_beam(k, beam)
+        require_search(k, beam, threshold)
         least = GUARD * self.sd if threshold is None else threshold
         texts: list[bytes] = []
         estimates: list[float] = []
@@ -333,7 +333,7 @@ def hashed(text: Array) -> np.uint64:
 
 def column_of(keys: Any) -> pa.Array:
     """Texts as an Arrow column."""
-    column = keys if isinstance(keys, pa.Array) else pa.array(keys)
+    column = text_column(keys)
     if not (len(column) == 0 or is_text(column.type)):
         raise PlanError(f"a finder of texts counts texts, not {column.type}")
     return column.cast(pa.large_string()) if len(column) == 0 else column

@@ -18,7 +18,7 @@ from streamveil.compiled import njit
 from streamveil.core.noise.bulk.lanes import load_word
 from streamveil.dataflow.hashing import text_buffers
 from streamveil.dataflow.keys import from_cells
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, require_between, whole
 from streamveil.types import Array, Int32, Int64, UInt8, UInt32, UInt64
 
 Keys: TypeAlias = "Array | pa.Array | pa.ChunkedArray | Iterable[int] | Iterable[str | bytes]"
@@ -28,6 +28,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 WHOLE_WORDS = sys.byteorder == "little"  # bytes are joined lowest first, everywhere
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 WRONG = "keys must be integers, text or bytes"
+NULLS = "keys hold nulls; drop them first"
 
 
 def key_words(keys: Keys) -> Words:
@@ -76,14 +77,13 @@ def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
         length: bytes that count, 1 to 8.
 
     Raises:
-        PlanError: the keys are no texts.
+        PlanError: the keys are no texts, one is missing, or the length is beyond its range.
 
     >>> [hex(word) for word in text_words(["ab", "ac"], 2).tolist()]
     ['0x6162', '0x6163']
     """
-    column = keys if isinstance(keys, pa.Array) else pa.array(keys)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    require_between(1, 8, length=whole("length", length))
+    column = text_column(keys)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = cut_texts(column, length)
     data, offsets = _buffers(column)
@@ -160,9 +160,7 @@ def _from_numpy(keys: Array) -> Words:
     if kind.kind in "iu":
         words = np.ascontiguousarray(keys, np.int64 if kind.kind == "i" else np.uint64)
         return mix_large(words.view(np.uint64))
-    if kind.kind in "US":
-        return _from_arrow(pa.array(keys.tolist()))
-    if kind.kind == "O":
+    if kind.kind in "USO":
         return _from_python(keys.tolist())
     if keys.size == 0:
         return np.zeros(0, np.uint32)
@@ -171,7 +169,7 @@ def _from_numpy(keys: Array) -> Words:
 
 def _from_arrow(keys: pa.Array) -> Words:
     if keys.null_count:
-        raise PlanError("keys hold nulls; drop them first")
+        raise PlanError(NULLS)
     kind = keys.type
     if pa.types.is_dictionary(kind):
         words = key_words(keys.dictionary).astype(np.uint64)
@@ -185,6 +183,28 @@ def _from_arrow(keys: pa.Array) -> Words:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError):
         raise PlanError(f"{WRONG}, not {kind}") from None
     return hash_text(data, offsets)
+
+
+def text_column(keys: Keys) -> pa.Array:
+    """Keys that are texts or bytes as one Arrow array; any other Arrow array as it is."""
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    if not isinstance(keys, pa.Array):
+        items = _listed(keys)
+        kinds = {kind if issubclass(kind, bytes) else str for kind in map(type, items)}
+        if not all(isinstance(item, str | bytes) for item in items):
+            raise PlanError("keys must be texts or bytes, and none missing")
+        return _encoded(items, kinds)
+    if keys.null_count:
+        raise PlanError(NULLS)
+    return keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
+
+
+def _listed(keys: Any) -> list[Any]:
+    """Keys as a list; refuses one text by itself, and what cannot be gone through."""
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise PlanError(f"give an iterable of keys; {WRONG}")
+    return keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
 
 
 def _buffers(keys: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " keys_plus_1"]]:
@@ -208,9 +228,7 @@ def _buffers(keys: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " key
 
 
 def _from_python(keys: Any) -> Words:
-    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
-        raise PlanError(f"give an iterable of keys; {WRONG}")
-    items = list(keys)
+    items = _listed(keys)
     kinds = set(map(type, items))
     if kinds <= {int} or all(issubclass(kind, int | np.integer) for kind in kinds):
         if bool in kinds:

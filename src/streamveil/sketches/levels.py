@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +23,7 @@ from streamveil.core.noise import (
 )
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
-from streamveil.errors import PlanError, require_between, require_with
+from streamveil.errors import PlanError, require_between, require_with, whole
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
@@ -295,8 +296,10 @@ class LiveSketch:
         return {**arrays, **saved_once(self._place)}
 
 
-def require_beam(k: int, beam: int) -> None:
-    """Refuses a search for no keys, or one that keeps too few or too many prefixes."""
-    if not 1 <= k <= beam:
+def require_search(k: int, beam: int, threshold: float | None) -> None:
+    """Refuses a search for no keys, with too few or too many prefixes, or a strange threshold."""
+    if not 1 <= whole("k", k) <= whole("beam", beam):
         raise PlanError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
     require_between(k, WIDEST_BEAM, beam=beam)
+    if threshold is not None:
+        require_between(-math.inf, math.inf, threshold=threshold)

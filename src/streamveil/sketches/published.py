@@ -6,6 +6,7 @@ privacy and cannot reach a key, an exact count or a noise variable.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.compiled import bdtrc, ndtri
+from streamveil.core.accounting import exact_between
 from streamveil.errors import PlanError, require_between, require_one_of
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
@@ -171,7 +173,7 @@ class PublishedSketch:
         Raises:
             PlanError: the confidence is beyond its range.
         """
-        require_between(0.0, 1.0, confidence=confidence)
+        exact_between("confidence", confidence, 0, 1)
         half = float(ndtri((1 + confidence) / 2)) * self.sd
         return estimates - half, estimates + half
 
@@ -197,7 +199,7 @@ class PublishedSketch:
             late: that within the lag, at most.
 
         Raises:
-            PlanError: beta is beyond its range, or the weight of all keys is not known.
+            PlanError: beta or a weight is beyond its range, or the weight of all keys is not known.
         """
         require_between(1e-300, 1.0, beta=beta)
         total, lag = self._weights(arrivals, late)
@@ -226,6 +228,9 @@ class PublishedSketch:
                 "with ticks the number of items is private: no bound follows from the clock.\n"
                 "  to fix  give a bound on the weight of all keys so far: arrivals = N"
             )
+        for name, weight in (("arrivals", arrivals), ("late", late)):
+            if weight is not None:
+                require_between(0, math.inf, **{name: weight})
         brings = np.inf if self.brings is None else self.brings
         total = float(self.time * brings) if arrivals is None else float(arrivals)
         if not self.lag:
