@@ -155,6 +155,14 @@ def test_a_table_refuses_to_promise_more_than_its_parts_do():
         replace(rows, protects=by_hand)
     with pytest.raises(ValueError, match="'event-change'"):
         replace(rows, protects=Neighbours("row", relation="event-change"))
+    for protects in (Neighbours("row", relation=kind) for kind in ("event-change", "change-one")):
+        with pytest.raises(ValueError, match="replaced=True"):  # it moves both rows
+            replace(InsertionOnly.dense(static, share), protects=protects)
+        with pytest.raises(ValueError, match="protect 'update'"):
+            replace(
+                FullyDynamic.repaired(static, share, horizon=8, matching="labels"),
+                protects=protects,
+            )
 
 
 @pytest.mark.parametrize("partition", [TimeVarying, Squaring])

@@ -69,6 +69,14 @@ class InsertionOnly(OfStatic):
 
     def __post_init__(self) -> None:
         require_one_change(self.protects, self.partition)
+        drawn = getattr(self.inner, "static", self.static)
+        drawn = getattr(drawn, "static", drawn)  # within `PublicSizes`
+        if self.protects.verb == "replacing" and getattr(drawn, "replaced", True) is False:
+            raise PlanError(
+                f"'{self.protects.relation}' replaces a record, and this noise is for one that is"
+                " there or not.\n"
+                "  to fix  noisy_queries(..., replaced=True), or growing(...), which sees to it"
+            )
 
     @classmethod
     def sparse(

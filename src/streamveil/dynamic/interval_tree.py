@@ -115,7 +115,7 @@ class FullyDynamic(OfStatic):
             require_positive(horizon=self.horizon)
         require_one_of("matching", self.matching, ("ids", "labels"))
         require_one_change(self.protects, self.partition)
-        if self.matching == "labels" and self.protects.relation == "record":
+        if self.matching == "labels" and self.protects.relation not in ("update", "event"):
             raise PlanError("labels have no records: protect 'update' (two of them for a record)")
         if self.matching == "ids" and self.protects.relation != "record":
             raise PlanError("ids protect all rows of a record, not one of them: protect 'record'")
