@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -116,6 +117,21 @@ def test_saving_anywhere_changes_nothing():
             pmwg.arrive(one, points, at)
         assert pmwg.ask(state, query, place) == pmwg.ask(twin, query, replayed)
         np.testing.assert_array_equal(state.weights, twin.weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", -1.0), ("step", np.nan), ("step", 1e9), ("least", -1.0), ("least", np.inf)],
+)
+def test_settings_are_checked(name, value):
+    with pytest.raises(ValueError, match=name):
+        replace(Pmwg.practical(PURE, start=4, domain=4), **{name: value})
+
+
+def test_a_share_for_gaussian_noise_alone_pays_for_no_comparisons():
+    """It stated the loss of a Gaussian mechanism, which comparisons do not have."""
+    with pytest.raises(ValueError, match="Gaussian noise only"):
+        replace(Pmwg.practical(PURE, start=4, domain=4), share=Share("gdp", 1))
 
 
 def test_bad_input_names_the_argument():

@@ -16,7 +16,7 @@ from streamveil.core.noisy import post_process, restored, values
 from streamveil.dynamic.protocol import points_of, whole_numbers
 from streamveil.errors import PlanError, at_least, require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.queries import counted, require_room, whole_quanta
+from streamveil.linear.queries import LARGEST, counted, require_room, whole_quanta
 from streamveil.linear.sparse_vector import (
     AboveState,
     AboveThreshold,
@@ -31,6 +31,7 @@ SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, question
 EPOCHS = 40  # doublings checked by `theorem`
 POWER = 0.5  # see `Pmwg.power`
 BETA = 0.05  # chance that a bound which is proved fails
+MOST_STEP = 100.0  # of weights in one correction: their exponential stays finite
 
 
 @dataclass(repr=False)  # secret: holds the exact histogram
@@ -85,7 +86,7 @@ class Pmwg:
     domain: int  # points that a record may be, >= 1
     first: Share  # what one run and its measurement may cost in the first epoch, as epsilon of it
     threshold: float  # as a fraction of the size, > 0
-    step: float | None  # > 0; None: twice the measured gap
+    step: float | None  # 0 to 100; None: twice the measured gap
     power: float = 0.5  # in [0, 0.99]; 0: as many questions in each epoch; near 1: ever more
     alpha: float = math.inf  # proved error as a fraction of the size, > 0
     shift: int = 0  # weights of questions are multiples of 2**-shift, >= 0
@@ -95,6 +96,9 @@ class Pmwg:
         take_numbers(self)
         require_positive(start=self.start, domain=self.domain, threshold=self.threshold)
         require_between(0, 0.99, power=self.power)
+        require_between(0, LARGEST, least=self.least)
+        require_between(0, MOST_STEP, step=0.0 if self.step is None else self.step)
+        require_positive(share=float(self.share.epsilon))  # refuses one for Gaussian noise alone
         require_room(self.start, self.shift)
 
     @classmethod
@@ -149,7 +153,7 @@ class Pmwg:
             return cls(
                 share=share, start=start, domain=domain, power=POWER, shift=shift, alpha=alpha,
                 first=first_share(share, 2 * corrections + 1, corrections + 1, POWER),
-                threshold=alpha * fractions(share)[1], step=4 * gap,
+                threshold=alpha * fractions(share)[1], step=4 * min(gap, 1.0),
             )  # fmt: skip
 
         low, high = 1e-6, 1e6
@@ -169,7 +173,12 @@ class Pmwg:
         return Guarantee(Neighbours("record", relation="event-change"), self.loss, None)
 
     def epsilon(self, epoch: int) -> float:
-        """Epsilon of one run with its measurement; `epoch`: doublings so far, from 0."""
+        """Epsilon of one run with its measurement; `epoch`: doublings so far, from 0.
+
+        Raises:
+            PlanError: the epoch is below 0.
+        """
+        at_least(0, epoch=epoch)
         return float(epoch_share(self.first, epoch, Fraction(self.power)).epsilon)
 
     def instances(self, epoch: int) -> float:
