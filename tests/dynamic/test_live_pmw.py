@@ -141,3 +141,23 @@ def test_settings_are_checked():
         made(halts=0)
     with pytest.raises(ValueError, match="mixing"):
         made(mixing=2.0)
+
+
+@pytest.mark.parametrize(
+    ("born", "size", "says"),
+    [([0], np.nan, "size"), ([0], None, "size"), ([-1], 1, "born"), ([99], 1, "born")],
+)
+def test_a_step_that_is_refused_changes_nothing(born, size, says):
+    live, place = made(), Place(SilentNoise(), "t")
+    state = live.init(place)
+    with pytest.raises(ValueError, match=says):
+        live.step(state, Changes(born=np.array(born)), size, place)
+    assert not state.histogram.any()
+
+
+def test_a_reach_is_of_an_answer_and_a_chance():
+    live = made()
+    state = live.init(Place(SilentNoise(), "t"))
+    for wrong in (("easy", 1, 0.05), ("EASY", 0, 0.05), ("EASY", 1, 1), ("HARD", 1, np.nan)):
+        with pytest.raises(ValueError, match=r"kind|asked|beta"):
+            live.reach(state, *wrong)

@@ -9,13 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from streamveil.core.accounting import take_numbers
+from streamveil.core.accounting import exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Place
 from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
-from streamveil.dynamic.protocol import Changes
-from streamveil.errors import require_between, require_positive
+from streamveil.dynamic.protocol import Changes, points_of
+from streamveil.errors import at_least, require_between, require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share
+from streamveil.linear.queries import LARGEST
 from streamveil.linear.sparse_vector import SparseAnswer, epoch_share
 from streamveil.types import Array, Float64
 
@@ -102,9 +103,16 @@ class LivePmw:
             changes: records that came and went in the step.
             size: about how many there are, public or noisy.
             place: where its noise is drawn, the same at every step and of no other run.
+
+        Raises:
+            PlanError: the size is no number, or a record is not of the domain.
         """
-        np.add.at(state.histogram, changes.born, 1)
-        np.subtract.at(state.histogram, changes.gone, 1)
+        require_between(-LARGEST, LARGEST, size=size)
+        born, gone = (
+            points_of(name, getattr(changes, name), self.domain) for name in ("born", "gone")
+        )
+        np.add.at(state.histogram, born, 1)
+        np.subtract.at(state.histogram, gone, 1)
         before, state.size = state.size, max(0, round(size))
         grown = max(0.0, (state.size - before) / max(state.size, 1))
         mixed = max(grown, self.mixing)
@@ -138,7 +146,13 @@ class LivePmw:
             kind: of the answer: 'EASY', 'HARD' or 'EXHAUSTED'.
             asked: number of the answer, from 1.
             beta: chance that it fails, above 0 and below 1.
+
+        Raises:
+            PlanError: there is no such kind or answer, or beta is beyond its range.
         """
+        require_one_of("kind", kind, ("EASY", "HARD", "EXHAUSTED"))
+        at_least(1, asked=asked)
+        exact_between("beta", beta, 0, 1)
         if kind == "EXHAUSTED":
             return math.inf
         beta_i = 6 * beta / (math.pi * asked) ** 2
