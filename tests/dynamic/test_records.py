@@ -71,6 +71,14 @@ def test_an_id_that_is_no_whole_number_is_refused(ids):
         records.step(records.init(), one, np.array(ids), one - 1, 1)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_id_has_one_word_or_two(width):
+    """Of others a word was left out, or taken from beyond the array."""
+    records, one = Records(matching="ids", domain=1, counts_no_ops=False), np.array([1])
+    with pytest.raises(PlanError, match="ids must be one word"):
+        records.step(records.init(), one, np.zeros((1, width), np.int64), one - 1, 1)
+
+
 @pytest.mark.parametrize("matching", ["ids", "labels"])
 @pytest.mark.parametrize(
     ("signs", "labels", "says"),
@@ -78,6 +86,8 @@ def test_an_id_that_is_no_whole_number_is_refused(ids):
         ([2], [0], "signs must be 1"),
         ([0], [0], "signs must be 1"),
         ([1, 1], [0], "as many"),
+        (1, 0, "as many"),
+        ([[1]], [[0]], "as many"),
         ([1], [0.5], "labels must be whole"),
         ([1], [np.nan], "labels must be whole"),
         ([1], [5], "labels must be in 0"),

@@ -182,8 +182,10 @@ class Records:
         """
         signs, ids = whole_numbers("signs", signs), whole_numbers("ids", ids)
         labels = whole_numbers("labels", labels)
-        if not len(signs) == len(ids) == len(labels):
+        if signs.ndim != 1 or not signs.shape == labels.shape == ids.shape[:1]:
             raise PlanError("signs, ids and labels must be as many: one of each for an update")
+        if ids.shape[1:] not in ((), (2,)):
+            raise PlanError(f"ids must be one word each, or two, not of shape {ids.shape[1:]}")
         if np.any(abs(signs) != 1):
             raise PlanError("signs must be 1 (inserts) or -1 (deletes)")
         inserted = signs > 0
