@@ -107,6 +107,11 @@ def test_the_best_strategy_measures_interactions_when_that_is_better():
     assert isinstance(best_strategy(sums, "zcdp"), Through)
 
 
+def test_a_column_of_very_many_values_needs_no_matrix_of_them():
+    """Contrasts of its values took memory with the square of their number: 8 TiB here."""
+    assert isinstance(best_strategy(Marginals((2**20,), ((0,), ())), "gdp"), Direct)
+
+
 def test_a_matrix_beyond_memory_is_refused_before_it_is_made():
     points = np.arange(100_000) // 100 < 3  # a condition that needs both attributes
     with pytest.raises(PlanError, match="must be at most"):

@@ -13,7 +13,7 @@ import numpy as np
 from streamveil.core.accounting import take_numbers
 from streamveil.errors import PlanError, fitting, require_one_of, require_with
 from streamveil.linear.budget_shares import Kind
-from streamveil.linear.queries import Queries, require_quanta
+from streamveil.linear.queries import CELLS, Queries, require_quanta
 from streamveil.linear.strategies import Direct, Points, Residuals, Strategy
 from streamveil.linear.structured import Marginals
 from streamveil.types import Array, Bool, Float64, Int64
@@ -236,7 +236,8 @@ def best_strategy(queries: Queries, kind: Kind) -> Strategy:
     if queries.domain <= 1 << 20:
         known.append(Points(queries))
     if isinstance(queries, Marginals):
-        known.append(Residuals(queries))
+        widest = max((queries.shape[a] for some in queries.sets for a in some), default=1)
+        known += [Residuals(queries)] * (widest**2 <= CELLS)  # a matrix of `contrasts`
     if isinstance(queries, Sums):
         through = Through(queries)
         if through.rows * max(queries.size, through.rows) <= ENTRIES:
