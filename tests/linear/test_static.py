@@ -104,6 +104,15 @@ def test_additive_mechanisms_are_exact_in_silence(make):
 
 
 @pytest.mark.parametrize("share", [ZCDP, PURE])
+def test_queries_that_count_nothing_have_noise_as_well(share):
+    """Their noise had no scale: a release was refused, and deviations divided by zero."""
+    nobody = noisy_queries(Ranges.of((4,), [[2]], [[2]]))
+    found = nobody.release(np.array([1, 2, 3, 4]), share, place(1)).values
+    assert abs(found[0]) <= nobody.error.alpha(share, 0.0, 1e-9)
+    assert nobody.strategy.units(share.kind) > 0
+
+
+@pytest.mark.parametrize("share", [ZCDP, PURE])
 def test_noise_has_the_declared_scale(share):
     queries = Matrix.of(np.ones((1, 2)))
     mechanism = noisy_queries(queries)

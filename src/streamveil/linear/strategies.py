@@ -106,7 +106,7 @@ class Direct:
     def scales(self, kind: Kind) -> Float64[Array, " rows"]:
         """See `Strategy`."""
         norm = self.queries.l1 if kind == "pure" else math.sqrt(self.queries.l2_squared)
-        return np.full(self.rows, norm * SLACK)
+        return np.full(self.rows, max(norm, 1) * SLACK)  # 1: queries that count nothing
 
     def unit(self, kind: Kind) -> float:
         """See `Strategy`."""
