@@ -1,5 +1,7 @@
 """Calls of the objects of growing and changing tables: what they cannot take is said in words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ from streamveil.dynamic import (
     BBImprover,
     BBScheduler,
     Changes,
+    ContinualMwem,
     DisjointDoubling,
+    FullyDynamic,
     GrowingClassifier,
     LiveTable,
     Pmwg,
@@ -21,10 +25,11 @@ from streamveil.dynamic import (
     growing,
 )
 from streamveil.errors import PlanError
-from streamveil.linear import Marginals, Mwem, Residuals, Share
+from streamveil.linear import Marginals, Mwem, Residuals, Share, noisy_queries
 
 PURE, BOTH, ALL = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6), Share("pure", 1)
 CELLS = Marginals.ways((2, 2), 1)
+SUMS = noisy_queries(CELLS)
 TABLE = Workload(queries=CELLS, size=1000, steps=4, updates=2000)
 COUNTER = SignedCounter(strategy=Residuals(CELLS), share=Share("gdp", 1), horizon=4)
 PMWG = Pmwg.practical(ALL, start=100, domain=4)
@@ -102,6 +107,12 @@ REFUSED = [
     ("steps", lambda: growing(Mwem(queries=CELLS), ALL, steps=1.5)),
     ("arity", lambda: growing(Mwem(queries=CELLS), ALL, steps=9, arity=0)),
     ("static", lambda: growing(None, ALL, steps=9)),
+    ("step", lambda: Mwem(queries=CELLS, step=1e9)),
+    ("replays", lambda: Mwem(queries=CELLS, replays=-1)),
+    ("size_share", lambda: Mwem(queries=CELLS, size_share=1.5)),
+    ("step_size", lambda: ContinualMwem(queries=CELLS, share=ALL, horizon=4, step_size=1e9)),
+    ("size_share", lambda: ContinualMwem(queries=CELLS, share=ALL, horizon=4, size_share=0)),
+    ("plan", lambda: replace(FullyDynamic.repaired(SUMS, ALL, horizon=8), plan="evenly")),
     ("gamma", lambda: BBScheduler(start=9, budget=PURE, gamma=1e-9)),
     ("beta", lambda: BBImprover(start=9, budget=PURE, beta=2)),
     ("beta", lambda: DisjointDoubling(start=9, budget=PURE, beta=1)),

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.core.accounting import take_numbers
+from streamveil.core.accounting import exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored
@@ -27,7 +27,7 @@ from streamveil.linear.mwem import measure_worst
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.queries import Matrix, Queries
 from streamveil.linear.strategies import Direct
-from streamveil.linear.weights import Weights
+from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Exact, Float64
 
 
@@ -71,14 +71,16 @@ class ContinualMwem:
     share: Share
     horizon: int  # steps that the guarantee covers, >= 1
     rounds: int = 2  # corrections a step, >= 1
-    step_size: float = 4.0  # of the multiplicative update, > 0
+    step_size: float = 4.0  # of the multiplicative update, > 0, at most 100
     mixing: float = 0.01  # part of the uniform distribution mixed in at a step, in [0, 1]
     size_share: Exact = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
 
     def __post_init__(self) -> None:
         take_numbers(self)
         require_positive(horizon=self.horizon, rounds=self.rounds, step_size=self.step_size)
-        require_between(0.0, 1.0, mixing=self.mixing, size_share=float(self.size_share))
+        require_between(0.0, 1.0, mixing=self.mixing)
+        require_between(0.0, MOST_STEP, step_size=self.step_size)
+        exact_between("size_share", self.size_share, 0, 1)
 
     @property
     def counter(self) -> SignedCounter | TreeCounter:

@@ -114,6 +114,7 @@ class FullyDynamic(OfStatic):
         if self.horizon is not None:
             require_positive(horizon=self.horizon)
         require_one_of("matching", self.matching, ("ids", "labels"))
+        require_one_of("plan", self.plan, ("even", "published"))
         require_one_change(self.protects, self.partition)
         if self.matching == "labels" and self.protects.relation not in ("update", "event"):
             raise PlanError("labels have no records: protect 'update' (two of them for a record)")

@@ -25,13 +25,13 @@ from streamveil.linear.sparse_vector import (
     first_in_records,
     pure_cost,
 )
+from streamveil.linear.weights import MOST_STEP
 from streamveil.types import Array, Float64, Int64
 
 SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement
 EPOCHS = 40  # doublings checked by `theorem`
 POWER = 0.5  # see `Pmwg.power`
 BETA = 0.05  # chance that a bound which is proved fails
-MOST_STEP = 100.0  # of weights in one correction: their exponential stays finite
 
 
 @dataclass(repr=False)  # secret: holds the exact histogram

@@ -8,14 +8,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.core.accounting import take_numbers
+from streamveil.core.accounting import exact_between, take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
-from streamveil.errors import PlanError, require_positive
+from streamveil.errors import PlanError, at_least, require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.linear.queries import Queries, check_histogram
-from streamveil.linear.weights import Weights
+from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Float64, Int64
 
 QUIET = 1 / 64  # noise of a measurement, as a fraction of all records, that replays bear
@@ -58,7 +58,7 @@ class Mwem:
     queries: Queries  # the class that is answered
     rounds: int | None = None  # corrections, >= 1; None: from the noisy size
     most_rounds: int = 40  # >= 1: at most so many, whatever the share
-    step: float = 4.0  # of the multiplicative update, > 0
+    step: float = 4.0  # of the multiplicative update, > 0, at most 100
     replays: int | None = None  # repeats of all measured steps in a round, >= 0; None: by the noise
     size_share: Fraction = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
     preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
@@ -66,7 +66,10 @@ class Mwem:
     def __post_init__(self) -> None:
         take_numbers(self)
         require_positive(rounds=1 if self.rounds is None else self.rounds)
-        require_positive(most_rounds=self.most_rounds, step=self.step, size_share=self.size_share)
+        require_positive(most_rounds=self.most_rounds, step=self.step)
+        require_between(0, MOST_STEP, step=self.step)
+        exact_between("size_share", self.size_share, 0, 1)
+        at_least(0, replays=0 if self.replays is None else self.replays)
         if self.preset not in ("practical", "theorem"):
             raise PlanError("preset is 'practical' or 'theorem'")
 

@@ -16,6 +16,7 @@ from streamveil.linear.structured import Marginals, Ranges
 from streamveil.types import Array, Float64
 
 SMALLEST, LARGEST = 1e-100, 1e100  # totals in between need no rescaling
+MOST_STEP = 100.0  # of weights in one correction: their exponential stays finite
 
 
 @dataclass
