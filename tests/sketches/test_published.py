@@ -9,7 +9,8 @@ import pytest
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
-from streamveil.sketches import LazySketch, PublishedSketch
+from streamveil.sketches import LazySketch, PublishedSketch, table
+from streamveil.sketches.cell_noise import row_norm
 from tests.statistics import ALPHA, DETECTABLE, assert_fits, assert_rejects, rounded_gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore:delta")
@@ -47,6 +48,16 @@ def test_a_snapshot_does_not_follow_the_stream():
     live.update(STREAM[1000:])
     assert (before.table == table).all()
     assert (live.published().table != table).any()
+
+
+def test_a_snapshot_takes_no_longer_after_many_pushes(monkeypatch):
+    """The noise of every push so far was worked out: a second after a million."""
+    asked = []
+    monkeypatch.setattr(table, "row_norm", lambda *of: asked.append(of[1]) or row_norm(*of))
+    live = lazy(counter="tree", horizon=None, clock="ticks", round=1).open(SilentNoise())
+    live.tick(ticks=1000)
+    assert (live.published().sds > 0).all()
+    assert len(asked[0]) == 1
 
 
 @pytest.mark.parametrize("counter", ["blt-1", "blt-2", "tree", "tree-prf"])

@@ -228,8 +228,8 @@ class SketchTable:
     def _snapshot(self, cells: ReleasedCells) -> PublishedSketch:
         """Post-processing: released cells, and the noise that is in them."""
         columns = np.arange(self.layout.width) // self.schedule.block
-        norms = row_norm(self.counter, np.arange(int(cells.pushes.max(initial=0)) + 1))
-        sds = np.sqrt(self.sigma**2 + 1 / 12) * norms[cells.pushes]
+        pushes, at = np.unique(cells.pushes, return_inverse=True)
+        sds = np.sqrt(self.sigma**2 + 1 / 12) * row_norm(self.counter, pushes)[at]
         return PublishedSketch(
             self.layout,
             cells.shown,
