@@ -162,9 +162,17 @@ def test_save_and_resume_anywhere_changes_nothing(counter, clock):
             second.save().values(), whole.save().values(), strict=True))  # fmt: skip
 
 
-def test_a_saved_state_of_another_shape_is_refused():
-    with pytest.raises(StoreError, match="pending"):
-        lazy(width=11).resume(lazy().open(SilentNoise()).save(), SilentNoise())
+@pytest.mark.parametrize(
+    "other",
+    [{"width": 11}, {"seed": 1}, {"kind": "count-sketch"}, {"round": 5}, {"horizon": 10**6},
+     {"budget": Budget(epsilon=0.1, delta=1e-6)}, {"max_weight": 2}],
+)  # fmt: skip
+def test_a_saved_state_of_other_settings_is_refused(other):
+    """Other hashes read other cells, and another budget was stated for the noise that was drawn."""
+    saved = lazy().open(SilentNoise()).save()
+    lazy().resume(saved, SilentNoise())
+    with pytest.raises(StoreError, match="other settings"):
+        lazy(**other).resume(saved, SilentNoise())
 
 
 @pytest.mark.parametrize("clock", ["arrivals", "ticks"])

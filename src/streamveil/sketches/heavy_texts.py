@@ -68,6 +68,7 @@ class HeavyTexts(Levels):
     Raises:
         PlanError: a setting is out of its range.
         PlanError: keys are no texts.
+        StoreError: `resume` is given arrays of another configuration.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyTexts(length=40, width=1024, horizon=10,
