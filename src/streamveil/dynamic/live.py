@@ -21,7 +21,8 @@ class LiveTable:
     """The curator's handle of a dynamic mechanism.
 
     `tick` ends a public step. Noise is drawn by it and by `open`, at no other time. What `delete`
-    returns, and how long anything takes, is raw data: for the curator's code only.
+    returns, and how long anything takes, is raw data: for the curator's code only. Where
+    replaced rows are protected ('event-change'), ids are public, as sizes are.
 
     Raises:
         PlanError: the mechanism protects updates, and rows come with ids.
