@@ -152,6 +152,8 @@ def test_snapshots_merge_when_their_public_seed_is_equal():
     assert both.time == 2 * LENGTH
     with pytest.raises(ValueError, match="seed"):
         one.merge(shown(seed=9))
+    with pytest.raises(PlanError, match="other must be"):
+        one.merge(5)
 
 
 def test_methods_are_checked():

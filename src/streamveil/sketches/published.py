@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from streamveil.compiled import bdtrc, ndtri
 from streamveil.core.accounting import exact_between
-from streamveil.errors import PlanError, require_between, require_one_of
+from streamveil.errors import PlanError, require_between, require_one_of, require_with
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
 from streamveil.sketches.linear import read_rows, require_same
@@ -244,8 +244,9 @@ class PublishedSketch:
             other: a snapshot of the same layout, of other people.
 
         Raises:
-            PlanError: the layouts differ.
+            PlanError: the layouts differ, or the other is no snapshot.
         """
+        require_with("other", other, "layout", "a published sketch")
         require_same(self.layout, other.layout)
         unknown = self.brings is None or other.brings is None
         return replace(
