@@ -1,5 +1,6 @@
 """Calls of the objects of growing and changing tables: what they cannot take is said in words."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -165,6 +166,17 @@ def test_refused_rows_are_no_part_of_a_model():
         model.partial_fit(ROWS, [[0], [1]])
     model.partial_fit(np.tile(ROWS, (9, 1)), [0, 1] * 9)
     assert model.trained_on == 18
+
+
+@pytest.mark.parametrize("again", [copy.copy, replace])
+def test_a_copy_of_a_table_counts_nothing_twice(again):
+    """Both ended a step with what was pending: a record counted as two, for the noise of one."""
+    table = live()
+    table.insert(3, rid=1)
+    other = again(table)
+    table.tick()
+    other.tick()
+    assert table.answers().values.max() == 1
 
 
 @pytest.mark.parametrize("records", [1, 7, 10**3, 10**9])

@@ -122,8 +122,9 @@ class LiveTable:
         """Ends the public step."""
         with self.place.drawn.turn():
             self.t += 1
-            pending, self.pending = self.pending, []  # if a step is broken off, they count no more
-            self.mechanism.step(self.state, together(pending), self.place)
+            pending = together(self.pending)
+            self.pending.clear()  # if a step is broken off, they count no more; nor in a copy
+            self.mechanism.step(self.state, pending, self.place)
 
     def answers(self) -> QueryAnswers:
         """The latest answers."""
