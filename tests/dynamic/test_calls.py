@@ -179,6 +179,20 @@ def test_a_copy_of_a_table_counts_nothing_twice(again):
     assert table.answers().values.max() == 1
 
 
+def test_a_copy_of_a_model_has_its_records():
+    """A copy's rows went to a list of its own, and the next training read one row of nine."""
+
+    class Counts:
+        def train(self, x, y, share, place):
+            self.read = len(x)
+            return np.zeros(3)
+
+    model = classifier(method=Counts())
+    for one in (model, copy.copy(model)):
+        one.partial_fit(np.tile(ROWS, (5, 1)), [0, 1] * 5)
+    assert model.trainer.read == 9
+
+
 @pytest.mark.parametrize("records", [1, 7, 10**3, 10**9])
 @pytest.mark.parametrize("kind", [BBScheduler, BBImprover, DisjointDoubling])
 def test_the_last_run_that_is_due_is_made_however_many_records_come(kind, records):

@@ -471,7 +471,7 @@ class GrowingClassifier:
 
     def _slice(self, start: int, stop: int) -> Data:
         rows, labels = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
-        self._parts = [(rows, labels)]
+        self._parts[:] = [(rows, labels)]  # of copies as well
         return rows[start:stop], labels[start:stop]
 
     def _train(self, data: Data, share: Share, place: Place) -> Array:
