@@ -105,6 +105,10 @@ def test_read_lists_picks_and_writes(folder, tmp_path):
     assert notes, "a release of bounded rows says what is in no number"
     assert all(f"note: {note}" in call("read", folder / "q.veil").output for note in notes)
     assert (folder / "q.veil" / "ledger").read_bytes() == charged
+    other = tmp_path / "other.sql"
+    other.write_text((folder / "q.sql").read_text().replace("(0, 100)", "(0, 50)"))
+    with pytest.raises(StoreError, match=r"query changed.\n  changed .*high was 100"):
+        call("read", folder / "q.veil", "--sql", other)
     for arguments, words in (
         (("--trigger", "9"), "there is no release 9"),
         (("--key", "ward"), "column=value"),

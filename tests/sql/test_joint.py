@@ -310,6 +310,9 @@ def test_what_was_put_together_is_read_drawn_and_verified(tmp_path, monkeypatch)
         sv.answers("s2", query=query)
     with pytest.raises(PlanError, match=r"engine=streamveil\.spark"):
         query.run("t", engine="spark")
+    other = query_of(parse_script(text.replace("bought = 1", "bought = 0")).named(None).plan)
+    with pytest.raises(StoreError, match="the query changed"):
+        sv.answers("s", query=other)
 
     def told(*command):
         done = CliRunner().invoke(app, [*command, "s", "--sql", "q.sql"])

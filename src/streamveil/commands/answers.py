@@ -81,6 +81,7 @@ def read(
     from streamveil.plan.joint import JointPlan
     from streamveil.results.post import post_processed
     from streamveil.runtime import published
+    from streamveil.runtime.changed_query import read_by
     from streamveil.runtime.joint import releases_of
 
     if listing:
@@ -100,7 +101,7 @@ def read(
         raise PlanError("--key names a column twice: give one value for each")
     release = published.pick(releases, window, trigger, wanted)
     if isinstance(plan, Plan):
-        release = post_processed(release, plan.post)
+        release = post_processed(release, read_by(plan, source).post)
     if out is None:
         print_release(release, MOST)
     else:

@@ -138,6 +138,17 @@ def require_kept(plan: Plan, state: Path) -> Kept:
     return kept
 
 
+def read_by(plan: Plan, state: Path) -> Plan:
+    """The plan, by the names of a state, to read what was released; StoreError if another made it.
+
+    Numbers of another query could have the names that this one computes with. What is no state
+    is not looked into.
+    """
+    header = read_header(state)
+    fitting = header is None or fits(plan, header, state)
+    return plan if fitting else require_kept(plan, state).plan
+
+
 def last_end(charges: list[Charge], epoch: str) -> int | None:
     """The last step of a job whose end was moved; None where it was not."""
     ends = [one.horizon for one in charges if (one.key or "").startswith(f"{epoch}:")]

@@ -31,6 +31,7 @@ from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import in_units, with_look
 from streamveil.results.post import post_processed, processed_together, require_joint
 from streamveil.results.releases import Releases, of_folder
+from streamveil.runtime.changed_query import read_by
 from streamveil.runtime.job import Job, Work, begin, require
 from streamveil.runtime.progress import Listener, tell_all
 from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
@@ -262,7 +263,8 @@ def releases_of(joint: JointPlan, state: str | Path) -> Releases:
     home = Path(state)
     if not states_in(home) and not any(kept_at(home / one.name).is_dir() for one in joint.parts):
         return opened(home)
-    held = [archived(part, home / part.name) for part in joint.parts]
+    parts = [read_by(part, home / part.name) for part in joint.parts]
+    held = [archived(part, home / part.name) for part in parts]
     moments = set.intersection(*map(set, held))
     if not moments:
         raise StoreError(
