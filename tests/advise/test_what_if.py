@@ -53,6 +53,10 @@ def test_releases_are_tried_where_time_can_be_cut_so(tmp_path):
     found.plot().savefig(tmp_path / "w.png")
     with pytest.raises(PlanError, match="evenly"):
         sv.what_if(asked, releases=[7])
+    once = sv.memory({"user": [1], "page": ["a"]}).protect("user").group_by("page")
+    once = once.agg(n=sv.count()).bound(max_rows=4).release(budget=sv.Budget(epsilon=1, delta=1e-9))
+    with pytest.raises(PlanError, match="answers once"):
+        sv.what_if(once, releases=[7])
 
 
 def test_odds_are_those_that_the_guarantee_allows():

@@ -177,6 +177,12 @@ def over_releases(
     """The same time cut into fewer or more releases."""
     steps, clock = base.schedule.steps, plan.clock
     if steps is None or clock.kind == "once":
+        if given:
+            why = "answers once" if clock.kind == "once" else "has no end"
+            raise PlanError(
+                f"releases are numbers into which the time of a query is cut, and this one {why}.\n"
+                "  to fix  leave them out"
+            )
         return
     several = {round(steps * times) for times in TIMES} - {steps}
     for value in sorted(several) if given is None else given:
