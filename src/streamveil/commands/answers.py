@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from streamveil.results.answers import Answers, Derived
 
 MOST = 50  # rows shown
+PAGE, HOST, PORT = Path("dashboard.html"), "127.0.0.1", 8765
 DRAWN = (
     "these are the numbers as they were drawn; --sql QUERY gives the columns, HAVING, ORDER BY and"
     " LIMIT that the query makes of them"
@@ -87,6 +88,8 @@ def read(
     if listing:
         others = {"--window": window, "--trigger": trigger, "--key": key, "--out": out}
         require_used("is for the rows of a release, and --list shows none", others)
+    if sql is None:
+        require_used("is for --sql, which is not given", {"--table": table, "--query": name})
     plan = None if sql is None else read_script(sql, table).named(name).plan
     together = plan if isinstance(plan, JointPlan) else None
     releases = published.opened(source) if together is None else releases_of(together, source)
@@ -237,7 +240,7 @@ def say_all(notes: Sequence[str]) -> None:
 
 def dashboard(
     source: Releases,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("dashboard.html"),
+    out: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
     ledger: Annotated[
         Path | None, typer.Option(help="A ledger, when SOURCE is a sink's folder.")
     ] = None,
@@ -248,10 +251,10 @@ def dashboard(
     ] = False,
     host: Annotated[
         str, typer.Option(help="With --serve: the address to listen on; others cannot reach this.")
-    ] = "127.0.0.1",
+    ] = HOST,
     port: Annotated[
         int, typer.Option(help="With --serve: the port; 0 for any that is free.")
-    ] = 8765,
+    ] = PORT,
 ) -> None:
     """Writes a web page: charts with intervals, the largest groups, what changed, the ledger.
 
@@ -261,6 +264,11 @@ def dashboard(
     from streamveil.dashboard import server_of, write
     from streamveil.runtime.published import require_one
 
+    if serve:
+        require_used("is for a page in a file, and --serve writes none", {"--out": out != PAGE})
+    else:
+        others = {"--host": host != HOST, "--port": port != PORT}
+        require_used("is for --serve, which is not given", others)
     query = query_of(sql)
     if serve:
         if sql is None:
