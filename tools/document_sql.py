@@ -410,7 +410,8 @@ def render() -> str:
 def _options() -> str:
     lines = [
         "## Options of the clause",
-        "In Python these are arguments of `protect`, `group_by`, `bound` and `release`.\n",
+        "In Python these are arguments of `protect`, `group_by`, `bound` and `release`. `explain`"
+        " and a warning name options that are given and decide nothing.\n",
         "| option | meaning | default | origin |",
         "|---|---|---|---|",
     ]

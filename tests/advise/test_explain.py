@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from math import hypot
@@ -17,6 +18,7 @@ from streamveil import sql
 from streamveil.advise import explain, mechanism_rows, memory_rows, published_chance, shown_triggers
 from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.idle_options import idle_options
 from streamveil.compiler.plan_forecast import threshold_of
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, SourceError
@@ -330,3 +332,46 @@ def test_it_says_why_no_look_chooses_the_settings(name):
     if why is not None:
         assert why in text
         assert "expected_units, expected_rows and expected_groups" in text
+
+
+@pytest.mark.parametrize(("given", "idle"), [
+    ({"selection": "gaussian", "hidden_groups": 2, "mu_share": 0.5}, ("hidden_groups", "mu_share")),
+    ({"selection": "gaussian", "total_tests": 1, "delta_share": 0.3}, ("total_tests",)),
+    ({"selection": "totals", "selection_share": 0.3, "total_tests": 2}, ("selection_share",)),
+    ({"selection": "table", "hidden_groups": 2, "thresholds": "published"}, ("thresholds",)),
+    ({"weights": "flat", "entry_weight": 0.5, "selection": "table"}, ("entry_weight",)),
+    ({"look_share": 0, "expected_units": 1000}, ("expected_units",)),
+    ({"expected_rows": 3, "expected_units": 1000}, ()),
+    ({"preset": "dp-sqlp", "selection": "gaussian", "thresholds": "published"}, ("selection",)),
+])  # fmt: skip
+def test_it_says_which_options_decide_nothing(given, idle, tmp_path):
+    """They were passed over in silence. What is not named changes the mechanisms."""
+    rows = sv.memory({"u": [1, 2], "k": [1, 1]}).protect("u").group_by("k").agg(n=sv.count())
+    budget = sv.Budget(epsilon=2, delta=1e-6)
+    query = rows.bound(max_rows=4).release(budget=budget, **given)
+    operator = compile_plan(with_look(query.plan))
+    assert {name for name, *_ in idle_options(with_look(query.plan), operator)} == {*idle}
+    said = str(query.explain())
+    assert ("NOT USED" in said) == bool(idle)
+    for name in given.keys() - {"preset", "look_share", "weights"}:
+        others = {one: value for one, value in given.items() if one != name}
+        without = rows.bound(max_rows=4).release(budget=budget, **others)
+        same = compile_plan(with_look(without.plan)).design == operator.design
+        assert same or name not in idle, f"{name} decides something"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        list(query.run(state=tmp_path / "s"))
+    assert any("decides nothing" in str(one.message) for one in seen) == bool(idle)
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ("min_privacy_units_per_group = 5", "without GROUP BY .* always shown"),
+    ("lateness = INTERVAL 1 HOUR", "lateness does not apply"),
+])  # fmt: skip
+def test_what_can_never_apply_is_refused(given, says):
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, {given},"
+        " privacy_unit_column = u) COUNT(*) AS n FROM t"
+    )
+    with pytest.raises(PlanError, match=says):
+        sv.sql(text, {"t": sv.memory({"u": [1]})})

@@ -16,13 +16,14 @@ from streamveil.runtime.published import of_state
 
 ROWS = {"user": list(range(300)), "page": ["a", "b", "c"] * 100}
 PUBLIC = ", public_groups = ['a', 'b', 'c'], max_rows_contributed = 1"
+GAUSSIAN = ", selection = 'gaussian'"
 KNOWN = ", expected_rows = 1, expected_groups = 3, expected_units = "
 
 
 def asked(options, budget="epsilon = 1, delta = 1e-9", rows=ROWS):
     text = (
-        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({budget}, privacy_unit_column = user,"
-        f" selection = 'gaussian'{options})"
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({budget}, privacy_unit_column = user"
+        f"{options if PUBLIC in options else GAUSSIAN + options})"
         " page, COUNT(*) AS n FROM t GROUP BY page"
     )
     return sv.sql(text, {"t": rows})

@@ -36,6 +36,7 @@ from streamveil.kinds import RATIOS
 from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan, options
 from streamveil.plan.look import (
     first_alone,
+    gives_options,
     in_units,
     is_open,
     look_share,
@@ -88,6 +89,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
         Section("MEMORY", memory_rows(plan, operator, limit)),
         _defaults(plan, default_rows(plan, operator)),
     ]
+    sections += idle_section(plan, operator)
     if forecast:
         sections.insert(3, forecast_section(operator, triggers))
         if rows := forecast_rows(plan, operator):
@@ -97,6 +99,16 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
     if noise := noise_warning(plan, operator):
         sections.insert(0, Section("WARNING", ((noise,),)))
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
+
+
+def idle_section(plan: Plan, operator: GroupBy) -> list[Section]:
+    """Options that are given and decide nothing, if there are any."""
+    if not gives_options(plan):
+        return []
+    from streamveil.compiler.idle_options import idle_options  # loaded where options are given
+
+    idle = tuple(idle_options(plan, operator))
+    return [Section("NOT USED (given, and decides nothing here)", idle)] if idle else []
 
 
 def warnings(plan: Plan, schedule: Schedule) -> list[Section]:

@@ -469,8 +469,7 @@ def start_of_window(window: Window, column: str) -> str:
 def _windows(plan: Plan) -> Complaints:
     window, clock = plan.window, plan.clock
     if window.kind == "whole":
-        if window.size_us or window.slide_us:
-            yield "the whole stream is one window: it has no size"
+        yield from _whole(window)
         return
     if plan.source.event_time is None:
         yield f"a {window.kind} window needs the event_time column of the source"
@@ -492,6 +491,14 @@ def _windows(plan: Plan) -> Complaints:
     yield from _slides(window)
     if _shortest(clock) > longest(window.size) + window.lateness_us > 0:
         yield "the window is shorter than the time between triggers: some would never be released"
+
+
+def _whole(window: Window) -> Complaints:
+    """One window."""
+    if window.size_us or window.slide_us:
+        yield "the whole stream is one window: it has no size"
+    if window.lateness_us:
+        yield "the whole stream is one window, which takes all rows: lateness does not apply"
 
 
 def _slides(window: Window) -> Complaints:
@@ -523,6 +530,11 @@ def _keys(plan: Plan) -> Complaints:
         yield (
             "min_privacy_units_per_group must be a whole number between 1 and 1,000,000,000,000,"
             f" not {key_set.min_units!r}"
+        )
+    if key_set.min_units > 1 and not plan.keys:
+        yield (
+            "without GROUP BY there is one number, which is always shown:"
+            " min_privacy_units_per_group does not apply"
         )
     if key_set.public is None and plan.keys and plan.budget.delta is None:
         yield (

@@ -478,6 +478,11 @@ def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | No
     return with_bounds(replace(plan, options={**plan.options, LOOKED: content}), found)
 
 
+def gives_options(plan: Plan) -> bool:
+    """Whether a query gives options of its mechanisms."""
+    return bool(plan.options.keys() - {LOOKED, LOOK_SHARE.name})
+
+
 def expectations(options: Any) -> dict[str, Any]:
     """The options of a query, with what a look said."""
     return {**options, **options.get(LOOKED, {}).get("options", {})}

@@ -29,7 +29,7 @@ from streamveil.dataflow.release_kernels import take_names
 from streamveil.engines import within
 from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, SourceError, warn
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
-from streamveil.plan.look import first_alone, in_any_case
+from streamveil.plan.look import first_alone, gives_options, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
 from streamveil.runtime.archive import require_most
 from streamveil.runtime.formats import calibration
@@ -237,10 +237,18 @@ def nothing_in_files(plan: Plan) -> str | None:
 def warn_of_noise(plan: Plan, operator: Operator) -> None:
     """Tells everybody that a new job will answer little but noise, where a forecast says so.
 
+    And of options that decide nothing in it.
     Proof: decided by public expectations and by what a look said, which its budget paid for.
     """
-    if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
+    if not isinstance(operator, GroupBy):
+        return
+    if noise := noise_warning(plan, operator):
         warn(noise, NoiseWarning)
+    if gives_options(plan):
+        from streamveil.compiler.idle_options import idle_warning  # loaded where options are given
+
+        if idle := idle_warning(plan, operator):
+            warn(idle, NoiseWarning)
 
 
 def warn_of_future(plan: Plan) -> None:

@@ -1,0 +1,50 @@
+"""Options that a query gives, and that decide nothing in it."""
+
+from __future__ import annotations
+
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.plan import Plan, options
+from streamveil.plan.look import expectations
+from streamveil.plan.options import Option
+
+
+def idle_options(plan: Plan, operator: GroupBy) -> list[tuple[str, str, str]]:
+    """Each with its value, and what it is for."""
+    aggregation, given = operator.aggregation, plan.options
+    by = "published" if plan.preset == "dp-sqlp" else aggregation.selected_by
+    forecast = options.EXPECTED_ROWS.given_in(expectations(given)) and by != "published"
+    tests = by in ("table", "totals") and operator.design.test is not None
+    coins = (by == "table", "for selection = 'table'")
+    weights = (aggregation.rule is not None, "for groups that carry weights")
+    expected = (forecast, f"used with {options.EXPECTED_ROWS}")
+    acts: dict[Option, tuple[bool, str]] = {
+        options.THRESHOLDS: (by == "published", "for preset = 'dp-sqlp'"),
+        options.SELECTION: (by not in ("public", "published"), "for discovered groups"),
+        options.SELECTION_SHARE: (
+            by == "gaussian" and aggregation.shared is None,
+            "for selection = 'gaussian', where no answer is its count of units",
+        ),
+        options.DELTA_SHARE: (
+            by in ("gaussian", "totals"), "for selection = 'gaussian' or 'totals'",
+        ),
+        options.MU_SHARE: coins,
+        options.HIDDEN_GROUPS: coins,
+        options.TOTAL_TESTS: (tests, "for selection = 'table' or 'totals'"),
+        options.ENTRY_WEIGHT: weights,
+        options.WEIGHT_REFERENCE: weights,
+        options.EXPECTED_MOST_ROWS: expected,
+        options.EXPECTED_REPEATS: expected,
+        options.EXPECTED_UNITS: expected,
+        options.EXPECTED_GROUPS: expected,
+    }  # fmt: skip
+    return [
+        (option.name, str(option.of(given)), why)
+        for option, (used, why) in acts.items()
+        if option.given_in(given) and not used
+    ]
+
+
+def idle_warning(plan: Plan, operator: GroupBy) -> str | None:
+    """The same in words; None where each decides something."""
+    said = [f"{name} = {value} is {why}" for name, value, why in idle_options(plan, operator)]
+    return f"decides nothing here: {'; '.join(said)}.\n  to fix  leave it out" if said else None
