@@ -390,3 +390,35 @@ def test_combined_rows_have_no_place_and_lines_of_their_source_do(tmp_path: Path
         for part in (tmp_path / "new-aside").glob("batch-*")
         for row in pq.read_table(part).to_pylist()
     ) == {MALFORMED: 1}
+
+
+CHANGED = {
+    "alone": "SELECT user, tag AS page, ms, ts FROM t, UNNEST(SPLIT(page, '/')) AS tag",
+    "beside": "SELECT user, page, ms, ts FROM t UNION ALL SELECT user, page, ms, ts FROM o",
+    "joined": "SELECT t.user, o.page, t.ms, t.ts FROM t JOIN o ON t.user = o.user",
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_lines_of_a_source_are_kept_beside_live_rows_of_other_columns(
+    tmp_path: Path, name: str
+) -> None:
+    relation, more = CHANGED[name], ", join_rows = 1" * (name == "joined")
+    for folder in "to":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.csv").write_text(
+            "user,page,ms,ts\n1,a,2,2026-01-01 00:30:00\nbad\n1,b,x,2026-01-01\n,c,2,2026-01-01\n"
+        )
+    columns = "(user INT64, page STRING, ms FLOAT64, ts TIMESTAMP)"
+    options = ", follow = TRUE, event_time = 'ts'"
+    text = f"""
+    CREATE STREAM t {columns} WITH (source = 'files', path = '{tmp_path / "t"}'{options});
+    CREATE STREAM o {columns} WITH (source = 'files', path = '{tmp_path / "o"}'{options});
+    SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, delta = 1e-6, clock = 'wall', steps = 1,
+        privacy_unit_column = user, max_rows_contributed = 2, start = '2026-01-01'{more})
+        page, SUM(ms, contribution_bounds_per_row => (0, 10)) AS ms FROM ({relation}) GROUP BY page
+    EMIT EVERY INTERVAL 1 HOUR
+    """
+    list(start(tmp_path, parse_script(text).query.plan))
+    found = places([row for row in kept(tmp_path) if row["line"] is not None])
+    assert found == {MALFORMED: [3], MISFIT: [4]}

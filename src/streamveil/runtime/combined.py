@@ -60,7 +60,8 @@ class MappedSource:
             rows = self.change(chunk.rows)
             if columns is not None:
                 rows = rows.select([*columns, *({PLACE} & {*rows.column_names})])
-            yield replace(chunk, rows=rows)
+            told = tuple(beside(table, rows.schema) for table in chunk.rejected_rows)
+            yield replace(chunk, rows=rows, rejected_rows=told)
 
 
 class CombinedSource:

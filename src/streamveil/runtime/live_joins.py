@@ -43,7 +43,7 @@ import pyarrow as pa
 
 from streamveil.connectors import Chunk, Source, decoded, hand_on, open_source
 from streamveil.connectors.manifest import append, chained
-from streamveil.connectors.rejected_rows import PLACE
+from streamveil.connectors.rejected_rows import PLACE, beside
 from streamveil.disk import make_directory
 from streamveil.errors import StoreError, require_outer
 from streamveil.expressions import compile_unit
@@ -137,7 +137,8 @@ class LiveRows:
         made = self._named(rows)
         if columns is not None:
             made = made.select([*columns, *({PLACE} & {*made.column_names})])
-        return replace(came, rows=made)
+        told = tuple(beside(table, made.schema) for table in came.rejected_rows)
+        return replace(came, rows=made, rejected_rows=told)
 
     def _rest(self, first: int, table: pa.Table, units: Any) -> Rows:
         """Rows that were just read, after the steps from one on."""
