@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from streamveil import connectors
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
+from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
+from streamveil.dataflow import total
 from streamveil.errors import SourceError
 from streamveil.plan import Clock
 from streamveil.runtime import schedule as module
@@ -66,6 +68,20 @@ def test_resuming_anywhere_gives_the_rest(times, size, kind):
         again = [(b.step, b.closes_step, b.rows.to_pylist(), b.position)
                  for b in s.batches(position)]  # fmt: skip
         assert again == shape[i + 1 :]
+
+
+@pytest.mark.parametrize(("before", "after"), [(20, 3), (3, 20), (7, 4), (4, 4)])
+def test_what_is_rejected_is_told_once_where_a_restart_reads_other_chunks(tmp_path, before, after):
+    lines = "".join(f"{n}\n" + "odd\n" * (n % 3) + "no,row\n" for n in range(9))
+    (tmp_path / "t.csv").write_text(f"n\n{lines}odd\n")
+    source = FilesSource(str(tmp_path / "t.csv"), columns={"n": "INT64"})
+    begun, other = (MicroBatches(source, Clock(kind="rows", every=5), max_rows=size)
+                    for size in (before, after))  # fmt: skip
+    batches = list(begun.batches())
+    for stop in range(len(batches)):
+        rest = other.batches(batches[stop].position)
+        told = total([one.rejected for one in (*batches[: stop + 1], *rest)])
+        assert told == {MALFORMED: 9, MISFIT: 10}
 
 
 @pytest.mark.parametrize(

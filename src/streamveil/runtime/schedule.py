@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -33,7 +34,7 @@ from streamveil.connectors import (
     slices,
 )
 from streamveil.connectors.rejected_rows import PLACE, rejected_table, traced
-from streamveil.dataflow import count
+from streamveil.dataflow import count, total
 from streamveil.disk import crc32, in_scratch, scratch_folder
 from streamveil.errors import PlanError, SourceError, require_outer
 from streamveil.plan import Clock, SourceSpec
@@ -79,33 +80,34 @@ class MicroBatches:
         if self.clock.kind == "once" and at.get("done"):
             return  # there is one answer: rows that came later would change it under its own noise
         every = self.clock.every if self.clock.kind == "rows" else None
-        last = self.clock.steps if every else None
+        last = self.clock.steps if every and self.clock.steps else inf
         step, taken, place, skip = (
             at["step"],
             at.get("taken", 0),
             at.get("source"),
             at.get("skip", 0),
         )
+        passed = list[Chunk]()  # that a restart reads again; what they rejected is yet to be told
         for chunk in self._chunks(place):
-            rejected, total = {} if skip else chunk.rejected, chunk.rows.num_rows
-            rejected_rows = () if skip else chunk.rejected_rows
-            if rejected and not total and (last is None or step <= last):
+            size = chunk.rows.num_rows
+            if skip >= size and chunk.rejected:
+                passed.append(chunk)
+            if passed and skip == size == 0 and step <= last:
                 after = json.dumps({"step": step, "taken": taken, "source": chunk.position})
-                yield Batch(chunk.rows, step, False, after, rejected, rejected_rows)  # noqa: FBT003
-            while skip < total and (last is None or step <= last):
+                yield Batch(chunk.rows, step, False, after, *told(passed))  # noqa: FBT003
+            while skip < size and step <= last:
                 part = chunk.rows.slice(skip, every - taken if every else None)
                 skip, taken = skip + part.num_rows, taken + part.num_rows
                 closes = taken == every
                 if closes:
                     step, taken = step + 1, 0
-                ends = (
-                    {"source": chunk.position} if skip == total else {"source": place, "skip": skip}
-                )
+                whole = skip == size
+                ends = {"source": chunk.position} if whole else {"source": place, "skip": skip}
                 after = json.dumps({"step": step, "taken": taken, **ends})
-                yield Batch(part, step - closes, closes, after, rejected, rejected_rows)
-                rejected, rejected_rows = {}, ()
-            place, skip = chunk.position, max(0, skip - total)  # a resumed read may cut finer
-            if last is not None and step > last:
+                passed += [chunk] * (whole or step > last)
+                yield Batch(part, step - closes, closes, after, *told(passed))
+            place, skip = chunk.position, max(0, skip - size)  # a resumed read may cut finer
+            if step > last:
                 return
         if not self.source.bounded:
             return  # stopped for now: more rows may come, and a step is whole when it has all
@@ -201,6 +203,18 @@ class MicroBatches:
         schema = self.source.schema()
         names = self.columns if self.columns is not None else schema.names
         return pa.schema([schema.field(name) for name in names]).empty_table()
+
+
+def told(chunks: list[Chunk]) -> tuple[dict[str, int], list[pa.Table]]:
+    """What some chunks rejected; takes them off the list, so that it is told once.
+
+    It is told with the last row of a chunk, behind which nobody reads the chunk again: one that is
+    read again, from its start, may hold more rows than before, or fewer.
+    """
+    found = total([one.rejected for one in chunks])
+    rows = [table for one in chunks for table in one.rejected_rows]
+    chunks.clear()
+    return found, rows
 
 
 def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
