@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import streamveil as sv
 from streamveil.cli import app
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.runtime.ask import ask
 from streamveil.runtime.run import Pace, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
@@ -138,6 +140,17 @@ def test_a_job_in_pieces_and_asked_in_between_goes_on_with_the_same_bytes(tmp_pa
         exact, _ = counted(first.trigger, keep=lambda city, age: age < 2)
         assert first.n_low <= exact <= first.n_high
         assert total.n_low <= counted(first.trigger)[0] <= total.n_high
+
+
+def test_a_query_with_other_names_may_ask_as_it_may_go_on(tmp_path):
+    made = query(options=", ask_share = 0.5", by="GROUP BY city")
+    list(made.run(tmp_path / "job", **SEEDED))
+    other = replace(made.plan, name="other", aggregates=tuple(
+        replace(one, name=f"{one.name}_too") for one in made.plan.aggregates))  # fmt: skip
+    assert list(run(other, state=tmp_path / "job", **SEEDED))[-1].table.num_rows
+    first, again = (ask(plan, "COUNT(*) WHERE age < 2", state=tmp_path / "job", **SEEDED)
+                    for plan in (made.plan, other))  # fmt: skip
+    assert first == again
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -19,6 +19,7 @@ from streamveil.expressions import conjunction
 from streamveil.expressions.dialect import canonical
 from streamveil.plan import Plan, TableSource
 from streamveil.plan.options import NON_NEGATIVE
+from streamveil.runtime.changed_query import kept_plan
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.secret import Randomness
@@ -79,6 +80,7 @@ def ask(
             "  to fix  run the query on the embedded engine, in a state of its own"
         )
     require_header(Path(state))
+    plan = kept_plan(plan, Path(state)).plan
     operator = operator_of(plan)
     work = Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
