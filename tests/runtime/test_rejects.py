@@ -392,6 +392,20 @@ def test_combined_rows_have_no_place_and_lines_of_their_source_do(tmp_path: Path
     ) == {MALFORMED: 1}
 
 
+def test_rejects_are_kept_in_a_long_replay_of_which_a_step_has_no_rows(tmp_path: Path) -> None:
+    times = pa.array([0, 200 * 60_000_000 - 1], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"ts": times, "user": [1, None]}), tmp_path / "t.parquet")
+    text = """
+    SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 5, delta = 1e-6,
+        privacy_unit_column = user, max_rows_contributed = 2, start = '1970-01-01',
+        end = '1970-01-01 03:20') COUNT(*) AS n FROM t EMIT EVERY INTERVAL 1 MINUTE
+    """
+    source = f"WITH (source = 'files', path = '{tmp_path}/t.parquet', event_time = 'ts');"
+    plan = parse_script(f"CREATE STREAM t {source}{text}").query.plan
+    assert len(list(start(tmp_path, plan))) == 200
+    assert [(row["reason"], row["number"]) for row in kept(tmp_path)] == [("null unit", 2)]
+
+
 CHANGED = {
     "alone": "SELECT user, tag AS page, ms, ts FROM t, UNNEST(SPLIT(page, '/')) AS tag",
     "beside": "SELECT user, page, ms, ts FROM t UNION ALL SELECT user, page, ms, ts FROM o",

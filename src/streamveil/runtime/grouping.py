@@ -200,7 +200,8 @@ def blocked(batches: list[Batch]) -> list[Batch]:
     """Micro-batches with the block of all their rows."""
     if len(batches) < 2:
         return batches
-    block = RowBlock(pa.concat_tables([batch.rows for batch in batches]).combine_chunks())
+    rows = (batch.rows for batch in batches)  # where there are none, those of places are missing
+    block = RowBlock(pa.concat_tables(rows, promote_options="default").combine_chunks())
     found, start = list[Batch](), 0
     for batch in batches:
         size = batch.rows.num_rows
