@@ -259,6 +259,35 @@ def test_a_killed_run_gives_the_same_releases(tmp_path):
     assert rest[first.trigger] == first.table
 
 
+class Steps:
+    """A job that has closed some steps; it releases at the last of them again, then at later ones.
+
+    It notes the step that it waits for.
+    """
+
+    def __init__(self, name, closed, waits):
+        self.name, self.closed_steps, self.waits = name, closed, waits
+
+    def __iter__(self):
+        for step in range(self.closed_steps, 5):
+            if step > self.closed_steps:
+                self.waits.append((step, self.name))
+                self.closed_steps = step
+            yield Release(public(ROWS), 0, step, step)
+
+
+def test_no_job_waits_for_a_step_while_another_one_has_steps_to_make_up():
+    waits = []
+    jobs = [Steps("a", 3, waits), Steps("b", 1, waits)]
+    held = [{}, {}]
+    for _ in joint.turns(jobs, held):
+        pass
+    assert waits[:2] == [(2, "b"), (3, "b")]
+    assert sorted(waits[2:]) == [(4, "a"), (4, "b")]
+    assert {step for _, step in held[0]} == {3, 4}
+    assert {step for _, step in held[1]} == {1, 2, 3, 4}
+
+
 def test_the_command_line_runs_and_explains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text(

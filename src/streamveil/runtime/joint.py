@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +220,22 @@ def charge_together(
 
 
 def turns(jobs: list[Any], held: list[Held]) -> Iterator[None]:
-    """One for what is there already, and one whenever each job has released once more."""
+    """One for what is there already, and one whenever a job has released once more.
+
+    Jobs that are steps behind go first, as after a kill: the others wait for a step to be due.
+    """
     yield
-    for turn in zip_longest(*jobs):
-        for known, release in zip(held, turn, strict=True):
-            if release is not None:
+    left = [(job, iter(job), known) for job, known in zip(jobs, held, strict=True)]
+    while left:
+        behind = min(job.closed_steps for job, _, _ in left)
+        for one in [one for one in left if one[0].closed_steps == behind]:
+            _, releases, known = one
+            release = next(releases, None)
+            if release is None:
+                left.remove(one)
+            else:
                 known[Moment(release.window, release.trigger)] = partial(same, release)
-        yield
+            yield
 
 
 def same(release: Release) -> Release:
