@@ -163,3 +163,21 @@ def test_counts_that_would_take_the_place_of_the_values_are_refused(name, column
     counted = sv.memory(rows).protect(unit="u").agg(**{name: sv.heavy_hitters(column, k=4)})
     with pytest.raises(PlanError, match=r"two output columns|goes with 'n'|every release"):
         counted.bound(max_rows=1).release(budget=sv.Budget(epsilon=1, delta=1e-6))
+
+
+@pytest.mark.parametrize(("counted", "relation"), [
+    ("tag", "t, UNNEST(SPLIT(tags, ',')) AS tag"), ("o.tag", "t JOIN o ON t.u = o.u"),
+])  # fmt: skip
+def test_columns_that_files_do_not_declare_are_counted(tmp_path, counted, relation):
+    (tmp_path / "t.csv").write_text("u,tags\n" + "".join(f"{n},a\n" for n in range(900)))
+    (tmp_path / "o.csv").write_text("u,tag\n" + "".join(f"{n},a\n" for n in range(900)))
+    text = f"""
+    CREATE STREAM t (u INT64, tags STRING) WITH (source = 'files', path = '{tmp_path}/t.csv');
+    CREATE TABLE o (u INT64, tag STRING) WITH (source = 'files', path = '{tmp_path}/o.csv');
+    SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, delta = 1e-6, privacy_unit_column = u,
+        max_rows_contributed = 1) HEAVY_HITTERS({counted}, k => 2, text_length => 1) AS n
+    FROM {relation}"""
+    plan = sv.sql(text).plan
+    [found] = run(plan, state=tmp_path / "s", noise=SilentNoise(), insecure=True)
+    [row] = found.table.to_pylist()
+    assert (row.get("tag", row.get("key")), row["n"]) == ("a", 900)

@@ -30,7 +30,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     """The sketch query of a plan: one aggregate, no GROUP BY, max_rows as the only bound."""
     check_compiled(plan)
     declared = plan.source.options.get("columns")
-    if declared:  # of others the types are known when the source is there
+    if declared and not plan.source.combines:  # of others types are known once the source is there
         check_searched(plan, declared_schema(declared))
     aggregate = plan.aggregates[0]
     if len(plan.aggregates) > 1 or plan.keys:
