@@ -120,6 +120,25 @@ def test_a_first_charge_whose_many_pure_losses_compose_is_taken() -> None:
         ledger.charge("one more", Pure("1e-9"))
 
 
+MANY = Loss(pure=((Fraction(1, 10), 100),))  # fits epsilon 6 together, and its sum does not
+
+
+@pytest.mark.parametrize("limit", [Budget(epsilon=6, delta=1e-6), Budget(rho=0.51)])
+def test_no_single_charge_takes_what_many_small_ones_were_let(limit: Budget) -> None:
+    assert MANY.fits(limit)
+    with pytest.raises(PlanError, match="epsilon=10 do not fit"):
+        Ledger.open(None, limit, USER, caps=MANY)
+
+
+@pytest.mark.parametrize("other", [Gdp(0.1), Loss(distance=Fraction(1, 10**12))])
+def test_what_many_small_losses_leave_in_other_periods_fits_as_one(other: Loss) -> None:
+    ledger = Ledger.open(None, Budget(epsilon=6, delta=1e-6), USER_DAY)
+    with pytest.raises(BudgetError):  # else another day had epsilon 10 left
+        ledger.charge("many", MANY + other, range=(0, 1))
+    ledger.charge("many", MANY + other)
+    assert ledger.left().pure_total == 0
+
+
 def test_many_small_gaussians_use_the_whole_analytic_limit() -> None:
     ledger = Ledger.open(None, SIX, USER)
     part = Gdp.squared(Fraction(gaussian_mu(SIX)) ** 2 / 100)
@@ -286,6 +305,36 @@ def test_disjoint_ranges_cost_their_maximum_only_for_unit_periods() -> None:
         Ledger.open(None, RHO, USER).charge("daily", Zcdp(1), range=(0, 1))
 
 
+@pytest.mark.parametrize("part", [(0.0, 0.5), (0, 1.5), (0, math.inf), ("a", "b"), (1, 2, 3), 5])
+def test_a_range_is_of_whole_periods(part: tuple[int, int]) -> None:
+    """Else two halves of one day cost their maximum."""
+    ledger = Ledger.open(None, Budget(epsilon=1), USER_DAY)
+    with pytest.raises(PlanError, match=r"range must be"):
+        ledger.charge("a", Pure(1), range=part)
+    assert ledger.entries() == []
+    ledger.charge("a", Pure(1), range=(np.int64(0), np.int64(1)))  # type: ignore[arg-type]
+    assert ledger.entries()[0].range == (0, 1)
+
+
+def test_arguments_of_another_kind_are_refused_by_name() -> None:
+    ledger = Ledger.open(None, RHO, USER)
+    for fault, loss, named in (
+        ("name must be text", Zcdp(1), {"name": None}),
+        ("key must be text", Zcdp(1), {"key": 0}),
+        ("loss must be a Loss", RHO, {}),
+    ):
+        with pytest.raises(PlanError, match=fault):
+            ledger.charge(**{"name": "a", "loss": loss, **named})  # type: ignore[arg-type]
+    assert ledger.entries() == []
+    for fault, opened in (
+        ("limit must be a Budget", (1, USER, None)),
+        ("protects must be a Neighbours", (RHO, "user", None)),
+        ("caps must be a Loss", (RHO, USER, RHO)),
+    ):
+        with pytest.raises(PlanError, match=fault):
+            Ledger.open(None, *opened[:2], caps=opened[2])  # type: ignore[arg-type]
+
+
 def test_a_year_adds_up_the_days() -> None:
     ledger = Ledger.open(None, Budget(mu=1), USER_DAY)
     for day in range(400):
@@ -330,6 +379,15 @@ def test_the_same_key_is_charged_once_also_after_reopening(tmp_path: Path) -> No
         assert again.spent() == Zcdp(0.6)
         assert [charge.name for charge in again.entries()] == ["a"]
         assert again.limit == RHO
+
+
+def test_the_same_key_is_charged_once_within_a_group_too() -> None:
+    ledger = Ledger.open(None, RHO, USER)
+    one, other = (Charge("a", Zcdp(rho), key="job-1") for rho in (0.6, 0.5))
+    with pytest.raises(ValueError, match="another content"):
+        ledger.charge_all([one, other])
+    ledger.charge_all([one, one])
+    assert ledger.spent() == Zcdp(0.6)
 
 
 def test_another_limit_or_unit_is_refused(tmp_path: Path) -> None:

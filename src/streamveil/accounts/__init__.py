@@ -420,8 +420,13 @@ def _scaled_to(limit: Budget, first: Loss) -> Loss:
     return _times(first, low)
 
 
+def joined(loss: Loss) -> Loss:
+    """The same with its pure losses as one: one charge may take all of a cap."""
+    return replace(loss, pure=((loss.pure_total, 1),))
+
+
 def _times(loss: Loss, factor: Fraction) -> Loss:
-    pure = ((loss.pure_total * factor, 1),) if loss.pure else ()
+    pure = ((loss.pure_total * factor, 1),)
     return Loss(
         loss.gaussian * factor,
         loss.zcdp * factor,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from streamveil import accounts
 from streamveil.accounts import START, Amounts, Cost, Journal, Periods, PeriodTotals, Record
-from streamveil.core.accounting import Budget, Neighbours
+from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
-from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.errors import BudgetError, PlanError, StoreError, got, require_with, whole
 
 if TYPE_CHECKING:
     from streamveil.accounts.server_journal import ServerJournal
@@ -37,8 +38,12 @@ class Charge:
     given_past: bool = False  # the loss bounds what follows any past that no unit's row is in
 
     def __post_init__(self) -> None:
-        if self.range is not None and not self.range[0] < self.range[1]:
-            raise PlanError(f"range must be [first, end) with first < end, not {self.range}")
+        take_numbers(self)
+        for name, text in {"name": self.name, "key": "" if self.key is None else self.key}.items():
+            if not isinstance(text, str):
+                raise PlanError(f"{name} must be text, not {got(text)}")
+        if self.range is not None:
+            object.__setattr__(self, "range", whole_periods(self.range))
         if self.loss.group_size > 1:
             raise PlanError("a charge is the loss of one unit; the ledger converts it to groups")
 
@@ -82,12 +87,21 @@ class Charge:
         return accounts.cost(ranged, caps), accounts.cost(everywhere, caps)
 
 
+def whole_periods(range: Periods) -> Periods:
+    """The two ends of a range: a part of a period would be charged beside the rest of it."""
+    pair = isinstance(range, list | tuple) and len(range) == 2
+    first, end = (whole("an end of range", one) for one in range) if pair else (0, 0)
+    if not first < end:
+        raise PlanError(f"range must be [first, end) with first < end, not {range}")
+    return first, end
+
+
 class Ledger:
     """Charges against a limit that many jobs over the same data share.
 
     A charge is refused before anything is drawn, or it is durable.
 
-    Algorithm: a filter. The limit is turned into one cap per kind of loss (`spending.caps_for`),
+    Algorithm: a filter. The limit is turned into one cap per kind of loss (`accounts.caps_for`),
         and a charge is taken when no cap is exceeded for any unit-period. Of a charge with a range,
         its pure epsilon counts for the unit-periods in it alone, and all else for all; all of it
         for those in it alone when it holds `given_past`.
@@ -170,13 +184,17 @@ class Ledger:
                 different kinds; by default the first charge decides.
 
         Raises:
-            PlanError: the caps do not fit the limit.
+            PlanError: an argument is of another kind, or the caps do not fit the limit.
             StoreError: the ledger has another limit or unit, was altered, or cannot be written.
         """
+        require_with("limit", limit, "quoted_delta", "a Budget such as Budget(epsilon=6)")
+        require_with("protects", protects, "covers", "a Neighbours such as Neighbours('user_id')")
         if caps is None:
             caps = accounts.own_caps(limit)
-        elif not caps.fits(limit):
-            raise PlanError(f"caps of {caps} do not fit the limit {limit}")
+        else:
+            require_with("caps", caps, "pure_total", "a Loss such as Gdp(0.5)")
+            if not (one := accounts.joined(caps)).fits(limit):
+                raise PlanError(f"caps of {one} do not fit the limit {limit}")
         ledger = cls(journal_at(path), limit, protects)
         with ledger._journal.locked():
             ledger._catch_up()
@@ -250,7 +268,7 @@ class Ledger:
         charge = self.make_charge(name, loss)
         with self._journal.locked():
             self._catch_up()
-            caps = self.caps or accounts.caps_for(self.limit, charge.loss)
+            caps = self._caps(charge)
             self._require_room([charge], [charge.cost(caps)], caps)
 
     def make_charge(
@@ -264,6 +282,7 @@ class Ledger:
         """A charge for `charge_all`; a guarantee must protect what the ledger protects."""
         if isinstance(loss, Loss):
             return Charge(name, loss, range, key)
+        require_with("loss", loss, "protects", "a Loss such as Gdp(0.5), or a Guarantee")
         ours, theirs = self.protects, loss.protects
         if not ours.covers(theirs):
             raise PlanError(
@@ -283,10 +302,15 @@ class Ledger:
         """
         with self._journal.locked():
             self._catch_up()
-            fresh = [charge for charge in charges if not self._is_known(charge)]
+            fresh: list[Charge] = []
+            known = ChainMap({}, self._by_key)
+            for charge in charges:
+                if not self._is_known(charge, known):
+                    fresh.append(charge)
+                    known |= {charge.key: charge} if charge.key is not None else {}
             if not fresh:
                 return
-            caps = self.caps or accounts.caps_for(self.limit, fresh[0].loss)
+            caps = self._caps(fresh[0])
             costs = [charge.cost(caps) for charge in fresh]
             self._require_room(fresh, costs, caps)
             records = [charge.to_dict() for charge in fresh]
@@ -461,17 +485,27 @@ class Ledger:
                 "  to fix  open it with these, or start another ledger for other data"
             )
 
-    def _is_known(self, charge: Charge) -> bool:
+    def _is_known(self, charge: Charge, known: Mapping[str, Charge]) -> bool:
         if charge.range is not None and self.protects.period is None:
             raise PlanError(
                 "a range needs a privacy unit with a period: a whole-stream unit may have rows in"
                 " every range"
             )
-        if charge.key is None or charge.key not in self._by_key:
+        if charge.key is None or charge.key not in known:
             return False
-        if self._by_key[charge.key] != charge:
+        if known[charge.key] != charge:
             raise PlanError(f"the key '{charge.key}' was charged before with another content")
         return True
+
+    def _caps(self, first: Charge) -> Loss:
+        """The caps that there are, or that a first charge fixes.
+
+        Of caps of many pure losses nothing may be left in another period: one charge could take it.
+        """
+        caps = self.caps or accounts.caps_for(self.limit, first.loss)
+        if self.caps is None and first.range and not accounts.joined(caps).fits(self.limit):
+            caps = accounts.caps_for(self.limit, accounts.joined(first.loss))
+        return caps
 
     def _left(self, caps: Loss, totals: PeriodTotals, periods: Periods | None) -> Loss:
         limit, worst = accounts.limits(caps), totals.worst(periods)
