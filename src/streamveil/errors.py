@@ -13,6 +13,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, currentframe, signature
+from math import inf
 from numbers import Integral, Real
 from operator import index
 from pathlib import Path
@@ -188,11 +189,11 @@ def require_positive(**numbers: object) -> None:
             raise PlanError(f"{name} must be a finite number above 0, not {value}")
 
 
-def whole(name: str, value: object) -> int:
+def whole(name: str, value: object, least: float = -inf) -> int:
     """A whole number as an int of Python, whose arithmetic is exact; of NumPy, of any class.
 
     Raises:
-        PlanError: it is none, or a truth value.
+        PlanError: it is none, a truth value, or below `least`.
 
     >>> from enum import IntEnum
     >>> whole("horizon", IntEnum("Few", "ONE TWO").TWO)
@@ -202,6 +203,8 @@ def whole(name: str, value: object) -> int:
     ...
     streamveil.errors.PlanError: horizon must be a whole number, not 2.5
     """
+    if least > -inf:
+        at_least(least, **{name: value})
     if isinstance(value, int) and not isinstance(value, bool):
         return int.__index__(value)  # whatever a class of its own says
     if isinstance(value, Integral) and not isinstance(value, bool):
@@ -221,7 +224,7 @@ def got(value: object) -> str:
     return str(value) if isinstance(value, Real | timedelta | None) else type(value).__name__
 
 
-def at_least(least: int, **numbers: object) -> None:
+def at_least(least: float, **numbers: object) -> None:
     """Raises PlanError naming the first argument that is no whole number, or below `least`."""
     for name, value in numbers.items():
         if whole(name, value) < least:

@@ -35,6 +35,8 @@ def test_a_float_is_the_decimal_it_prints() -> None:
         ({"epsilon": "much"}, "epsilon must be a finite number"),
         ({"epsilon": "1/3"}, "in decimals"),
         ({"epsilon": [1]}, "epsilon must be a number"),
+        ({"epsilon": "1e999999999"}, "in decimals"),  # a billion digits
+        ({"rho": "1e-999999999"}, "in decimals"),
     ],
 )
 def test_what_is_not_a_budget_is_refused(wrong: dict[str, Any], says: str) -> None:

@@ -328,6 +328,13 @@ def test_the_sentence_says_who_what_how_much_and_how_long() -> None:
     assert "No finite epsilon" in guarantee.sentence(0)
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_group_has_at_least_one_unit(size: int) -> None:
+    for made in (lambda: Loss(gaussian=1, group_size=size), lambda: Gdp(1).group(size)):
+        with pytest.raises(ValueError, match="at least 1"):
+            made()
+
+
 def test_guarantees_are_values() -> None:
     guarantee = Guarantee(USER_DAY, Gdp(1) + approx(1, 1e-9), horizon=3, separate=True)
     assert Guarantee.from_dict(json.loads(json.dumps(guarantee.to_dict()))) == guarantee

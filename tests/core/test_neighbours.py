@@ -53,6 +53,7 @@ def test_durations_read_as_words(span: timedelta | None, words: str) -> None:
         ({"bound": 0}, "bound must be"),
         ({"relation": "add-removed"}, "did you mean 'add-remove'"),
         ({"period": timedelta(0)}, "period must be longer than zero"),
+        ({"period": 1}, "period must be longer than zero"),
     ],
 )
 def test_what_is_not_a_relation_is_refused(wrong: dict[str, Any], says: str) -> None:

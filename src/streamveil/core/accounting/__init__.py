@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cache
-from math import inf, nextafter
+from math import inf, isfinite, nextafter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ Number: TypeAlias = int | float | Fraction | Decimal | str
 REALS, KINDS = (float, np.floating), (int, np.integer, float, np.floating, Fraction, Decimal, str)
 ANY_NUMBER = "Exact | float"  # the type of a field, as it is written
 NULL = " | None"
+LONGEST = 10_000  # digits before or behind the point: a text of few may stand for billions
 NUMBERS = ("int", "Exact", "Fraction", ANY_NUMBER)
 
 
@@ -41,14 +42,15 @@ def exact(name: str, value: Number) -> Fraction:
         return Fraction(*(whole(name, part) for part in parts))
     try:
         decimal = Decimal(repr(float(value)) if isinstance(value, REALS) else value)
-        return Fraction(decimal)
+        return Fraction(decimal if abs(decimal.adjusted()) <= LONGEST else Decimal("nan"))
     except (InvalidOperation, ValueError, OverflowError):
         raise PlanError(f"{name} must be a finite number in decimals, not {value}") from None
 
 
 def held(name: str, value: Exact | float) -> Fraction:
     """The number that a machine holds: a float by its binary digits, not by what it prints."""
-    return Fraction(float(value)) if isinstance(value, REALS) else exact(name, value)
+    real = isinstance(value, REALS) and isfinite(value)
+    return Fraction(float(value)) if real else exact(name, value)
 
 
 def float_above(value: Exact | float) -> float:
@@ -240,8 +242,9 @@ class Neighbours:
         take_numbers(self)
         require_positive(bound=self.bound)
         require_one_of("relation", self.relation, RELATIONS)
-        if self.period is not None and self.period <= timedelta(0):
-            raise PlanError(f"period must be longer than zero, not {self.period}")
+        long = isinstance(self.period, timedelta) and self.period > timedelta(0)
+        if not (long or self.period is None):
+            raise PlanError(f"period must be longer than zero, a timedelta, not {self.period}")
 
     @property
     def verb(self) -> str:

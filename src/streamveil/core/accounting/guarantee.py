@@ -81,7 +81,7 @@ class Loss:
             if epsilon and times:
                 merged[epsilon] = merged.get(epsilon, 0) + times
         object.__setattr__(self, "pure", tuple(sorted(merged.items())))
-        object.__setattr__(self, "group_size", whole("group_size", self.group_size))
+        object.__setattr__(self, "group_size", whole("group_size", self.group_size, 1))
         often: dict[Any, int] = {}
         for table, times in self.tables:
             often[table] = often.get(table, 0) + whole("times", times)
@@ -121,9 +121,7 @@ class Loss:
             is then one of ideal mechanisms. It is that of the draws which one unit reaches: those
             of the group are `size` times as many.
         """
-        size = whole("size", size)
-        if size < 1:
-            raise PlanError(f"a group has at least one unit, not {size}")
+        size = whole("size", size, 1)
         reached: dict[str, Any] = {name: getattr(self, name) * size for name in REACHED}
         if self.has_slack:
             return replace(self, group_size=self.group_size * size, **reached)
@@ -400,9 +398,7 @@ class Guarantee:
             raise PlanError("the guarantee already covers the whole stream of a unit")
         if isinstance(periods, timedelta):
             periods = most_periods(periods, self.protects)
-        periods = whole("periods", periods)
-        if periods < 1:
-            raise PlanError(f"periods must be at least 1, not {periods}")
+        periods = whole("periods", periods, 1)
         loss = self.loss.times(periods) if self.separate else self.loss.group(periods)
         return replace(self, loss=loss, periods=self.periods * periods)
 
@@ -484,7 +480,7 @@ class Guarantee:
 
 def days_of(span: str) -> timedelta:
     """The longest that a span such as 'user-year' or 'year' may be."""
-    word = span.rsplit("-", 1)[-1]
+    word = str(span).rsplit("-", 1)[-1]
     require_one_of("span", word, SPANS)
     return timedelta(days=SPANS[word])
 
