@@ -22,7 +22,7 @@ from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.counters import Counter, check_moved
 from streamveil.core.release import WeightRule, weighted_loss
 from streamveil.core.sensitivity import root_up
-from streamveil.errors import BudgetError, PlanError, require_budget, require_positive
+from streamveil.errors import BudgetError, PlanError, at_least, require_budget
 from streamveil.kept import kept
 from streamveil.types import Exact
 
@@ -55,7 +55,7 @@ def fit(
     """
     require_budget(budget)
     if keys is not None:
-        require_positive(keys=keys)
+        at_least(1, keys=keys)
     if not check_moved(moved):
         raise PlanError(f"moved must be above 0, not {moved}: nothing needs noise otherwise")
 

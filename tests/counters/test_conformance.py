@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.noise import Noise, Place, SeededNoise, SilentNoise
-from streamveil.counters import COUNTERS, Counter, CounterState, fit
+from streamveil.core.noise import KeyedNoise, Noise, Place, SeededNoise, SilentNoise
+from streamveil.counters import COUNTERS, Counter, CounterState, fit, skip
 from streamveil.counters.kary import blocks_of
-from streamveil.errors import HorizonError, PlanError
+from streamveil.errors import HorizonError, PlanError, StoreError
 from tests.counters.examples import NAMES, examples
 from tests.counters.oracle import factors
 from tests.statistics import (
@@ -303,3 +304,53 @@ def test_bad_arguments_are_named(name):
         counter.step(counter.init(2), np.zeros(2), place)
     with pytest.raises(ValueError, match="one entry per key"):
         counter.step(counter.init(2), np.zeros(3, np.int64), place)
+    for wrong, fault in (
+        (lambda: counter.init(1, t=-1), "t must be"),  # more steps than the guarantee covers
+        (lambda: counter.init(-1), "keys must be"),
+        (lambda: counter.stream(keys=0), "keys must be"),
+        (lambda: counter.stream(noise="x"), "noise must be"),
+        (lambda: counter.std(np.array([1.5])), "whole numbers between 1 and"),
+        (lambda: counter.loss(float("nan")), "moved must be"),
+        (lambda: counter.loss("x"), "moved must be"),
+        (lambda: fit(counter, Budget(epsilon=1, delta=1e-6), 1, 2.5), "keys must be"),
+    ):
+        with pytest.raises(PlanError, match=fault):
+            wrong()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_64_bits_do_not_hold_is_refused_with_either_sign(name):
+    for number, fault in ((2**63, "below"), (-(2**63), "64 bits"), (2**63 - 1, "64 bits")):
+        with pytest.raises(PlanError, match=fault):
+            examples(4)[name].stream(noise=SilentNoise()).step([number])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_is_resumed_by_the_counter_that_saved_it_alone(name):
+    """Under another sigma or horizon the same draws meet other totals."""
+    counter, noise = examples(4)[name], KeyedNoise.fresh()
+    saved = counter.stream(noise=noise).save()
+    assert counter.resume(saved, noise).t == 0
+    for other in [replace(counter, sigma=99), *examples(5).values()]:
+        if other != counter:
+            with pytest.raises(
+                StoreError, match=f"to fix  resume it with {type(counter).__name__}"
+            ):
+                other.resume(saved, noise)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_of_another_counter_is_refused(name):
+    """A compiled step reads as many rows as its own counter has."""
+    counter = examples(4)[name]
+    for other in examples(40).values():
+        state = other.init(2)
+        if rows_of(state) != rows_of(counter.init(2)):
+            for step in (counter.step, partial(skip, counter)):
+                with pytest.raises(StoreError, match="no state of"):
+                    step(state, 1, Place(KeyedNoise.fresh(), "x"))
+
+
+def rows_of(state):
+    """How many of either kind."""
+    return len(state.whole), len(state.real)

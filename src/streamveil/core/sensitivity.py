@@ -257,7 +257,7 @@ def within_64_bits(totals: Array) -> Array:
     Proof that neither leaks: cutting moves no two sums apart, so one unit moves what is gathered by
         at most what it did. Whether the job stops follows from totals that may leave.
     """
-    if totals.size and max(totals.max(), -totals.min()) >= MOST_TOTAL:
+    if totals.size and (totals.max() >= MOST_TOTAL or totals.min() <= -MOST_TOTAL):
         raise PlanError(
             "a sum has reached 2**60 quanta, and 64 bits hold no more safely: nothing more is"
             " released.\n"

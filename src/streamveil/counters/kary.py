@@ -130,7 +130,7 @@ class KaryTreeCounter(Stepping):
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, CounterState]:
-        """See `Steppable`; `draws` have the same address at every step."""
+        """See `Counter`; `draws` have the same address at every step."""
         total = state.whole[0] + column(increments, state.keys)
         marks = check_mark(state.whole[1], mark_of(draws))
         t = state.t + 1

@@ -120,7 +120,7 @@ class HonakerCounter(Stepping):
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, CounterState]:
-        """See `Steppable`."""
+        """See `Counter`."""
         t = next_step(self.horizon, state)
         level, top = trailing_zeros(t), self.levels - 1
         done = min(level, top)

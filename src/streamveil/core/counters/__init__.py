@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, exp, pi, sqrt
+from math import ceil, exp, inf, pi, sqrt
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -59,7 +59,7 @@ from streamveil.core.noise import (
 )
 from streamveil.core.noise.samplers import LARGEST_SCALE, rounded_gaussian
 from streamveil.core.sensitivity import within_64_bits
-from streamveil.errors import HorizonError, PlanError, StoreError, require_positive
+from streamveil.errors import HorizonError, PlanError, StoreError, at_least, require_positive, whole
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 Ids = UInt64[Array, "keys 2"]
@@ -251,6 +251,7 @@ class Counter(Protocol):
 
 def zeros(t: int, keys: int, whole: int, real: int) -> CounterState:
     """An empty state."""
+    at_least(0, keys=keys, t=t)
     return CounterState(t, np.zeros((whole, keys), np.int64), np.zeros((real, keys), np.float64))
 
 
@@ -261,11 +262,20 @@ def next_step(horizon: int, state: CounterState) -> int:
     return state.t + 1
 
 
+def own(counter: Counter, state: CounterState) -> CounterState:
+    """The state, unless its rows are another counter's: a compiled step would read beyond it."""
+    like = counter.init(0)
+    for rows, known in ((state.whole, like.whole), (state.real, like.real)):
+        if rows.shape != (len(known), state.keys):
+            raise StoreError(f"this is no state of {counter!r}.\n  to fix  pass one of its own")
+    return state
+
+
 def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
     """The increments as int64, one per key; a number is broadcast."""
     array = np.asarray(increments)
-    if array.dtype.kind not in "iu":
-        raise PlanError(f"increments must be integers (quanta), not {array.dtype}")
+    if array.dtype.kind not in "iu" or np.any(array > 2**63 - 1):
+        raise PlanError(f"increments must be integers (quanta) below 2**63, not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != keys):
         raise PlanError(f"increments must have one entry per key ({keys}), not {array.shape}")
     whole = array.astype(np.int64, copy=False)
@@ -274,10 +284,10 @@ def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
 
 def checked_times(t: Array, horizon: int) -> Int64[Array, " times"]:
     """Step numbers as int64; raises unless all are between 1 and the horizon."""
-    times = np.asarray(t, np.int64)
-    if np.any(times < 1) or np.any(times > horizon):
-        raise PlanError(f"t must be between 1 and {horizon}")
-    return times
+    times = np.asarray(t)
+    if times.dtype.kind not in "iu" or np.any(times < 1) or np.any(times > horizon):
+        raise PlanError(f"t must be whole numbers between 1 and {horizon}")
+    return times.astype(np.int64, copy=False)
 
 
 def _widen(rows: Array, keys: int) -> Array:
@@ -287,41 +297,20 @@ def _widen(rows: Array, keys: int) -> Array:
 # ---- where a counter's noise comes from
 
 
-class Steppable(Protocol):
-    """What `Stepping` needs of the counter it is part of."""
-
-    keyed: ClassVar[bool]
-
-    @property
-    def horizon(self) -> int:
-        """Steps the guarantee covers."""
-
-    def init(self, keys: int, t: int = 0) -> CounterState:
-        """See `Counter.init`."""
-
-    def _advance(
-        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, CounterState]:
-        """One step with the draws that belong to it."""
-
-
 class Stepping:
     """The step of every counter, and the stream that owns its noise."""
 
     def step(
-        self: Steppable,
-        state: CounterState,
-        increments: Increments,
-        place: Place,
+        self: Counter, state: CounterState, increments: Increments, place: Place,
         ids: Ids | None = None,
-    ) -> tuple[Estimates, CounterState]:
+    ) -> tuple[Estimates, CounterState]:  # fmt: skip
         """See `Counter.step`."""
-        t = next_step(self.horizon, state)
+        t = next_step(self.horizon, own(self, state))
         increments = column(increments, state.keys)
         return self._advance(state, increments, draws_at(self, place, t), ids)
 
     def _skipped(
-        self: Steppable, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+        self: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
     ) -> CounterState:
         """See `Counter`. Takes every step: the noise of each is used by all later ones."""
         for step in range(1, steps + 1):
@@ -330,7 +319,7 @@ class Stepping:
         return state
 
     def stream(
-        self, keys: int = 1, noise: Noise | None = None, name: str = "counter"
+        self: Counter, keys: int = 1, noise: Noise | None = None, name: str = "counter"
     ) -> CounterStream:
         """A running count of so many keys that owns its noise: see `CounterStream`.
 
@@ -345,19 +334,28 @@ class Stepping:
         Raises:
             PlanError: the noise is no `Noise`.
         """
-        noise = noise or KeyedNoise.fresh()
-        return CounterStream(self, self.init(keys), Place.opened(noise, "counter", name.encode()))  # type: ignore[arg-type,attr-defined]
+        place = Place.opened(noise or KeyedNoise.fresh(), "counter", name.encode())
+        return CounterStream(self, self.init(whole("keys", keys, 1)), place)
 
     def resume(
-        self, saved: Mapping[str, Array], noise: Noise, name: str = "counter"
+        self: Counter, saved: Mapping[str, Array], noise: Noise, name: str = "counter"
     ) -> CounterStream:
-        """The stream that `CounterStream.save` saved, under the same noise and name.
+        """The stream that `CounterStream.save` saved, of the same counter, noise and name.
+
+        Args:
+            saved: what it returned.
+            noise: as the stream was opened with.
+            name: as the stream was opened with.
 
         Raises:
-            PlanError: the noise is no `Noise`, or what was saved is no state of a counter.
+            PlanError: the noise is no `Noise`.
+            StoreError: what was saved is no state of this counter, or of another kind of noise.
         """
         place = Place.reopened(once_of(saved), noise, "counter", name.encode())
-        return CounterStream(self, CounterState.from_arrays(saved), place)  # type: ignore[arg-type]
+        # under other settings the same draws would tell totals apart
+        if (made := saved.get(MADE_BY, np.zeros(0)).tobytes().decode()) != repr(self):
+            raise StoreError(f"this is no stream of {self!r}.\n  to fix  resume it with {made}")
+        return CounterStream(self, own(self, CounterState.from_arrays(saved)), place)
 
 
 class CounterStream:
@@ -412,10 +410,11 @@ class CounterStream:
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
-        return {**self._last[0].to_arrays(), **saved_once(self._place)}
+        made = np.frombuffer(repr(self.counter).encode(), np.uint8)
+        return {**self._last[0].to_arrays(), MADE_BY: made, **saved_once(self._place)}
 
 
-def draws_at(counter: Steppable, place: Place, t: int) -> Draws:
+def draws_at(counter: Counter, place: Place, t: int) -> Draws:
     """The draws of step t: an address of its own, or the place itself for keyed counters."""
     place = require_place(place)
     return place.lasting(t) if counter.keyed else place.draws(t)
@@ -466,11 +465,12 @@ def skip_with(
     """`skip` with given draws: for who owns addresses, each used once for each key."""
     if steps < 0:
         raise PlanError(f"steps must be at least 0, not {steps}")
-    if state.t + steps > counter.horizon:
+    if own(counter, state).t + steps > counter.horizon:
         raise HorizonError(counter.horizon)
     return counter._skipped(state, steps, draws, ids) if steps else state
 
 
+MADE_BY = "counter"  # among the arrays of a saved stream
 REACH = 17.0  # standard deviations; P(|G| > 17) < 2^-208
 U = 2.0**-53
 UP = 1 + 1e-14  # covers a handful of roundings of positive numbers
@@ -491,7 +491,7 @@ class Recursion:
     def deviation(self, sigma: Exact | float, moved: Exact | float) -> float:
         """The eta of the module's proof; raises when float64 is not accurate enough."""
         spread, half = float_above(sigma), 0.5 / self.smallest_column
-        shift = float_above(moved) * self.norm
+        shift = float_above(check_moved(moved)) * self.norm
         z = REACH * spread + half + shift
         wander = (REACH * (spread + half) + shift) / np.sqrt(self.rest * (2 - self.rest))
         wander += rounding_bias(float_below(sigma) * self.smallest_column) * 2 * half / self.rest
@@ -523,11 +523,8 @@ def gaussian_loss(
     size = check_moved(moved)
     if not size:
         return Loss()
-    touched = max(1, ceil(size * size))
-    if keys is not None:
-        touched = min(touched, keys)
-    scale = float_below(sigma)
-    mu = (float_above(moved) * sensitivity + sqrt(touched) * slack) / scale * UP
+    touched = min(max(1, ceil(size * size)), inf if keys is None else whole("keys", keys, 1))
+    mu = (float_above(size) * sensitivity + sqrt(touched) * slack) / float_below(sigma) * UP
     return Gdp.squared(Fraction(mu) ** 2)
 
 
@@ -544,9 +541,9 @@ def check_noise(sigma: Exact | float) -> None:
 
 def check_moved(moved: Exact | float) -> Fraction:
     """The move as an exact number; raises unless it is finite and not negative."""
-    if not 0 <= moved < float("inf"):
-        raise PlanError(f"moved must be a finite number, at least 0, not {moved}")
-    return held("moved", moved)
+    if (size := held("moved", moved)) < 0:
+        raise PlanError(f"moved must be at least 0, not {moved}")
+    return size
 
 
 # ---- Gaussian noise for all keys at once

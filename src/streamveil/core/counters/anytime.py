@@ -135,7 +135,7 @@ class AnytimeBltCounter(Stepping):
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, CounterState]:
-        """See `Steppable`."""
+        """See `Counter`."""
         return self.inner._advance(state, increments, draws, ids)
 
 

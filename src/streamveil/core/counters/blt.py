@@ -542,7 +542,7 @@ class BltCounter(Stepping):
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, CounterState]:
-        """See `Steppable`."""
+        """See `Counter`."""
         t, plan = next_step(self.horizon, state), self.schedule
         scale = plan.scale(t)
         step = Coefficients(plan.keep, plan.drain, scale, self.noise_scale * scale)

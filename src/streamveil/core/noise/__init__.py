@@ -268,7 +268,8 @@ class Place:
             purpose: what is drawn, a name of ours.
             *path: numbers and bytes of the address.
         """
-        return cls.reopened(os.urandom(ONCE_BYTES) if noise.secure else b"", noise, purpose, *path)
+        once = os.urandom(ONCE_BYTES) if getattr(noise, "secure", False) else b""
+        return cls.reopened(once, noise, purpose, *path)
 
     @classmethod
     def reopened(cls, once: bytes, noise: Noise, purpose: str, *path: int | bytes) -> Place:
@@ -281,8 +282,11 @@ class Place:
             *path: as it was opened with.
 
         Raises:
+            PlanError: the noise is no `Noise`.
             StoreError: it was opened under another kind of noise.
         """
+        if not isinstance(noise, Noise):
+            raise PlanError(f"noise must be such as KeyedNoise.fresh(), not {type(noise).__name__}")
         if len(once) != (ONCE_BYTES if noise.secure else 0):
             raise StoreError(
                 "this state was saved under another kind of noise: it does not hold the address"
