@@ -265,6 +265,8 @@ def require_file_name(what: str, name: str) -> str:
     >>> require_file_name("query", "pages per day")
     'pages per day'
     """
+    if not isinstance(name, str):
+        raise PlanError(f"the name of a {what} must be text, not {got(name)}")
     plain = visible(name) == name and not {"/", "\\"} & set(name) and name.strip(" ") not in PARENTS
     if not plain or len(name.encode()) > LONGEST_NAME:
         raise PlanError(

@@ -53,11 +53,28 @@ def test_steps_are_values():
         (lambda: base().agg(s=sv.sum("x", bounds=3)).release(budget=BUDGET), "pair"),
         (lambda: base().agg(q=sv.quantile("x", 2, bounds=(0, 1))).release(budget=BUDGET), "0 and"),
         (lambda: sv.files("t.parquet").agg(n=sv.count()).release(budget=BUDGET), "who is"),
+        (lambda: base().agg(n=sv.count(per_unit=(0, np.nan))).release(budget=BUDGET), "whole n"),
+        (lambda: base().to(5).agg(n=sv.count()).release(budget=BUDGET), "must be text, not 5"),
+        (lambda: sv.files("t.parquet", public="no"), "public must be True or False, not 'no'"),
+        (lambda: sv.memory({"u": [1]}, name=5), "must be text, not 5"),
+        (lambda: sv.tumble("1 day", offset=5), "offset must be a text such as"),
+        (lambda: base().agg(n=sv.count()).release(budget=BUDGET).order_by(None), "'None'"),
     ],
 )  # fmt: skip
 def test_refusals(make, message):
     with pytest.raises(PlanError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["secret", "ledger", "rejects", "insecure", "progress", "keep_releases"],
+)
+def test_an_option_of_another_kind_is_refused_before_there_is_a_state(option, tmp_path):
+    query = sv.memory({"u": [1]}).protect("u").agg(n=sv.count()).bound(1).release(budget=BUDGET)
+    with pytest.raises(PlanError, match=f"{option} must be .*, not 2.5"):
+        query.run(state=tmp_path / "state", **{option: 2.5})
+    assert not [*tmp_path.iterdir()]
 
 
 def of_classes(whole, real, flag):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
-from streamveil.errors import OperatorWarning, PlanError, fitting, nearest, warn
+from streamveil.errors import OperatorWarning, PlanError, fitting, got, nearest, warn
 from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
     from streamveil.runtime.progress import Progress
 
 
-RUN_OPTIONS = (
-    "secret", "noise", "engine", "ledger", "rejects", "insecure", "progress", "pace",
-    "keep_releases",
-)  # fmt: skip
+RUN_OPTIONS: dict[str, tuple[Any, str]] = {  # of what kind each is; of some is checked later
+    "secret": (str | bytes, "text or 32 bytes"),
+    "noise": (object, ""),
+    "engine": (object, ""),
+    "ledger": (str | PathLike, "the path of a ledger, or its address"),
+    "rejects": (str | PathLike, "the path of a directory"),
+    "insecure": (bool, "True or False"),
+    "progress": (Callable, "a function"),
+    "pace": (object, ""),
+    "keep_releases": (Integral, "a whole number"),
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Query:
         Raises:
             PlanError: one is not released.
         """
-        return self._then(f"ORDER BY {', '.join(keys)}")
+        return self._then(f"ORDER BY {', '.join(map(str, keys))}")
 
     @fitting("limit(20)")
     def limit(self, rows: int, offset: int = 0) -> Query:
@@ -249,14 +257,17 @@ def spark_of(options: dict[str, Any]) -> Any:
     """What `streamveil.spark(...)` made, taken out of the options of a run; None: there is none.
 
     Raises:
-        PlanError: without it, an option is unknown, or the engine is none.
+        PlanError: without it, an option is unknown or of another kind, or the engine is none.
     """
     engine = options.get("engine")
     if hasattr(engine, "start"):
         return options.pop("engine")
-    for name in options:
+    for name, value in options.items():
         if name not in RUN_OPTIONS:
             raise PlanError(f"run() has no option '{name}'{nearest(name, RUN_OPTIONS)}")
+        kind, words = RUN_OPTIONS[name]
+        if not (value is None or isinstance(value, kind)):
+            raise PlanError(f"{name} must be {words}, not {got(value)}")
     if engine is not None and not callable(engine):
         raise PlanError(
             f"engine is not {type(engine).__name__}: leave it out, or give "

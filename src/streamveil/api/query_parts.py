@@ -9,7 +9,14 @@ from typing import Any
 
 from streamveil.errors import PlanError, at_least, fitting, got, nearest, require_between, whole
 from streamveil.plan import Aggregate, Window
-from streamveil.sql.parts import Duration, Instant, length_of, make_aggregate, window_of
+from streamveil.sql.parts import (
+    Duration,
+    Instant,
+    duration_us,
+    length_of,
+    make_aggregate,
+    window_of,
+)
 from streamveil.types import own
 
 Ends = tuple[float, float]  # the least and the largest value that counts as it is
@@ -342,8 +349,8 @@ def tumble(
     1
     """
     return window_of(
-        "tumble", length_of(size, "size"), zone=tz, origin=origin, offset=offset,
-        week_start=week_start,
+        "tumble", length_of(size, "size"), zone=tz, origin=origin, week_start=week_start,
+        offset=None if offset is None else duration_us(offset, "offset"),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting import Budget
-from streamveil.errors import require_file_name, require_outer
+from streamveil.errors import PlanError, got, require_file_name, require_outer
 from streamveil.kinds import AGGREGATES, SOURCES, Function, SourceKind
 from streamveil.types import own
 
@@ -182,6 +182,10 @@ class SourceSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", own_options(self.options))
+        if not isinstance(self.name, str):
+            raise PlanError(f"the name of a source must be text, not {got(self.name)}")
+        if self.public not in (True, False):  # 'no' is neither
+            raise PlanError(f"public must be True or False, not {got(self.public)}")
 
     @property
     def omitted(self) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
     every_row = all(agg.expression is None for agg in bounded)
     if only_counts and len(counts) == 1 and (every_row or each is not None):
         most = next(iter(counts)) or 0
-        if most != int(most) or not 1 <= most <= MOST_BOUND or each not in (None, int(most)):
+        if not 1 <= most <= MOST_BOUND or most != int(most) or each not in (None, int(most)):
             raise PlanError(
                 "contribution_bounds_per_group of COUNT is (0, k) with a whole number k >= 1, "
                 "and max_rows_per_group, if given, is the same k"
