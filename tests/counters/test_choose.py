@@ -25,6 +25,7 @@ BUDGET = Budget(epsilon=2, delta=1e-9)
         (100, Budget(epsilon=1, delta=1e-9), KaryTreeCounter),  # Laplace wins
         (1000, Budget(epsilon=1, delta=1e-6), BltCounter),
         (1000, Budget(mu=0.3), BltCounter),
+        (2**40, Budget(mu=0.3), BltCounter),  # takes no memory for each step
     ],
 )
 def test_the_choice_and_its_reason(horizon, budget, kind):

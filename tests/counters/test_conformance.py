@@ -309,6 +309,7 @@ def test_bad_arguments_are_named(name):
         (lambda: counter.init(-1), "keys must be"),
         (lambda: counter.stream(keys=0), "keys must be"),
         (lambda: counter.stream(noise="x"), "noise must be"),
+        (lambda: skip(counter, counter.init(1), 1.5, place), "steps must be"),
         (lambda: counter.std(np.array([1.5])), "whole numbers between 1 and"),
         (lambda: counter.loss(float("nan")), "moved must be"),
         (lambda: counter.loss("x"), "moved must be"),

@@ -11,13 +11,14 @@ from streamveil.calibrate import fit
 from streamveil.core.accounting import Budget
 from streamveil.core.counters import Counter
 from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
-from streamveil.core.counters.blt import BltCounter
+from streamveil.core.counters.blt import BltCounter, Weighting
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.errors import PlanError, fitting, require_between, require_budget
 from streamveil.types import Array, Int64
 
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
+MOST_SCALED = 2**24  # scaled columns (3 % less error) take time and memory for each step
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def _pick(horizon: int | None, budget: Budget) -> tuple[Counter, str]:
         return KaryTreeCounter(horizon=horizon, sigma=1), "pure differential privacy"
     if horizon is None:
         return AnytimeBltCounter(sigma=1), "the end is unknown"
-    return BltCounter(horizon=horizon, sigma=1), "the end is known"
+    scaled: Weighting = "columns" if horizon <= MOST_SCALED else "none"
+    return BltCounter(horizon=horizon, sigma=1, weighting=scaled), "the end is known"
 
 
 def sized(counter: Counter, budget: Budget, person: Bounds) -> Counter:

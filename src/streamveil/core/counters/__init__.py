@@ -443,7 +443,7 @@ def skip(
         ids: names of the keys, where they are not the columns' numbers.
 
     Raises:
-        PlanError: `steps` is negative.
+        PlanError: `steps` is negative, or no whole number.
         HorizonError: the counter ends earlier.
         PlanError: `place` is no Place: the same draws at two steps would reveal the increments.
 
@@ -463,8 +463,7 @@ def skip_with(
     counter: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None = None
 ) -> CounterState:
     """`skip` with given draws: for who owns addresses, each used once for each key."""
-    if steps < 0:
-        raise PlanError(f"steps must be at least 0, not {steps}")
+    steps = whole("steps", steps, 0)
     if own(counter, state).t + steps > counter.horizon:
         raise HorizonError(counter.horizon)
     return counter._skipped(state, steps, draws, ids) if steps else state
