@@ -325,7 +325,7 @@ def test_mechanisms_are_told_with_every_parameter_error_and_an_example():
     assert len(found) > 75
     assert {name: lacks for name, lacks in found.items() if lacks} == {}
     assert untold(contrast) == ["one", "other", "an example"]
-    assert raised(sv.counters.BltCounter) == {"PlanError", "HorizonError"}
+    assert raised(sv.counters.BltCounter) == {"PlanError", "HorizonError", "StoreError"}
     assert named_errors("Raises:\n    HorizonError: too late.") == {"HorizonError"}
 
 

@@ -197,7 +197,7 @@ class Counter(Protocol):
             t: steps, each from 1 to the horizon.
 
         Raises:
-            PlanError: a step is beyond the horizon.
+            PlanError: a step is beyond the horizon, or no whole number.
         """
 
     def mix(self, t: int) -> Mix:
@@ -217,6 +217,9 @@ class Counter(Protocol):
         Args:
             keys: how many are counted side by side, at least 0.
             t: steps that are over, from 0.
+
+        Raises:
+            PlanError: one is below 0, or no whole number.
         """
 
     def step(
@@ -236,6 +239,7 @@ class Counter(Protocol):
         Raises:
             HorizonError: all steps are over.
             PlanError: increments are not one whole number for each key.
+            StoreError: the state is another counter's.
         """
 
     def _advance(
@@ -445,6 +449,7 @@ def skip(
     Raises:
         PlanError: `steps` is negative, or no whole number.
         HorizonError: the counter ends earlier.
+        StoreError: the state is another counter's.
         PlanError: `place` is no Place: the same draws at two steps would reveal the increments.
 
     >>> from streamveil.core.noise import SeededNoise

@@ -245,6 +245,7 @@ class Place:
         ReusedNoiseError: an address was drawn from before.
         UncopiedNoiseError: it is copied, or used by a process that was forked.
         StoreError: a state to restore was saved under another kind of noise.
+        PlanError: it is opened with what is no `Noise`.
 
     >>> place = Place(SeededNoise(1), "doc")
     >>> _ = place.draws(1), place.inside(2).draws(1)
