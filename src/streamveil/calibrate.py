@@ -105,6 +105,7 @@ def gaussian_mu(budget: Budget) -> float:
     >>> round(mu, 4), Gdp(mu).epsilon(1e-9) <= 6
     (0.9744, True)
     """
+    require_budget(budget)
     if budget.is_pure:
         raise PlanError("Gaussian noise needs a delta; give one, or use Laplace noise")
     return _largest(Gdp, budget)
@@ -118,6 +119,7 @@ def gaussian_sigma(l2: Number, budget: Budget) -> Fraction:
     >>> float(gaussian_sigma(1, Budget(mu=0.5)))
     2.0
     """
+    require_budget(budget)
     size = exact_between("l2", l2, 0, 10**30)
     return _round_up(size / (Fraction(gaussian_mu(budget)) if budget.mu is None else budget.mu))
 
@@ -125,6 +127,7 @@ def gaussian_sigma(l2: Number, budget: Budget) -> Fraction:
 @lru_cache(maxsize=256)
 def zcdp_rho(budget: Budget) -> float:
     """The largest rho such that every rho-zCDP mechanism fits the budget, rounded down."""
+    require_budget(budget)
     if budget.mu is not None:
         raise PlanError("this mechanism has no loss in mu; give the budget as rho or epsilon")
     if budget.is_pure:

@@ -77,6 +77,14 @@ def test_a_share_of_delta_leaves_the_rest_for_thresholds() -> None:
         (lambda: zcdp_rho(Budget(epsilon=1)), "needs a delta"),
         (lambda: zcdp_rho(Budget(mu=1)), "has no loss in mu"),
         (lambda: gaussian_sigma(0, Budget(mu=1)), "l2 must be above 0"),
+        *[
+            (call, "must be a Budget such as")
+            for call in (
+                lambda: gaussian_mu(1),
+                lambda: zcdp_rho(1),
+                lambda: gaussian_sigma(1, 1),
+            )
+        ],
     ],
 )
 def test_impossible_requests_say_what_is_missing(call: object, says: str) -> None:
