@@ -179,6 +179,19 @@ def test_a_copy_of_a_table_counts_nothing_twice(again):
     assert table.answers().values.max() == 1
 
 
+@pytest.mark.parametrize("again", [copy.copy, replace])
+def test_a_copy_of_a_table_takes_the_same_steps(again):
+    """A copy counted steps of its own: records left from other buckets than they had come to."""
+    table = live()
+    other = again(table)
+    table.tick()
+    other.insert(3, rid=1)
+    other.tick()
+    table.delete(1)
+    assert table.t == other.t == 2
+    assert table.pending[0].birth.tolist() == [2]
+
+
 def test_a_copy_of_a_model_has_its_records():
     """A copy's rows went to a list of its own, and the next training read one row of nine."""
 

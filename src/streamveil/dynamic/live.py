@@ -45,7 +45,7 @@ class LiveTable:
     place: Place  # where noise is drawn
     state: State  # secret
     table: RecordsState
-    t: int = 0  # steps taken, >= 0
+    steps: list[int] = field(default_factory=lambda: [0])  # how many are over, told all copies
     pending: list[Changes] = field(default_factory=list)  # secret: changes since the last step
 
     @classmethod
@@ -75,6 +75,11 @@ class LiveTable:
         )
         place = Place.opened(noise, "changing table", name.encode())
         return cls(mechanism, records, place, mechanism.init(place), records.init())
+
+    @property
+    def t(self) -> int:
+        """Steps taken."""
+        return self.steps[0]
 
     def insert(self, label: int, rid: int = 0) -> bool:
         """A record arrives. False: its id is alive or used up, nothing changed.
@@ -121,7 +126,7 @@ class LiveTable:
     def tick(self) -> None:
         """Ends the public step."""
         with self.place.drawn.turn():
-            self.t += 1
+            self.steps[0] += 1
             pending = together(self.pending)
             self.pending.clear()  # if a step is broken off, they count no more; nor in a copy
             self.mechanism.step(self.state, pending, self.place)
