@@ -17,10 +17,13 @@ from streamveil.dynamic import (
     DisjointDoubling,
     FullyDynamic,
     GrowingClassifier,
+    InsertionOnly,
     LiveTable,
     Pmwg,
+    Rerun,
     Reruns,
     SignedCounter,
+    TwoStream,
     Workload,
     choose,
     growing,
@@ -113,6 +116,18 @@ REFUSED = [
     ("size_share", lambda: Mwem(queries=CELLS, size_share=1.5)),
     ("step_size", lambda: ContinualMwem(queries=CELLS, share=ALL, horizon=4, step_size=1e9)),
     ("size_share", lambda: ContinualMwem(queries=CELLS, share=ALL, horizon=4, size_share=0)),
+    *(
+        ("Gaussian noise only", lambda made=made: made(Mwem(queries=CELLS), Share("gdp", 1)))
+        for made in (
+            lambda static, share: Rerun(static=static, share=share, steps=4),
+            lambda static, share: TwoStream(static=static, share=share, horizon=4),
+            lambda static, share: FullyDynamic.repaired(static, share, horizon=4),
+            InsertionOnly.dense,
+            lambda static, share: growing(static, share, steps=4),
+            lambda _, share: ContinualMwem(queries=CELLS, share=share, horizon=4),
+            lambda static, share: static.release(np.zeros(4, int), share, place()),  # too few
+        )
+    ),
     ("plan", lambda: replace(FullyDynamic.repaired(SUMS, ALL, horizon=8), plan="evenly")),
     ("gamma", lambda: BBScheduler(start=9, budget=PURE, gamma=1e-9)),
     ("beta", lambda: BBImprover(start=9, budget=PURE, beta=2)),

@@ -14,7 +14,7 @@ from streamveil.dynamic.protocol import Bag, Changes, OfStatic
 from streamveil.dynamic.trees import Difference, accumulator, error_of, released, require_tree
 from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine, require_choices
 
 
 @dataclass(repr=False)  # secret
@@ -34,7 +34,8 @@ class TwoStream(OfStatic):
     Error: that of all updates so far, however few records remain.
 
     Raises:
-        PlanError: a setting is out of its range.
+        PlanError: a setting is out of its range, or the share buys Gaussian noise only and the
+            static mechanism chooses.
         HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np
@@ -57,6 +58,7 @@ class TwoStream(OfStatic):
     def __post_init__(self) -> None:
         take_numbers(self)
         require_tree(self.horizon, self.arity)
+        require_choices(self.static, self.share)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -104,7 +106,8 @@ class Rerun(OfStatic):
     Error: that of a static release with the part of one step; nothing is stale.
 
     Raises:
-        PlanError: not one of `steps` and `retention`, or one that is below 1.
+        PlanError: not one of `steps` and `retention`, or one that is below 1; or the share buys
+            Gaussian noise only and the static mechanism chooses.
         HorizonError: a step after the last of `steps`.
 
     >>> import numpy as np
@@ -132,6 +135,7 @@ class Rerun(OfStatic):
                 "deleted within that many steps"
             )
         require_positive(steps=self.releases)
+        require_choices(self.static, self.share)
 
     @property
     def releases(self) -> int:

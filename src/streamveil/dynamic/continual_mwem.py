@@ -81,6 +81,7 @@ class ContinualMwem:
         require_between(0.0, 1.0, mixing=self.mixing)
         require_between(0.0, MOST_STEP, step_size=self.step_size)
         exact_between("size_share", self.size_share, 0, 1)
+        self.share.require_choices()
 
     @property
     def counter(self) -> SignedCounter | TreeCounter:

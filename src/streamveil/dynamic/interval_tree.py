@@ -20,7 +20,7 @@ from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic
 from streamveil.dynamic.trees import error_of
 from streamveil.errors import HorizonError, PlanError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine, require_choices
 from streamveil.types import Array
 
 Matching = Literal["ids", "labels"]
@@ -85,7 +85,7 @@ class FullyDynamic(OfStatic):
 
     Raises:
         PlanError: a setting is out of its range, or `matching`, `protects` and what the partition
-            protects do not go together.
+            protects do not go together, or the share buys Gaussian noise only and `static` chooses.
         HorizonError: a segment after the last of `horizon`.
 
     >>> from streamveil.core.noise import SilentNoise
@@ -116,6 +116,7 @@ class FullyDynamic(OfStatic):
         require_one_of("matching", self.matching, ("ids", "labels"))
         require_one_of("plan", self.plan, ("even", "published"))
         require_one_change(self.protects, self.partition)
+        require_choices(self.static, self.share)
         if self.matching == "labels" and self.protects.relation not in ("update", "event"):
             raise PlanError("labels have no records: protect 'update' (two of them for a record)")
         if self.matching == "ids" and self.protects.relation != "record":

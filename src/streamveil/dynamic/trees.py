@@ -18,7 +18,13 @@ from streamveil.core.noise import Place
 from streamveil.dynamic.protocol import Bag
 from streamveil.errors import HorizonError, PlanError, require_between, require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.protocol import Part, QueryAnswers, StaticMechanism, combine
+from streamveil.linear.protocol import (
+    Part,
+    QueryAnswers,
+    StaticMechanism,
+    combine,
+    require_choices,
+)
 from streamveil.types import Exact
 
 LAST_EPOCH = 62
@@ -128,6 +134,7 @@ class Tree:
     def __post_init__(self) -> None:
         take_numbers(self)
         require_tree(self.horizon, self.arity)
+        require_choices(self.static, self.share)
 
     @property
     def loss(self) -> Loss:
@@ -207,6 +214,7 @@ class Hybrid:
     def __post_init__(self) -> None:
         take_numbers(self)
         require_tree(None, self.arity)
+        require_choices(self.static, self.share)
         require_positive(root=self.root)
         if self.root >= 1:
             raise PlanError(f"root must be below 1, not {self.root}")

@@ -147,20 +147,25 @@ class Share:
             return Gdp.squared(2 * Fraction(self.amount))
         return Pure(self.amount) if self.kind == "pure" else Zcdp(self.amount)
 
-    def _pays_for_choices(self) -> None:
+    def require_choices(self) -> None:
+        """Refuses a share that pays for noise only, not for choices and comparisons.
+
+        Raises:
+            PlanError: it does not.
+        """
         if self.kind == "gdp":
-            raise PlanError("this share buys Gaussian noise only: use Share.of(budget)")
+            raise PlanError("this share ('gdp') buys Gaussian noise only: use Share.of(budget)")
 
     @property
     def epsilon(self) -> Fraction:
         """The largest epsilon of a pure mechanism that fits: rho = epsilon^2 / 2."""
-        self._pays_for_choices()
+        self.require_choices()
         return Fraction(self.amount) if self.kind == "pure" else floor_root(2 * self.amount)
 
     @property
     def choice_epsilon(self) -> Fraction:
         """The largest epsilon of an exponential mechanism that fits: rho = epsilon^2 / 8."""
-        self._pays_for_choices()
+        self.require_choices()
         return Fraction(self.amount) if self.kind == "pure" else floor_root(8 * self.amount)
 
     def spread(self, l1: Exact, l2_squared: Exact) -> Fraction:

@@ -47,6 +47,7 @@ class Mwem:
 
     Raises:
         PlanError: a setting is out of its range.
+        PlanError: a share buys Gaussian noise only.
         PlanError: the histogram is not of whole records, one count for each point of the domain.
 
     >>> from streamveil.linear import Marginals
@@ -162,6 +163,7 @@ class Mwem:
     ) -> QueryAnswers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
+        share.require_choices()
         size, left = sized(histogram, share, self.size_share, place, size_hat)
         size = max(size, 1.0)
         rounds = self.rounds_for(left, size)

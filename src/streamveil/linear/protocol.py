@@ -160,7 +160,7 @@ class StaticMechanism(Protocol):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the error grows with the number of records (so that restarts pay)."""
+        """Whether it chooses, and its error grows with the number of records (so restarts pay)."""
 
     def release(
         self,
@@ -183,6 +183,12 @@ class StaticMechanism(Protocol):
         Raises:
             PlanError: the histogram is of another domain, or the share pays for nothing.
         """
+
+
+def require_choices(static: StaticMechanism, share: Share) -> None:
+    """Refuses a share for noise alone where a mechanism chooses: large tables alone would tell."""
+    if static.adaptive:
+        share.require_choices()
 
 
 def sized(
