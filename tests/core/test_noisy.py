@@ -107,9 +107,22 @@ def by_default(noisy, exact=EXACT):
     return noisy + exact
 
 
+def by_name(noisy, *, exact=EXACT):
+    return noisy + exact
+
+
+class Adds:
+    """An object that is called."""
+
+    exact = EXACT
+
+    def __call__(self, noisy):
+        return noisy + self.exact
+
+
 @pytest.mark.parametrize("wrong", [
     carrying(EXACT), carrying(3), partial(np.add, EXACT), State().scaled, EXACT.take, by_default,
-    {"a": 1}.get,
+    by_name, Adds(), {"a": 1}.get,
 ])  # fmt: skip
 def test_functions_that_remember_values_are_refused(wrong):
     with pytest.raises(TypeError, match="carries values"):

@@ -25,7 +25,7 @@ from datetime import date, datetime, timedelta
 from enum import Enum
 from fractions import Fraction
 from functools import cache
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -163,10 +163,12 @@ def _frozen_fields(kind: type) -> tuple[str, ...] | None:
 
 def _require_pure(function: Callable[..., Any]) -> None:
     """Refuses functions that carry values of the place where they were made."""
-    owner = getattr(function, "__self__", None)
+    called = isinstance(type(function).__call__, FunctionType)  # an object of a class of Python
+    owner = getattr(function, "__self__", function if called else None)
+    named = tuple((getattr(function, "__kwdefaults__", None) or {}).values())
     carried = getattr(function, "__closure__", None) or hasattr(function, "keywords")
     bound = owner is not None and not isinstance(owner, ModuleType) and not is_setting(owner)
-    if carried or bound or not is_setting(getattr(function, "__defaults__", None)):
+    if carried or bound or not is_setting((getattr(function, "__defaults__", None), *named)):
         raise TypeError(
             f"the post-processing '{_name(function)}' carries values of the place where it was"
             " made, which may be data.\n"
