@@ -14,6 +14,8 @@ import streamveil as sv
 from streamveil.calendars import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.mechanism import CutCounter
+from streamveil.core.release import weighted_loss
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import COUNTERS, HonakerCounter
 
@@ -135,6 +137,8 @@ class HalfPaid(HonakerCounter):
         return super().loss(Fraction(moved) / 2, keys)
 
 
+LAPLACE = COUNTERS["k-ary-tree"](horizon=10, sigma=100)
+
 REFUSED = {
     "slots beside a selection": ("slots follow", lambda: limits(TABLE(), slots=9)),
     "slots of public groups": ("slots follow", lambda: limits(PUBLIC(), slots=1)),
@@ -226,6 +230,19 @@ REFUSED = {
             counter=COUNTERS["k-ary-tree"](horizon=1, sigma=1),
         ),
     ),
+    "a selection by hand with Laplace noise": (
+        "asks for L1",
+        lambda: replace(GAUSSIAN().aggregation.selection, counter=LAPLACE).loss,
+    ),
+    "thresholds of Laplace noise": (
+        "asks for L1",
+        lambda: replace(GAUSSIAN().aggregation.selection, counter=LAPLACE).threshold(1),
+    ),
+    "cut rows with Laplace noise": ("asks for L1", lambda: CutCounter(counter=LAPLACE).loss),
+    "a lane by hand with Laplace noise": (
+        "asks for L1",
+        lambda: weighted_loss(LAPLACE, 10, 100, None),
+    ),
     "rounds without an end": (
         "number of triggers",
         lambda: replace(ROUNDS(), schedule=replace(ROUNDS().schedule, steps=None)),
@@ -236,6 +253,14 @@ REFUSED = {
     "a test at no trigger": (
         "at least 1",
         lambda: design(TABLE(), test=replace(TABLE().design.test, tests=0)),
+    ),
+    "a test of a lane before the first": (  # its noise would be another than is released
+        "before the first",
+        lambda: design(TABLE(), test=replace(TABLE().design.test, place=-1)),
+    ),
+    "an entry weight that is not whole": (
+        "entry must be a whole",
+        lambda: replace(WEIGHTED().design.rule, entry=2.5),
     ),
     "a test that never fails": (
         "beta must",

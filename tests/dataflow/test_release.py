@@ -109,8 +109,16 @@ def test_an_interval_holds_its_rounded_mean(tmp_path):
 def test_more_quanta_of_weight_than_a_byte_holds_are_refused():
     """A weight of 256 quanta would be one of none, and its noise without end."""
     assert WeightRule(scale=255, entry=255, reference=10.0).entry == 255
-    with pytest.raises(ValueError, match="a byte holds 255"):
+    with pytest.raises(ValueError, match="at most 255"):
         WeightRule(scale=256, entry=256, reference=10.0)
+
+
+@pytest.mark.parametrize("reference", [0.0, np.nan, np.inf])
+def test_no_weight_is_nothing(reference):
+    """Keys without rows lost their weight: rows in them were charged nothing, and the job ended."""
+    rule, full = WeightRule(scale=10, entry=3, reference=reference), np.full(3, 3, np.uint8)
+    with np.errstate(invalid="ignore"):
+        assert rule.next(full, np.array([0.0, 1e6, np.nan]), 0.5).min() >= 1
 
 
 def test_weights_foresee_a_few_times_what_came_however_early():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.counters import Counter, check_noise
+from streamveil.core.counters import Counter, check_noise, l2_loss
 from streamveil.core.release import WeightRule, blt_of, weighted_loss
 from streamveil.core.selection import Counted, Selection
 from streamveil.core.selection.coins import CoinSelection
@@ -91,7 +91,7 @@ class CutCounter:
         that hides one unit. One continual counter per band and window. A row of a group that is not
         shown yet is added by the release that shows it, and by none if it stays hidden.
     Protects: all rows of one unit within its scope.
-    Guarantee: `counter.loss(MOVED, MOST_CUT)`.
+    Guarantee: that of the Gaussian `counter`, moved by MOVED in MOST_CUT streams.
     Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
         and its cut rows are numbered through all windows of its scope: it adds at most 4^j rows of
         4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order:
@@ -111,7 +111,7 @@ class CutCounter:
     @property
     def loss(self) -> Loss:
         """Of all bands."""
-        return self.counter.loss(MOVED, MOST_CUT)
+        return l2_loss(self.counter, MOVED, MOST_CUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,7 @@ class MechanismDesign:
         take_numbers(self)
         if (self.limits.slots, self.limits.scale, self.limits.heaviest) != (None, 1, None):
             raise ValueError("slots follow from the selection, the scale from the weights")
-        if self.counter.loss().pure:
-            raise ValueError("what one unit moves is known in L2, and pure noise asks for L1")
+        l2_loss(self.counter)  # refuses pure noise
         if any(lane.kind == "node" for lane in self.plain):
             raise ValueError("nodes of trees are no plain lanes")
         if any(lane.kind != "node" or levels < 1 for lane, levels in self.trees):
@@ -145,8 +144,8 @@ class MechanismDesign:
         rows_count = bool(self.trees) or any(lane.kind != "units" for lane in self.plain)
         if self.rule is not None and self.limits.per_group is not None and rows_count:
             raise ValueError("a group's limit adds up weights: it is no number of rows")
-        if self.test is not None and self.selection is None:
-            raise ValueError("totals of public groups are not tested")
+        if self.test is not None and (self.selection is None or self.test.place < 0):
+            raise ValueError("totals of public groups are not tested, nor a lane before the first")
         if self.max_units < 1:
             raise ValueError("max_units is at least 1")
 

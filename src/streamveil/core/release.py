@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core import counters
-from streamveil.core.accounting import float_above
+from streamveil.core.accounting import float_above, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
     Counter,
@@ -44,14 +44,14 @@ class WeightRule:
     """Which weight a key has, in quanta of 1 / scale; a function of what has been released.
 
     Algorithm: a key enters with `entry`; from then on its weight is the smallest so far of
-        entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum. With
-        noise 1 / w and cost w^2 per row, the sum over keys of their noise is least when the
-        weights fall as the cube root of the totals. The forecast is as if rows came evenly over the
-        window, but at most `growth` times the total so far: where they came early, weights would
-        fall too far, and where evenly, few rows of a key come before it has as small a part of
-        them. Totals are taken `caution` deviations too low:
-        keys that are public from the start have no total yet when their weight is first asked for,
-        and a weight never rises again.
+        entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum
+        (also where it is no number). With noise 1 / w and cost w^2 per row, the sum over keys of
+        their noise is least when the weights fall as the cube root of the totals. The forecast is
+        as if rows came evenly over the window, but at most `growth` times the total so far: where
+        they came early, weights would fall too far, and where evenly, few rows of a key come before
+        it has as small a part of them. Totals are taken `caution` deviations too low: keys that are
+        public from the start have no total yet when their weight is first asked for, and a weight
+        never rises again.
     """
 
     scale: int  # quanta of weight one; entry..255
@@ -61,11 +61,10 @@ class WeightRule:
     growth: float = 16.0  # times its total so far that a key is taken to have at the end, at most
 
     def __post_init__(self) -> None:
+        take_numbers(self)
         if not 1 <= self.entry <= self.scale <= MOST_QUANTA:
-            raise ValueError(
-                f"a key enters with {self.entry} of {self.scale} quanta of weight, of which a byte"
-                f" holds {MOST_QUANTA}"
-            )
+            most = f"at most {MOST_QUANTA}, not {self.entry} and {self.scale}"
+            raise ValueError(f"entry must be from 1 to scale, quanta of weight, and scale {most}")
 
     def next(
         self, weights: UInt8[Array, " keys"], totals: Float64[Array, " keys"], share: float
@@ -73,7 +72,7 @@ class WeightRule:
         """The weights after a release; `share` is the part of the window that is over."""
         forecast = np.maximum(totals / max(share, 1 / self.growth), self.reference)
         wanted = np.floor(self.entry * np.cbrt(self.reference / forecast))
-        return np.asarray(np.minimum(weights, np.maximum(wanted, 1).astype(np.uint8)))
+        return np.asarray(np.minimum(weights, np.fmax(wanted, 1).astype(np.uint8)))
 
 
 def blt_of(counter: Counter) -> BltCounter | None:
@@ -100,7 +99,7 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
         the floor which no noise passes.
     """
     if rule is None:
-        return counter.loss(moved, keys)
+        return counters.l2_loss(counter, moved, keys)
     blt = blt_of(counter)
     if blt is None:
         raise ValueError("weights need a BLT: other counters do not draw noise by weight")

@@ -298,6 +298,13 @@ def _widen(rows: Array, keys: int) -> Array:
     return np.concatenate([rows, np.zeros((len(rows), keys), rows.dtype)], axis=1)
 
 
+def l2_loss(counter: Counter, moved: Exact = 1, keys: int | None = None) -> Loss:
+    """The loss of a counter where one unit moves the streams by `moved` in L2."""
+    if counter.loss().pure:
+        raise PlanError("what one unit moves is known in L2, and pure noise asks for L1")
+    return counter.loss(moved, keys)
+
+
 # ---- where a counter's noise comes from
 
 

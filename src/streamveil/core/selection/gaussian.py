@@ -16,7 +16,7 @@ import numpy as np
 from streamveil.compiled import ndtri_exp
 from streamveil.core.accounting import exact_between, portable, take_numbers
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters import Counter, CounterState, skip_with
+from streamveil.core.counters import Counter, CounterState, l2_loss, skip_with
 from streamveil.core.noise import Address, Place
 from streamveil.core.noisy import Noisy, drawn
 from streamveil.core.selection import Counted, Held, Names, PerKey, Stepped
@@ -68,8 +68,8 @@ class GaussianThresholds:
         take_numbers(self)
         require_positive(quanta=self.quanta, floor=self.floor)
         exact_between("beta", self.beta, 0, 1)
-        if not 0 < self.last < 1:
-            raise ValueError(f"last must be above 0 and below 1, not {self.last}")
+        exact_between("last", self.last, 0, 1)
+        l2_loss(self.counter)  # refuses pure noise, whose tails are longer
 
     def share(self, trigger: int) -> float:
         """The part of beta that a trigger may use."""
@@ -198,7 +198,7 @@ class GaussianSelection:
         """See the class."""
         moved = Fraction(FINE) * root_up(Fraction(self.groups))
         slack = Loss(delta=Fraction(self.hidden) * Fraction(self.beta))
-        return self.counter.loss(moved, self.groups) + slack
+        return l2_loss(self.counter, moved, self.groups) + slack
 
     def threshold(self, trigger: int) -> float:
         """The number of units that the estimate must exceed at a trigger."""

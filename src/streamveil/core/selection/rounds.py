@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from streamveil.compiled import ndtr, ndtri
-from streamveil.core.accounting import portable
+from streamveil.core.accounting import exact_between, portable
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.restarting_trees import (
     RestartingTrees,
@@ -68,8 +68,7 @@ class RoundSelection:
         require_one_of("thresholds", self.thresholds, ("rigorous", "published"))
         if self.bounds.max_rows is None:
             raise ValueError("rounds need a bound on the rows of a unit")
-        if not 0 < self.beta < 1:
-            raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
+        exact_between("beta", self.beta, 0, 1)
 
     @cached_property
     def trees(self) -> RestartingTrees:

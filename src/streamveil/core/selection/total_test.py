@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from streamveil.core.accounting import portable
+from streamveil.core.accounting import exact_between, portable
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import CounterState
 from streamveil.core.counters.blt import BltCounter
@@ -93,8 +93,7 @@ class TotalTest:
     def __post_init__(self) -> None:
         if self.tests < 1 or self.least_units < 1:
             raise ValueError(f"at least 1: tests {self.tests}, least_units {self.least_units}")
-        if not 0 < self.beta < 1:
-            raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
+        exact_between("beta", self.beta, 0, 1)
         if not can_test(self.counter, self.lane, self.bounds, self.rule):
             raise ValueError("this lane's total does not tell one unit from many")
 
