@@ -108,6 +108,11 @@ def test_what_passes_the_curve_is_refused(name):
         Look(Gdp(LOOK), SEQUEL).before(FAULTS[name])
 
 
+def test_the_chance_of_a_look_is_lost_as_well():
+    chance = Loss(chance=Fraction(1, 10))
+    assert Look(Gdp(LOOK) + chance, Gdp(1)).before(Gdp(1) + chance).chance == Fraction(1, 5)
+
+
 def test_most_faults_keep_the_budget_at_epsilon_and_are_refused_for_what_lies_below():
     for name in ("the curve is passed below epsilon alone", "steeper than the steepest"):
         assert FAULTS[name].delta_at(float(EPSILON)) <= float(DELTA)

@@ -77,7 +77,7 @@ class Look:
         if rest.group_size > 1 or not after.admits(replace(rest, chance=Fraction(0))):
             raise ValueError(f"more than was set aside for what follows the look: {rest}")
         most = after if isinstance(after, Loss) else Loss(tables=((after, 1),))
-        return replace(self.loss + most, chance=rest.chance)
+        return self.loss + most + Loss(chance=rest.chance)
 
 
 @dataclass(frozen=True, kw_only=True)
