@@ -33,7 +33,7 @@ from streamveil.linear import Marginals, Mwem, Residuals, Share, noisy_queries
 
 PURE, BOTH, ALL = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6), Share("pure", 1)
 CELLS = Marginals.ways((2, 2), 1)
-SUMS = noisy_queries(CELLS)
+SUMS, OTHER = noisy_queries(CELLS), noisy_queries(Marginals.ways((2, 2), 2))
 TABLE = Workload(queries=CELLS, size=1000, steps=4, updates=2000)
 COUNTER = SignedCounter(strategy=Residuals(CELLS), share=Share("gdp", 1), horizon=4)
 PMWG = Pmwg.practical(ALL, start=100, domain=4)
@@ -128,6 +128,9 @@ REFUSED = [
             lambda static, share: static.release(np.zeros(4, int), share, place()),  # too few
         )
     ),
+    ("static", lambda: replace(FullyDynamic.repaired(SUMS, ALL, horizon=8), static=OTHER)),
+    ("static", lambda: replace(InsertionOnly.dense(SUMS, ALL, 8), static=OTHER)),
+    ("static", lambda: replace(growing(SUMS, ALL).inner, static=OTHER)),
     ("plan", lambda: replace(FullyDynamic.repaired(SUMS, ALL, horizon=8), plan="evenly")),
     ("gamma", lambda: BBScheduler(start=9, budget=PURE, gamma=1e-9)),
     ("beta", lambda: BBImprover(start=9, budget=PURE, beta=2)),

@@ -12,7 +12,14 @@ from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.partition import EVENT, Partition, PartitionState, TimeVarying, updates
-from streamveil.dynamic.protocol import Bag, Changes, OfStatic, points_of, require_growth
+from streamveil.dynamic.protocol import (
+    Bag,
+    Changes,
+    OfStatic,
+    points_of,
+    require_growth,
+    require_same,
+)
 from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
 from streamveil.errors import PlanError
 from streamveil.linear.budget_shares import Share
@@ -48,7 +55,8 @@ class InsertionOnly(OfStatic):
     Memory: raw counts of the blocks of the accumulator.
 
     Raises:
-        PlanError: a step deletes records, or `protects` is not what the parts protect.
+        PlanError: a step deletes records, `protects` is not what the parts protect, or `inner` has
+            another `static`.
         HorizonError: a step after the last of the horizon.
 
     >>> from streamveil.core.noise import SilentNoise
@@ -69,6 +77,7 @@ class InsertionOnly(OfStatic):
 
     def __post_init__(self) -> None:
         require_one_change(self.protects, self.partition)
+        require_same(self.static, self.inner)
         drawn = getattr(self.inner, "static", self.static)
         drawn = getattr(drawn, "static", drawn)  # within `PublicSizes`
         if self.protects.verb == "replacing" and getattr(drawn, "replaced", True) is False:

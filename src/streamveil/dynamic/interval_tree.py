@@ -16,7 +16,7 @@ from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired
 from streamveil.dynamic.insertion_only import partition_share, require_one_change
 from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
-from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic
+from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic, require_same
 from streamveil.dynamic.trees import error_of
 from streamveil.errors import HorizonError, PlanError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
@@ -85,7 +85,8 @@ class FullyDynamic(OfStatic):
 
     Raises:
         PlanError: a setting is out of its range, or `matching`, `protects` and what the partition
-            protects do not go together, or the share buys Gaussian noise only and `static` chooses.
+            protects do not go together, the share buys Gaussian noise only and `static` chooses, or
+            the bucket has another `static`.
         HorizonError: a segment after the last of `horizon`.
 
     >>> from streamveil.core.noise import SilentNoise
@@ -117,6 +118,7 @@ class FullyDynamic(OfStatic):
         require_one_of("plan", self.plan, ("even", "published"))
         require_one_change(self.protects, self.partition)
         require_choices(self.static, self.share)
+        require_same(self.static, self.bucket)
         if self.matching == "labels" and self.protects.relation not in ("update", "event"):
             raise PlanError("labels have no records: protect 'update' (two of them for a record)")
         if self.matching == "ids" and self.protects.relation != "record":

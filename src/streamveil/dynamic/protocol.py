@@ -219,3 +219,13 @@ def require_growth(changes: Changes) -> None:
     """Refuses deletions where noise is sized for insertions alone."""
     if len(changes.gone):
         raise PlanError("this table only grows: use a mechanism for inserts and deletes")
+
+
+def require_same(static: StaticMechanism, part: Any) -> None:
+    """Refuses a part that answers by another static mechanism: errors are stated for `static`."""
+    answers = getattr(part, "static", static)
+    if answers is not static and answers != static:
+        raise PlanError(
+            f"static must be what {type(part).__name__} answers by: error bounds follow from it.\n"
+            "  to fix  pass one static mechanism to both"
+        )

@@ -17,7 +17,7 @@ from streamveil.core.accounting import Budget, Neighbours, exact_between, take_n
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.noise import Place, require_place
 from streamveil.dynamic.insertion_only import InsertionOnly
-from streamveil.dynamic.protocol import Bag, OfStatic
+from streamveil.dynamic.protocol import Bag, OfStatic, require_same
 from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.errors import (
     PlanError,
@@ -465,6 +465,7 @@ class Founded:
     rest: Accumulator
 
     def __post_init__(self) -> None:
+        require_same(self.static, self.rest)
         if self.rest.loss != self.share.loss:
             raise PlanError("the accumulator must cost the same share as the first release")
 
