@@ -342,6 +342,7 @@ def test_it_says_why_no_look_chooses_the_settings(name):
     ({"weights": "flat", "entry_weight": 0.5, "selection": "table"}, ("entry_weight",)),
     ({"look_share": 0, "expected_units": 1000}, ("expected_units",)),
     ({"expected_rows": 3, "expected_units": 1000}, ()),
+    ({"selection": "table", "total_tests": 0}, ()),
     ({"preset": "dp-sqlp", "selection": "gaussian", "thresholds": "published"}, ("selection",)),
 ])  # fmt: skip
 def test_it_says_which_options_decide_nothing(given, idle, tmp_path):

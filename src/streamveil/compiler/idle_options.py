@@ -13,7 +13,8 @@ def idle_options(plan: Plan, operator: GroupBy) -> list[tuple[str, str, str]]:
     aggregation, given = operator.aggregation, plan.options
     by = "published" if plan.preset == "dp-sqlp" else aggregation.selected_by
     forecast = options.EXPECTED_ROWS.given_in(expectations(given)) and by != "published"
-    tests = by in ("table", "totals") and operator.design.test is not None
+    tested = operator.design.test is not None or not options.TOTAL_TESTS.of(given)
+    tested = tested and by in ("table", "totals")
     coins = (by == "table", "for selection = 'table'")
     weights = (aggregation.rule is not None, "for groups that carry weights")
     expected = (forecast, f"used with {options.EXPECTED_ROWS}")
@@ -29,7 +30,7 @@ def idle_options(plan: Plan, operator: GroupBy) -> list[tuple[str, str, str]]:
         ),
         options.MU_SHARE: coins,
         options.HIDDEN_GROUPS: coins,
-        options.TOTAL_TESTS: (tests, "for selection = 'table' or 'totals'"),
+        options.TOTAL_TESTS: (tested, "for selection = 'table' or 'totals'"),
         options.ENTRY_WEIGHT: weights,
         options.WEIGHT_REFERENCE: weights,
         options.EXPECTED_MOST_ROWS: expected,
