@@ -210,6 +210,14 @@ def test_a_copy_of_a_table_takes_the_same_steps(again):
     assert table.pending[0].birth.tolist() == [2]
 
 
+@pytest.mark.parametrize("other", [{"lives": 5}, {"domain": 9}, {"counts_no_ops": True}])
+def test_a_table_has_the_records_that_its_mechanism_protects(other):
+    """With five lives an id cost five times what was stated."""
+    table = live()
+    with pytest.raises(PlanError, match="records must be"):
+        replace(table, records=replace(table.records, **other))
+
+
 def test_a_copy_of_a_model_has_its_records():
     """A copy's rows went to a list of its own, and the next training read one row of nine."""
 

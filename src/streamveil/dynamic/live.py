@@ -11,7 +11,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
 from streamveil.dynamic.records import BORN, GONE, Records, RecordsState, protected
-from streamveil.errors import require_with
+from streamveil.errors import PlanError, require_with
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.types import Array, Int64
 
@@ -25,7 +25,8 @@ class LiveTable:
     replaced rows are protected ('event-change'), ids are public, as sizes are.
 
     Raises:
-        PlanError: the mechanism protects updates, and rows come with ids.
+        PlanError: the mechanism protects updates, and rows come with ids; or `records` lets an id
+            live again, has another domain, or counts updates that the mechanism does not.
 
     >>> from streamveil.dynamic import FullyDynamic
     >>> from streamveil.linear import Marginals, Share, noisy_queries
@@ -67,14 +68,16 @@ class LiveTable:
         require_with("mechanism", mechanism, "guarantee", "one such as choose(...).best.mechanism")
         require_with("noise", noise, "secure", "noise such as KeyedNoise.fresh()")
         require_with("name", name, "encode", "a text")
-        protects = protected(mechanism.guarantee.protects, matching)
-        records = Records(
-            matching=matching,  # type: ignore[arg-type]  # checked by Records
-            domain=mechanism.queries.domain,
-            counts_no_ops=protects.relation == "update",
-        )
+        records = records_of(mechanism, matching)
         place = Place.opened(noise, "changing table", name.encode())
         return cls(mechanism, records, place, mechanism.init(place), records.init())
+
+    def __post_init__(self) -> None:
+        if self.records != records_of(self.mechanism, self.records.matching):
+            raise PlanError(
+                f"records must be those that the mechanism protects, not {self.records}.\n"
+                "  to fix  LiveTable.open(mechanism, noise, name)"
+            )
 
     @property
     def t(self) -> int:
@@ -160,6 +163,15 @@ class LiveTable:
         """
         one = self.mechanism.guarantee
         return replace(one, protects=protected(one.protects, self.records.matching))
+
+
+def records_of(mechanism: DynamicMechanism, matching: str) -> Records:
+    """How the updates of a table are matched with records that a mechanism protects."""
+    return Records(
+        matching=matching,  # type: ignore[arg-type]  # checked by Records
+        domain=mechanism.queries.domain,
+        counts_no_ops=protected(mechanism.guarantee.protects, matching).relation == "update",
+    )
 
 
 def together(parts: list[Changes]) -> Changes:
