@@ -180,8 +180,8 @@ def over_releases(
         if given:
             why = "answers once" if clock.kind == "once" else "has no end"
             raise PlanError(
-                f"releases are numbers into which the time of a query is cut, and this one {why}.\n"
-                "  to fix  leave them out"
+                f"releases tries other numbers of releases, and this query {why}.\n"
+                "  to fix  leave it out"
             )
         return
     several = {round(steps * times) for times in TIMES} - {steps}

@@ -264,13 +264,9 @@ def dashboard(
     from streamveil.dashboard import server_of, write
     from streamveil.runtime.published import require_one
 
-    if serve:
-        require_used("is for a page in a file, and --serve writes none", {"--out": out != PAGE})
-    else:
-        others = {"--host": host != HOST, "--port": port != PORT}
-        require_used("is for --serve, which is not given", others)
     query = query_of(sql)
     if serve:
+        require_used("is for a page in a file, and --serve writes none", {"--out": out != PAGE})
         if sql is None:
             require_one(source)  # a server waits for what is not there yet
         with server_of(source, ledger, query, host=host, port=port) as server:
@@ -280,6 +276,8 @@ def dashboard(
             with suppress(KeyboardInterrupt):
                 server.serve_forever()
         return
+    others = {"--host": host != HOST, "--port": port != PORT}
+    require_used("is for --serve, which is not given", others)
     with writing(out):
         path = write(source, out, ledger, query).absolute()
     say(f"page: {path}")
