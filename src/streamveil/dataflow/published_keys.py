@@ -70,9 +70,9 @@ class Spread:
         if blt is None or not self.rows.shape[1]:
             return
         scale = blt.schedule.scale(trigger)
-        share = np.ones(self.rows.shape[1]) if share is None else share
+        drawn = np.ones(self.rows.shape[1]) if share is None else (1 / share) ** 2
         rounded = np.full(self.rounding.shape[1], 1 / (12 * scale**2))
-        for rows, fresh in ((self.rows, (1 / share) ** 2), (self.rounding, rounded)):
+        for rows, fresh in ((self.rows, drawn), (self.rounding, rounded)):
             advance_spread(rows, blt.schedule.keep, blt.schedule.drain, scale, fresh)
 
     def variances(

@@ -81,6 +81,12 @@ class Pairs(NamedTuple):
     periods: Int64[Array, " pairs"]  # the same
 
 
+NONE_NEW: dict[str, Array] = {  # the part of a delta that tells of keys met for the first time
+    "new_window": np.zeros(0, np.int64),
+    "new_names": np.zeros((0, 2), np.uint64),
+    "new_ends": np.zeros(0, np.int64),
+    "new_bytes": np.zeros(0, np.uint8),
+}
 Met = list[tuple[int, Strangers]]  # by window
 
 
@@ -381,6 +387,8 @@ def enter_keys(
     accepted, rows = found
     made: list[tuple[int, Array, pa.Array]] = []
     for window, met in strangers:
+        if not len(met.places):
+            continue
         table = state.windows[window].table
         start = table.keys
         fresh = enter(table, met.names, accepted, rows, met)
@@ -388,11 +396,13 @@ def enter_keys(
             encoded = encode_rows(prepared.keys, pairs.rows[met.places[fresh]])
             table.name_keys(start, encoded)
             made.append((window, table.names[start : table.keys], encoded))
+    if not made:
+        return dict(NONE_NEW)
     data, ends = cells_of([encoded for _, _, encoded in made])
     sizes = [len(new) for _, new, _ in made]
     return {
         "new_window": np.repeat(np.array([w for w, _, _ in made], np.int64), sizes),
-        "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *(new for _, new, _ in made)]),
+        "new_names": np.concatenate([new for _, new, _ in made]),
         "new_ends": ends,
         "new_bytes": data,
     }

@@ -342,7 +342,8 @@ def assign(
         if reject_notes is not None and over:
             reject_notes.add(LATE, rows)
         rows = rows[over:]
-        return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: over} if over else {}
+        none = np.ndarray(len(rows), np.int64, bytes(8), 0, (0,))  # one 0, repeated
+        return rows, none, {LATE: over} if over else {}
     rows, windows = candidates(schedule, event_us)
     if schedule.fixed and len(windows) and bool((windows == windows[0]).all()):
         one = int(windows[0])

@@ -278,7 +278,7 @@ def own(counter: Counter, state: CounterState) -> CounterState:
 def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
     """The increments as int64, one per key; a number is broadcast."""
     array = np.asarray(increments)
-    if array.dtype.kind not in "iu" or np.any(array > 2**63 - 1):
+    if array.dtype.kind != "i" and (array.dtype.kind != "u" or np.any(array > 2**63 - 1)):
         raise PlanError(f"increments must be integers (quanta) below 2**63, not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != keys):
         raise PlanError(f"increments must have one entry per key ({keys}), not {array.shape}")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import sqrt
 from typing import ClassVar, Literal
 
 import mpmath
@@ -56,6 +55,7 @@ RATE_BITS = 20  # of a rate: the error grows by the square of 2^-20
 LARGEST_D = 8
 DIGITS = 60
 MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scale`
+SPAN = 256  # steps whose scales are computed together
 
 
 @dataclass(frozen=True)
@@ -266,18 +266,24 @@ class BltSchedule:
         those of p and omega among them, so its relative error stays below 10^-13 and MARGIN covers
         it. Only +, -, *, / and sqrt are used: the scales have the same bits on every machine.
         """
-        return 1.0 if self.weighting == "none" else _column_scale(self, t)
+        return float(self.scales(t, t)[0])
 
     def scales(self, first: int, last: int) -> Float64[Array, " steps"]:
         """Those of the steps first..last."""
-        return np.array([self.scale(t) for t in range(first, last + 1)], np.float64)
+        start, end = (first - 1) // SPAN, (last - 1) // SPAN
+        found = np.concatenate([_column_scales(self, at) for at in range(start, end + 1)])
+        return found[first - 1 - start * SPAN : last - start * SPAN]
 
 
-@lru_cache(maxsize=4096)
-def _column_scale(schedule: BltSchedule, t: int) -> float:
-    left = squared_norm(schedule.p, schedule.omega, schedule.horizon - t + 1)
-    whole = squared_norm(schedule.p, schedule.omega, schedule.horizon)
-    return sqrt(left / whole) * MARGIN
+@lru_cache(maxsize=256)
+def _column_scales(schedule: BltSchedule, span: int) -> Float64[Array, " steps"]:
+    """D_t of the steps span * SPAN + 1 and on, as many as are computed together."""
+    if schedule.weighting == "none":
+        return np.ones(SPAN)
+    most = schedule.horizon - span * SPAN
+    left = np.arange(most, max(most - SPAN, 0), -1)
+    whole = squared_norms(schedule, np.array([schedule.horizon]))
+    return np.asarray(np.sqrt(squared_norms(schedule, left) / whole) * MARGIN)
 
 
 @lru_cache(maxsize=64)
@@ -293,15 +299,15 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> BltSchedule:
     return BltSchedule(horizon, weighting, keep, drain, p, omega, norm, total)
 
 
-@lru_cache(maxsize=1 << 14)
-def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:
+def squared_norms(schedule: BltSchedule, n: Int64[Array, " some"]) -> Float64[Array, " some"]:
     """S_n in a fixed order of basic operations; see `BltSchedule.scale`."""
-    total = 1.0
-    for i, rate in enumerate(p):
-        for j, other in enumerate(p):
-            both = rate + other - rate * other
-            total += omega[i] * omega[j] * (_power_complement(both, n - 1) / both)
-    return total
+    rates, omega = np.array(schedule.p), np.array(schedule.omega)
+    both = base = (rates[:, None] + rates - rates[:, None] * rates).reshape(-1, 1)
+    powers, left = np.zeros((len(both), len(n))), n - 1
+    while left.any():  # 1 - (1 - both)^(n - 1) by squaring, without cancellation
+        powers = np.where(left & 1, powers + base - powers * base, powers)
+        base, left = 2 * base - base * base, left >> 1
+    return sum(np.outer(omega, omega).reshape(-1, 1) * (powers / both), np.ones(len(n)))
 
 
 def unit_variances(schedule: BltSchedule) -> Float64[Array, "2 horizon"]:
@@ -310,17 +316,6 @@ def unit_variances(schedule: BltSchedule) -> Float64[Array, "2 horizon"]:
     left = _squared_norms(np.array(schedule.p), np.array(schedule.omega), steps)
     variances: Array = _variances(schedule.keep, schedule.drain, np.sqrt(left / left[0]))
     return variances
-
-
-def _power_complement(rate: float, n: int) -> float:
-    """1 - (1 - rate)^n by squaring, without cancellation."""
-    result, base = 0.0, rate
-    while n:
-        if n & 1:
-            result = result + base - result * base
-        base = 2 * base - base * base
-        n >>= 1
-    return result
 
 
 def _squared_norms(p: Array, omega: Array, n: Array) -> Array:
