@@ -33,6 +33,30 @@ def test_steps_are_values():
         one.release(budget=BUDGET)
 
 
+def test_a_step_adds_to_an_earlier_one():
+    several = base().agg(n=sv.count()).agg(s=sv.sum("ms", bounds=(0, 1)))
+    more = several.bound(max_rows_per_group=2).bound(max_rows=8)
+    assert (
+        more.release(budget=BUDGET).plan
+        == (
+            base()
+            .agg(n=sv.count(), s=sv.sum("ms", bounds=(0, 1)))
+            .bound(8, 2)
+            .release(budget=BUDGET)
+        ).plan
+    )
+    people = sv.table(sv.files("t.parquet"), id="id", operation="op", domains={"age": range(9)})
+    counted = people.agg(n=sv.count()).agg(young=sv.count_if("age < 5"))
+    assert counted.measures == people.agg(n=sv.count(), young=sv.count_if("age < 5")).measures
+    for again in (
+        lambda: base().group_by("url").group_by("city"),
+        lambda: base().window(sv.tumble("1 day")).window(sv.tumble("1 hour")),
+        lambda: people.group_by("age").marginals(ways=1),
+    ):
+        with pytest.raises(PlanError, match="was called before"):
+            again()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

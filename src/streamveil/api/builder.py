@@ -21,7 +21,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from streamveil.api import Query
-from streamveil.api.query_parts import Keys, Measure, RowCount
+from streamveil.api.query_parts import Keys, Measure, RowCount, require_first
 from streamveil.batch import as_table
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, got, nearest, require_budget
@@ -119,7 +119,7 @@ class Stream(InTheMaking):
     sets: tuple[tuple[str, ...], ...] = ()
     measures: tuple[Aggregate, ...] = ()
     per_group: frozenset[str] = frozenset()
-    limits: Mapping[str, int | None] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     sinks: tuple[SinkSpec, ...] = ()
 
     @fitting('protect(unit="user_id", per="1 day")')
@@ -200,12 +200,13 @@ class Stream(InTheMaking):
             shape: `tumble(...)`, `hop(...)` or `cumulate(...)`.
 
         Raises:
-            PlanError: it is none of these.
+            PlanError: it is none of these, or this is a second call.
         """
         if not isinstance(shape, Window):
             raise PlanError(
                 f"window takes tumble(...), hop(...) or cumulate(...), not {got(shape)}"
             )
+        require_first("window", self.shape == Window())
         return replace(self, shape=shape)
 
     @fitting("unnest(tag=\"SPLIT(tags, ',')\")")
@@ -238,8 +239,10 @@ class Stream(InTheMaking):
             **named: computed groups, in SQL.
 
         Raises:
-            PlanError: `keys` is something else, or `sets` names what is no group.
+            PlanError: `keys` is something else, `sets` names what is no group, or this is a second
+                call.
         """
+        require_first("group_by", not self.groups)
         plain = [KeyColumn(name=column, expression=quoted(column)) for column in columns]
         computed = [KeyColumn(name=name, expression=text) for name, text in named.items()]
         if keys is not None and not isinstance(keys, Keys):
@@ -256,7 +259,7 @@ class Stream(InTheMaking):
 
     @fitting('agg(n=count(), seconds=sum("ms / 1000.0", bounds=(0, 60)))')
     def agg(self, **measures: Measure) -> Stream:
-        """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000)).
+        """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000)). A further call adds some.
 
         Args:
             **measures: an aggregate for each name.
@@ -271,8 +274,8 @@ class Stream(InTheMaking):
                 )
         return replace(
             self,
-            measures=tuple(measure.named(name) for name, measure in measures.items()),
-            per_group=frozenset(name for name, measure in measures.items() if measure.per_group),
+            measures=(*self.measures, *(one.named(name) for name, one in measures.items())),
+            per_group=self.per_group.union(n for n, one in measures.items() if one.per_group),
         )
 
     @fitting("bound(max_rows=8)")
@@ -287,7 +290,8 @@ class Stream(InTheMaking):
         """How much one unit may contribute (in its period, if it has one); the rest is left out.
 
         Tighter bounds mean less noise and more rows that are cut. Bounds that are not given are
-        chosen from a forecast, or from a private look at the rows.
+        chosen from a forecast, or from a private look at the rows. A further call adds some, or
+        says one anew.
 
         Args:
             max_rows: rows in all.
@@ -305,7 +309,8 @@ class Stream(InTheMaking):
             options_of.MAX_GROUPS.name: max_groups,
             options_of.MAX_SQUARED.name: max_squared_rows,
         }
-        return replace(self, limits=limits)
+        given = {name: most for name, most in limits.items() if most is not None}
+        return replace(self, limits={**self.limits, **given})
 
     @fitting(
         'release(every="1 hour", start="2026-01-01", '
@@ -331,7 +336,7 @@ class Stream(InTheMaking):
                 options[name] = duration_us(value, name)
         values = {
             **options,
-            **{name: value for name, value in self.limits.items() if value is not None},
+            **self.limits,
             **{name: getattr(budget, name) for name in options_of.BUDGETS},
             options_of.PRIVACY_UNIT.name: (stream := self._in_sets()).unit,
             options_of.UNIT_PERIOD.name: self.period,

@@ -451,6 +451,12 @@ def public(groups: Iterable[Any] | str) -> Keys:
     return Keys(public=found)
 
 
+def require_first(method: str, first: bool) -> None:  # noqa: FBT001  (asked in one place a method)
+    """Refuses a second call of what is said once: it would silently replace the first."""
+    if not first:
+        raise PlanError(f"{method} was called before.\n  to fix  say all of it in one call")
+
+
 @fitting("rows(1000)")
 def rows(n: int) -> RowCount:
     """A release every n source rows. Row positions are then public.

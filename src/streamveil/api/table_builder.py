@@ -18,7 +18,7 @@ from typing import Any
 
 from streamveil.api import Query
 from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
-from streamveil.api.query_parts import Measure, RowCount
+from streamveil.api.query_parts import Measure, RowCount, require_first
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, got, nearest, visible
 from streamveil.plan import Aggregate, SinkSpec, TableSource
@@ -60,7 +60,7 @@ class Table(InTheMaking):
             *columns: columns named in `domains`.
 
         Raises:
-            PlanError: a column has no public values.
+            PlanError: a column has no public values, or this is a second call.
         """
         return self.marginals(columns)
 
@@ -72,8 +72,9 @@ class Table(InTheMaking):
             ways: how many columns each set has, when all sets of so many are wanted.
 
         Raises:
-            PlanError: a column has no public values.
+            PlanError: a column has no public values, or this is a second call.
         """
+        require_first("group_by or marginals", not self.sets)
         known = [name for name, _ in self.source.domains]
         if ways is not None and ways not in range(1, len(known) + 1):
             raise PlanError(
@@ -94,6 +95,8 @@ class Table(InTheMaking):
     def agg(self, **measures: Measure) -> Table:
         """Output columns: n=count(), young=count_if("age < 30"); or one count_distinct("plan").
 
+        A further call adds some.
+
         Args:
             **measures: a count for each name.
 
@@ -105,7 +108,8 @@ class Table(InTheMaking):
                 raise PlanError(
                     f"'{name}' must be an aggregate such as count(), not {got(measure)}"
                 )
-        return replace(self, measures=tuple(one.named(name) for name, one in measures.items()))
+        added = tuple(one.named(name) for name, one in measures.items())
+        return replace(self, measures=(*self.measures, *added))
 
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
     def release(
