@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
@@ -360,6 +361,10 @@ class PmwRelease:
     @property
     def adaptive(self) -> bool:
         """See `StaticMechanism`."""
+        return True
+
+    def covers(self, protects: Neighbours) -> bool:
+        """See `StaticMechanism`. No query moves by more than 1 either way."""
         return True
 
     @property

@@ -11,7 +11,10 @@ from benchmarks.papers.qiu_yi import Squaring
 from streamveil.core.accounting import Neighbours
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
 from streamveil.dynamic import FullyDynamic, InsertionOnly
+from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.partition import TimeVarying
+from streamveil.dynamic.schedulers import PUBLIC_SIZES, PublicSizes
+from streamveil.dynamic.trees import accumulator
 from streamveil.linear import Marginals, Share, noisy_queries
 from tests.linear.test_sparse_vector import REACH, at_least
 from tests.statistics import assert_rate, assert_rejects_rate
@@ -163,6 +166,22 @@ def test_a_table_refuses_to_promise_more_than_its_parts_do():
                 FullyDynamic.repaired(static, share, horizon=8, matching="labels"),
                 protects=protects,
             )
+
+
+def test_a_table_refuses_sizes_for_public_where_they_are_not():
+    told, share = (
+        PublicSizes(noisy_queries(Marginals((2,), ((0,),)), replaced=True)),
+        Share("pure", 1),
+    )
+    for make in (
+        lambda: InsertionOnly.dense(told, share),
+        lambda: FullyDynamic.repaired(told, share, horizon=8),
+        lambda: Rerun(static=told, share=share, steps=8),
+        lambda: TwoStream(static=told, share=share, horizon=8),
+    ):
+        with pytest.raises(ValueError, match="does not take sizes for public"):
+            make()
+    assert InsertionOnly(inner=accumulator(told, share, 8, 4), static=told, protects=PUBLIC_SIZES)
 
 
 @pytest.mark.parametrize("partition", [TimeVarying, Squaring])

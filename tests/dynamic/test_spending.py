@@ -31,6 +31,7 @@ class Written:
     queries = property(lambda self: self.inner.queries)
     error = property(lambda self: self.inner.error)
     adaptive = property(lambda self: self.inner.adaptive)
+    covers = property(lambda self: self.inner.covers)
 
     def release(self, histogram, share, place, size_hat=None):
         self.all += 1

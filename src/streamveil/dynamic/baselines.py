@@ -10,7 +10,7 @@ from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes, OfStatic
+from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_covered
 from streamveil.dynamic.trees import Difference, accumulator, error_of, released, require_tree
 from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.budget_shares import Share
@@ -59,6 +59,7 @@ class TwoStream(OfStatic):
         take_numbers(self)
         require_tree(self.horizon, self.arity)
         require_choices(self.static, self.share)
+        require_covered(self.static, RECORD)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -136,6 +137,7 @@ class Rerun(OfStatic):
             )
         require_positive(steps=self.releases)
         require_choices(self.static, self.share)
+        require_covered(self.static, RECORD)
 
     @property
     def releases(self) -> int:

@@ -17,6 +17,7 @@ from streamveil.dynamic.protocol import (
     Changes,
     OfStatic,
     points_of,
+    require_covered,
     require_growth,
     require_same,
 )
@@ -78,14 +79,7 @@ class InsertionOnly(OfStatic):
     def __post_init__(self) -> None:
         require_one_change(self.protects, self.partition)
         require_same(self.static, self.inner)
-        drawn = getattr(self.inner, "static", self.static)
-        drawn = getattr(drawn, "static", drawn)  # within `PublicSizes`
-        if self.protects.verb == "replacing" and getattr(drawn, "replaced", True) is False:
-            raise PlanError(
-                f"'{self.protects.relation}' replaces a record, and this noise is for one that is"
-                " there or not.\n"
-                "  to fix  noisy_queries(..., replaced=True), or growing(...), which sees to it"
-            )
+        require_covered(self.static, self.protects)
 
     @classmethod
     def sparse(

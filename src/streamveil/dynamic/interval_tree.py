@@ -16,7 +16,7 @@ from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired
 from streamveil.dynamic.insertion_only import partition_share, require_one_change
 from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
-from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic, require_same
+from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic, require_covered, require_same
 from streamveil.dynamic.trees import error_of
 from streamveil.errors import HorizonError, PlanError, require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
@@ -123,6 +123,7 @@ class FullyDynamic(OfStatic):
             raise PlanError("labels have no records: protect 'update' (two of them for a record)")
         if self.matching == "ids" and self.protects.relation != "record":
             raise PlanError("ids protect all rows of a record, not one of them: protect 'record'")
+        require_covered(self.static, self.protects)
 
     @classmethod
     def repaired(

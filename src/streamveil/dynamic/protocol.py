@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.errors import PlanError
@@ -221,10 +222,20 @@ def require_growth(changes: Changes) -> None:
         raise PlanError("this table only grows: use a mechanism for inserts and deletes")
 
 
+def require_covered(static: StaticMechanism, protects: Neighbours) -> None:
+    """Refuses a claim for a change of a record that noise is not made for."""
+    if not static.covers(protects):
+        raise PlanError(
+            f"'{protects.relation}' is {protects.verb} a record, and the noise of this"
+            f" {type(static).__name__} is for another change.\n"
+            "  to fix  for a replaced record noisy_queries(..., replaced=True), or growing(...);\n"
+            "          for others a mechanism that does not take sizes for public"
+        )
+
+
 def require_same(static: StaticMechanism, part: Any) -> None:
     """Refuses a part that answers by another static mechanism: errors are stated for `static`."""
-    answers = getattr(part, "static", static)
-    if answers is not static and answers != static:
+    if part.static is not static and part.static != static:
         raise PlanError(
             f"static must be what {type(part).__name__} answers by: error bounds follow from it.\n"
             "  to fix  pass one static mechanism to both"

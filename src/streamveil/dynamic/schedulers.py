@@ -429,6 +429,10 @@ class PublicSizes(OfStatic):
         """See `StaticMechanism`."""
         return self.static.adaptive
 
+    def covers(self, protects: Neighbours) -> bool:
+        """See `StaticMechanism`. A record that is added or removed changes the size."""
+        return protects.verb == "replacing" and self.static.covers(protects)
+
     def release(
         self,
         histogram: Int64[Array, " N"],

@@ -52,6 +52,10 @@ class Accumulator(Protocol):
     """Answers about the union of the batches of all steps so far."""
 
     @property
+    def static(self) -> StaticMechanism:
+        """What answers about one batch."""
+
+    @property
     def loss(self) -> Loss:
         """For one record in one batch."""
 

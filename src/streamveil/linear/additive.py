@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.measure import rows_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public
@@ -53,6 +54,10 @@ class Additive:
     def adaptive(self) -> bool:
         """See `StaticMechanism`."""
         return False
+
+    def covers(self, protects: Neighbours) -> bool:
+        """See `StaticMechanism`. Noise for a replaced record is enough for one that is added."""
+        return self.replaced or protects.verb != "replacing"
 
     def sensitivity(self, kind: Kind) -> float:
         """How far one change moves the measured vector, in the strategy's own units.

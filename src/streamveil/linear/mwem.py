@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.core.accounting import exact_between, take_numbers
+from streamveil.core.accounting import Neighbours, exact_between, take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
 from streamveil.errors import PlanError, at_least, require_between, require_positive
@@ -77,6 +77,10 @@ class Mwem:
     @property
     def adaptive(self) -> bool:
         """See `StaticMechanism`."""
+        return True
+
+    def covers(self, protects: Neighbours) -> bool:
+        """See `StaticMechanism`. No query moves by more than 1 either way."""
         return True
 
     @property

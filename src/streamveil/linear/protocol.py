@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from streamveil.core.accounting import Neighbours
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, restored, values
 from streamveil.errors import PlanError, require_between
@@ -161,6 +162,13 @@ class StaticMechanism(Protocol):
     @property
     def adaptive(self) -> bool:
         """Whether it chooses, and its error grows with the number of records (so restarts pay)."""
+
+    def covers(self, protects: Neighbours) -> bool:
+        """Whether its noise is for such a change of one record: added or removed, or replaced.
+
+        Args:
+            protects: whom a guarantee made of its releases is for.
+        """
 
     def release(
         self,
