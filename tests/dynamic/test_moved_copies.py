@@ -46,7 +46,7 @@ class Addressed(SilentNoise):
 class Written:
     """A static mechanism that keeps what every release read, and with which share."""
 
-    queries, error = ONE.queries, ONE.error
+    queries, error, covers = ONE.queries, ONE.error, ONE.covers
 
     def __init__(self, draws, adaptive):
         self.draws, self.adaptive = draws, adaptive

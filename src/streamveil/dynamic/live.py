@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,23 +10,22 @@ from streamveil.core.accounting import exact_between
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
-from streamveil.dynamic.records import BORN, GONE, Records, RecordsState, protected
-from streamveil.errors import PlanError, require_with
+from streamveil.dynamic.records import BORN, GONE, Records, protected
+from streamveil.errors import require_with
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.types import Array, Int64
 
 
-@dataclass(repr=False)  # secret
 class LiveTable:
     """The curator's handle of a dynamic mechanism.
 
+    `open` makes one: it hands over the `mechanism`, the `matching` and the `place` of its noise.
     `tick` ends a public step. Noise is drawn by it and by `open`, at no other time. What `delete`
     returns, and how long anything takes, is raw data: for the curator's code only. Where
     replaced rows are protected ('event-change'), ids are public, as sizes are.
 
     Raises:
-        PlanError: the mechanism protects updates, and rows come with ids; or `records` lets an id
-            live again, has another domain, or counts updates that the mechanism does not.
+        PlanError: the mechanism protects updates, and rows come with ids.
 
     >>> from streamveil.dynamic import FullyDynamic
     >>> from streamveil.linear import Marginals, Share, noisy_queries
@@ -41,13 +40,13 @@ class LiveTable:
     array([1., 0., 0., 1.])
     """
 
-    mechanism: DynamicMechanism
-    records: Records  # how updates are matched to records
-    place: Place  # where noise is drawn
-    state: State  # secret
-    table: RecordsState
-    steps: list[int] = field(default_factory=lambda: [0])  # how many are over, told all copies
-    pending: list[Changes] = field(default_factory=list)  # secret: changes since the last step
+    def __init__(self, mechanism: DynamicMechanism, matching: str, place: Place) -> None:
+        self.mechanism, self.place = mechanism, place  # noise is drawn at this place
+        self.records = records_of(mechanism, matching)
+        self.state: State = mechanism.init(place)  # secret
+        self.table = self.records.init()
+        self.steps = [0]  # how many are over, told all copies
+        self.pending: list[Changes] = []  # secret: changes since the last step
 
     @classmethod
     def open(
@@ -68,16 +67,7 @@ class LiveTable:
         require_with("mechanism", mechanism, "guarantee", "one such as choose(...).best.mechanism")
         require_with("noise", noise, "secure", "noise such as KeyedNoise.fresh()")
         require_with("name", name, "encode", "a text")
-        records = records_of(mechanism, matching)
-        place = Place.opened(noise, "changing table", name.encode())
-        return cls(mechanism, records, place, mechanism.init(place), records.init())
-
-    def __post_init__(self) -> None:
-        if self.records != records_of(self.mechanism, self.records.matching):
-            raise PlanError(
-                f"records must be those that the mechanism protects, not {self.records}.\n"
-                "  to fix  LiveTable.open(mechanism, noise, name)"
-            )
+        return cls(mechanism, matching, Place.opened(noise, "changing table", name.encode()))
 
     @property
     def t(self) -> int:
