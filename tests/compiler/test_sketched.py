@@ -89,6 +89,8 @@ def test_the_job_keeps_its_budget_and_resumes_to_the_same_bytes(tmp_path):
             "",
             "at least 1,317,760.*\n.*memory => ",
         ),
+        ("HEAVY_HITTERS(k, k => 0) AS n", "", "k must be a whole number of at least 1"),
+        ("HEAVY_HITTERS(k, bits => 0) AS n", "", "bits must be a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_the_way_out(select, extra, words):

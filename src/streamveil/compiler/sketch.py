@@ -10,7 +10,7 @@ from streamveil.connectors import declared_schema
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.windows import protected
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, at_least
 from streamveil.expressions.dialect import key_name
 from streamveil.plan import KeyColumn, Plan
 from streamveil.plan.check import check_compiled
@@ -44,6 +44,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     schedule = Compiler(plan).schedule()
     protects = protected(plan.unit, plan.periods, bounding.max_rows)
     options = dict(aggregate.options)
+    at_least(1, **options)
     searched = aggregate.function == "heavy_hitters"
     length = int(options.pop("text_length", 0))
     if length > LONGEST_TEXT:
