@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from streamveil.core.noise import (
 )
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
-from streamveil.errors import PlanError, StoreError, require_between, require_with, whole
+from streamveil.errors import PlanError, require_between, require_with, whole
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
@@ -33,7 +32,6 @@ from streamveil.sketches.table import Arrays, SketchTable, cell_types, save
 from streamveil.types import Array
 
 BEAM, WIDEST_BEAM = 512, 2**20  # prefixes kept at each level
-SETTINGS = "settings"  # among saved arrays
 
 
 class LevelWords(NamedTuple):
@@ -191,26 +189,17 @@ class Levels(Protocol):
             PlanError: the noise is no `Noise`.
             StoreError: the arrays are of another sketch, or of another kind of noise.
         """
-        if not np.array_equal(arrays.get(SETTINGS, ()), settings(self)):
-            raise StoreError(
-                "the saved sketch has other settings, or none.\n"
-                "  to fix  resume it by a sketch of the settings (also seed and budget) it had"
-            )
+        once = once_of(arrays, self)
         state = []
         for number, table in enumerate(self.tables):
             own = prefix(self, number)
             mine = {n.removeprefix(own): array for n, array in arrays.items() if n.startswith(own)}
             state.append(table.load(mine))
-        place = Place.reopened(once_of(arrays), noise, *self._name(name))
+        place = Place.reopened(once, noise, *self._name(name))
         return LiveSketch(self, state, place)
 
     def _name(self, name: str) -> tuple[str, bytes]:
         return "sketch", (name or self.opened_as).encode()
-
-
-def settings(config: Levels) -> Array:
-    """What tells the settings of a sketch from others, as an array to save."""
-    return np.frombuffer(blake2b(repr(config).encode(), digest_size=16).digest(), np.uint8)
 
 
 def prefix(config: Levels, number: int) -> str:
@@ -303,7 +292,7 @@ class LiveSketch:
                 for number, state in enumerate(self._state)
                 for name, array in save(state).items()
             }
-        return {**arrays, **saved_once(self._place), SETTINGS: settings(self.config)}
+        return {**arrays, **saved_once(self._place, self.config)}
 
 
 def require_search(k: int, beam: int, threshold: float | None) -> None:

@@ -362,10 +362,7 @@ class Stepping:
             PlanError: the noise is no `Noise`.
             StoreError: what was saved is no state of this counter, or of another kind of noise.
         """
-        place = Place.reopened(once_of(saved), noise, "counter", name.encode())
-        # under other settings the same draws would tell totals apart
-        if (made := saved.get(MADE_BY, np.zeros(0)).tobytes().decode()) != repr(self):
-            raise StoreError(f"this is no stream of {self!r}.\n  to fix  resume it with {made}")
+        place = Place.reopened(once_of(saved, self), noise, "counter", name.encode())
         return CounterStream(self, own(self, CounterState.from_arrays(saved)), place)
 
 
@@ -421,8 +418,7 @@ class CounterStream:
 
     def save(self) -> dict[str, Array]:
         """The state as arrays, to be kept as secret as the data."""
-        made = np.frombuffer(repr(self.counter).encode(), np.uint8)
-        return {**self._last[0].to_arrays(), MADE_BY: made, **saved_once(self._place)}
+        return {**self._last[0].to_arrays(), **saved_once(self._place, self.counter)}
 
 
 def draws_at(counter: Counter, place: Place, t: int) -> Draws:
@@ -481,7 +477,6 @@ def skip_with(
     return counter._skipped(state, steps, draws, ids) if steps else state
 
 
-MADE_BY = "counter"  # among the arrays of a saved stream
 REACH = 17.0  # standard deviations; P(|G| > 17) < 2^-208
 U = 2.0**-53
 UP = 1 + 1e-14  # covers a handful of roundings of positive numbers

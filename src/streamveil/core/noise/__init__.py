@@ -338,17 +338,27 @@ class Place:
         return draws
 
 
-ADDRESS = "address"  # among saved arrays
+ADDRESS, MADE_BY = "address", "made_by"  # among saved arrays
 
 
-def saved_once(place: Place) -> dict[str, Array]:
-    """The array to save beside a state whose place was opened."""
-    return {ADDRESS: np.frombuffer(place.once, np.uint8)}
+def saved_once(place: Place, owner: object) -> dict[str, Array]:
+    """The arrays to save beside a state: what makes its opened place its own, and the settings."""
+    made = np.frombuffer(repr(owner).encode(), np.uint8)
+    return {ADDRESS: np.frombuffer(place.once, np.uint8), MADE_BY: made}
 
 
-def once_of(saved: Mapping[str, Array]) -> bytes:
-    """The inverse of `saved_once`; nothing when it was never saved."""
-    return saved[ADDRESS].astype(np.uint8).tobytes() if ADDRESS in saved else b""
+def once_of(saved: Mapping[str, Array], owner: object) -> bytes:
+    """The address that `saved_once` kept; StoreError where the settings were others.
+
+    Under other settings the same draws would tell totals apart.
+    """
+    made = saved.get(MADE_BY, np.zeros(0)).astype(np.uint8).tobytes().decode()
+    if made != repr(owner):
+        raise StoreError(
+            f"this has other settings than {owner!r}, or none.\n"
+            f"  to fix  resume it with {made or 'what saved it'}"
+        )
+    return saved[ADDRESS].astype(np.uint8).tobytes()
 
 
 def require_place(place: Place) -> Place:
