@@ -232,6 +232,26 @@ def test_times_of_more_digits_than_are_kept_name_no_unit(tmp_path):
             list(query.run(str(tmp_path / column)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "odd"),
+    [(pa.timestamp("s"), 10**13), (pa.timestamp("ms"), -(2**63)), (pa.timestamp("us"), -(2**63)),
+     (pa.time64("us"), 2**62)],
+)  # fmt: skip
+@pytest.mark.parametrize("declared", [None, "STRING"])
+def test_a_time_that_duckdb_cannot_show_stops_nobody(kind, odd, declared, tmp_path):
+    """It keeps what Arrow hands over, and one such row ended the reading of all."""
+    duckdb = pytest.importorskip("duckdb")
+    path = str(tmp_path / "visits.duckdb")
+    times = pa.Array.from_buffers(kind, 3, pa.array([0, odd, 7]).buffers())
+    with closing(duckdb.connect(path)) as connection:
+        connection.register("rows", pa.table({"u": [1, 2, 3], "Time": times}))
+        connection.execute("CREATE TABLE visits AS SELECT * FROM rows")
+    columns = {"columns": {"u": "INT64", "Time": declared}} if declared else {}
+    found = dict(whole(opened({"kind": "duckdb", "path": path}, table="visits", **columns).read(
+        None, 10)))  # fmt: skip
+    assert [found[u] is None for u in (1, 2, 3)] == [False, True, False]
+
+
 def test_a_database_answers_one_question(visits):
     options = {name: value for name, value in visits.items() if name not in ("kind", "table")}
     columns = {"columns": COLUMNS} if visits["kind"] == "sqlite" else {}

@@ -336,6 +336,16 @@ def of_any(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, i
     return column, column.null_count - sum(value is None for value in values)
 
 
+# Times that DuckDB can show. Arrow and pandas may hand it others, which it keeps: a cast of one to
+# text ends the reading of all rows, also in `TRY`. For us they are null.
+EARLIEST = "TIMESTAMP '290309-12-22 (BC) 00:00:00'"
+IN_REACH = f"TRY_CAST({{0}} AS TIMESTAMP) >= {EARLIEST} OR {{0}} = '-infinity'"
+SHOWN = {
+    **dict.fromkeys(("TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP"), IN_REACH),
+    "TIME": "{0} BETWEEN TIME '00:00:00' AND TIME '24:00:00'",
+}
+
+
 class DuckdbSource(DatabaseSource):
     """A file of DuckDB, which no job that reads it writes to."""
 
@@ -355,6 +365,7 @@ class DuckdbSource(DatabaseSource):
             import duckdb
         super().__init__(f"'{require_file(path)}'", table, query, columns)
         self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
+        self._replaced: list[str] = []  # columns as they are read, where some values are null
 
     def connect(self) -> Any:
         """See `DatabaseSource`."""
@@ -368,13 +379,26 @@ class DuckdbSource(DatabaseSource):
 
     def known(self, connection: Any) -> pa.Schema:
         """See `DatabaseSource`."""
-        query = f"SELECT * FROM {self._rows()} LIMIT 0"  # noqa: S608
-        found = pa.RecordBatchReader.from_stream(connection.sql(query))
+        query = f"SELECT * FROM {super()._rows()} LIMIT 0"  # noqa: S608
+        result = connection.sql(query)
+        self._replaced = [
+            f"CASE WHEN {SHOWN[str(kind)].format(name)} THEN {name} END AS {name}"
+            for name, kind in zip(map(self.quoted, result.columns), result.types, strict=True)
+            if str(kind) in SHOWN
+        ]
+        found = pa.RecordBatchReader.from_stream(result)
         return pa.schema([
             rounded(one.name, str(one.type), one.type.precision) if pa.types.is_decimal(one.type)
             else pa.field(one.name, kind_of(one.type), metadata=lost_digits(one.type))
             for one in found.schema
         ])  # fmt: skip
+
+    def _rows(self) -> str:
+        """See `DatabaseSource`."""
+        rows = super()._rows()
+        if not self._replaced:
+            return rows
+        return f"(SELECT * REPLACE ({', '.join(self._replaced)}) FROM {rows}) AS streamveil_times"  # noqa: S608
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """See `DatabaseSource`."""
