@@ -4,10 +4,15 @@ Files that exist, their names, exit codes, log lines, which releases there are, 
 and public facts; over public groups also which rows. The neighbour has one unit more, whose rows
 are as odd as rows can be. What differs (sizes and times of files, counts of rows on the terminal)
 is the operator's, and listed in `docs/privacy.md`.
+
+Where the neighbour releases the very noisy numbers of the other one, everything is the same bytes:
+what stands beside numbers, such as the share of rows that were cut, follows from them alone.
 """
 
 import json
 import re
+import sys
+from copy import deepcopy
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +21,8 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil.cli import app
+from streamveil.core import noisy
+from streamveil.dataflow import release, release_tables
 from streamveil.runtime.watch import LOG, Watch
 
 HOUR = 3_600_000_000
@@ -177,15 +184,15 @@ def told(table, *, public):
     """What a release tells beside its numbers."""
     facts = dict(table.schema.metadata or {})
     stated = json.loads(facts.pop(b"streamveil", b"{}"))
-    for noisy in ("cut", "hidden"):  # numbers of the release, with noise
-        stated.pop(noisy, None)
+    for name in ("cut", "hidden"):  # numbers of the release, with noise
+        stated.pop(name, None)
     facts.pop(b"streamveil.note", None)  # the same in words, of several answers
     fields = [(field.name, str(field.type), field.metadata) for field in table.schema]
     return fields, facts, stated, table.num_rows if public else None
 
 
-def seen(made, folder, *, odd, seed):
-    """Everything that can be observed of a job but its numbers."""
+def ran(made, folder, *, odd, seed):
+    """What a job that ran in a folder printed, and whether its groups are public."""
     folder.mkdir()
     data, state, out = (folder / name for name in ("data.parquet", "job", "out"))
     text, public = made(np.random.default_rng(seed), data)
@@ -193,7 +200,13 @@ def seen(made, folder, *, odd, seed):
     (folder / "job.sql").write_text(f"CREATE SINK out WITH (sink = 'files', path = '{out}', "
                                     f"format = 'parquet');\n{text}")  # fmt: skip
     asked = ["run", str(folder / "job.sql"), "--state", str(state), "--quiet", "--log", "json"]
-    result = CliRunner().invoke(app, asked)
+    return CliRunner().invoke(app, asked), public
+
+
+def seen(made, folder, *, odd, seed):
+    """Everything that can be observed of a job but its numbers."""
+    result, public = ran(made, folder, odd=odd, seed=seed)
+    out = folder / "out"
     lines = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
     for line in lines:
         assert re.fullmatch(r"[-\dT:+]+", line.pop("time"))
@@ -216,6 +229,70 @@ def test_all_but_the_numbers_of_a_job_is_the_same_for_neighbours(seed, tmp_path)
     assert one == other
     assert one[0] == 0, one
     assert len(one[4]) >= STEPS
+
+
+def public_groups(rng, path):
+    """A job whose groups are public: its draws are those of the neighbour, one by one."""
+    text, public = query(rng, path)
+    return (text, public) if public else public_groups(rng, path)
+
+
+class Replayed:
+    """Noisy numbers of one job, in the order in which they are drawn: kept, then given again."""
+
+    def __init__(self, monkeypatch):
+        self.kept, self.turn = [], None
+        core = [one for name, one in sys.modules.items() if name.startswith("streamveil.core.")]
+        for module in core:
+            if module is not noisy and getattr(module, "drawn", None) is noisy.drawn:
+                monkeypatch.setattr(module, "drawn", self.drawn)
+
+    def drawn(self, value):
+        if self.turn is None:
+            self.kept.append(deepcopy(value))
+            return noisy.restored(value)
+        self.turn += 1
+        assert np.shape(self.kept[self.turn - 1]) == np.shape(value)
+        return noisy.restored(deepcopy(self.kept[self.turn - 1]))
+
+
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_what_stands_beside_noisy_numbers_follows_from_them_alone(seed, tmp_path, monkeypatch):
+    replayed, found = Replayed(monkeypatch), []
+    for odd in (False, True):
+        folder = tmp_path / str(odd)
+        result, _ = ran(public_groups, folder, odd=odd, seed=seed)
+        assert result.exit_code == 0, result.exception
+        replayed.turn = replayed.turn or 0
+        monkeypatch.chdir(folder)
+        asked = ["read out", "read out --list", "derive top out n -k 2", "dashboard out"]
+        told = {words: CliRunner().invoke(app, words.split()).stdout for words in asked}
+        del told["dashboard out"]  # where the page is
+        files = (path for path in folder.glob("out/**/*") if path.is_file())
+        told |= {str(path.relative_to(folder)): path.read_bytes() for path in files}
+        found.append(told | {"page": (folder / "dashboard.html").read_bytes()})
+    one, other = found
+    assert one.keys() == other.keys()
+    assert not [name for name in one if one[name] != other[name]]
+    assert len(one) >= STEPS
+    assert replayed.turn == len(replayed.kept)
+
+
+def test_a_share_of_exact_rows_is_seen(tmp_path, monkeypatch):
+    """It stands beside numbers with noise, and was computed without."""
+    honest, kept = release.take_lanes, [0]
+
+    def take_lanes(pending, *rest):
+        kept[0] += int(pending.sum())
+        honest(pending, *rest)
+
+    def with_share(lost, _):
+        return lost | {"share_high": round(lost["high"] / (lost["high"] + kept[0]), 4)}
+
+    monkeypatch.setattr(release, "take_lanes", take_lanes)
+    monkeypatch.setattr(release_tables, "with_share", with_share)
+    with pytest.raises(AssertionError, match="read out"):
+        test_what_stands_beside_noisy_numbers_follows_from_them_alone(2, tmp_path, monkeypatch)
 
 
 def test_a_difference_is_seen(tmp_path, monkeypatch):
