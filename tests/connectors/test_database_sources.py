@@ -13,7 +13,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.connectors import open_source
-from streamveil.connectors.database_sources import of_any, require_rows
+from streamveil.connectors.database_sources import in_reach, of_any, require_rows
 from streamveil.connectors.rejected_rows import traced
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 from tests.connectors.test_kafka import counts
@@ -250,6 +250,31 @@ def test_a_time_that_duckdb_cannot_show_stops_nobody(kind, odd, declared, tmp_pa
     found = dict(whole(opened({"kind": "duckdb", "path": path}, table="visits", **columns).read(
         None, 10)))  # fmt: skip
     assert [found[u] is None for u in (1, 2, 3)] == [False, True, False]
+
+
+T, ODD = pa.timestamp("ms"), 2**62
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(T), [[0, ODD], [], [0, None]]),
+        (pa.list_(T, 1), [[ODD], [None], [0]]),
+        (pa.list_(pa.list_(T)), [[[0], [ODD]], [None], [[0]]]),
+        (pa.map_(T, pa.int64()), [[(ODD, 1)], [], [(0, 1)]]),
+        (pa.map_(pa.int64(), T), [[(1, ODD)], [(1, None)], [(1, 0)]]),
+        (pa.struct([("it's", pa.list_(T))]), [{"it's": [ODD]}, {"it's": None}, {"it's": [0]}]),
+    ],
+)
+def test_nor_does_one_inside_another_value(kind, values):
+    duckdb = pytest.importorskip("duckdb")
+    with closing(duckdb.connect()) as connection:
+        connection.register("rows", pa.table({"u": [1, 2, 3], "x": pa.array(values, kind)}))
+        connection.execute("CREATE TABLE visits AS SELECT * FROM rows")
+        kind = connection.sql("FROM visits").types[1]
+        shown = f"CAST(CASE WHEN {in_reach(kind, 'x')} THEN x END AS VARCHAR)"
+        found = connection.sql(f"SELECT {shown} FROM visits ORDER BY u").fetchall()
+    assert [one is None for (one,) in found] == [True, False, False]
 
 
 def test_a_database_answers_one_question(visits):

@@ -346,6 +346,27 @@ SHOWN = {
 }
 
 
+def in_reach(kind: Any, value: str, depth: int = 0) -> str | None:
+    """The condition under which DuckDB can show a value of a type; None: it always can.
+
+    A list, map or struct is shown if everything in it is.
+    """
+    found: list[str | None] = []
+    if kind.id == "struct":
+        for name, one in kind.children:
+            field = exp.Literal.string(name).sql("duckdb")
+            found.append(in_reach(one, f"struct_extract({value}, {field})", depth))
+    elif kind.id in ("list", "array", "map"):
+        sides = [f"map_keys({value})", f"map_values({value})"] if kind.id == "map" else [value]
+        for side, (_, one) in zip(sides, kind.children, strict=False):  # an array's size is a child
+            inside = in_reach(one, f"each{depth}", depth + 1)
+            every = f"list_bool_and([{inside} FOR each{depth} IN {side}])"
+            found.append(inside and f"coalesce({every}, TRUE)")
+    elif str(kind) in SHOWN:
+        found.append(f"({value} IS NULL OR coalesce({SHOWN[str(kind)].format(value)}, FALSE))")
+    return " AND ".join(filter(None, found)) or None
+
+
 class DuckdbSource(DatabaseSource):
     """A file of DuckDB, which no job that reads it writes to."""
 
@@ -382,9 +403,9 @@ class DuckdbSource(DatabaseSource):
         query = f"SELECT * FROM {super()._rows()} LIMIT 0"  # noqa: S608
         result = connection.sql(query)
         self._replaced = [
-            f"CASE WHEN {SHOWN[str(kind)].format(name)} THEN {name} END AS {name}"
+            f"CASE WHEN {condition} THEN {name} END AS {name}"
             for name, kind in zip(map(self.quoted, result.columns), result.types, strict=True)
-            if str(kind) in SHOWN
+            if (condition := in_reach(kind, name))
         ]
         found = pa.RecordBatchReader.from_stream(result)
         return pa.schema([
