@@ -101,6 +101,18 @@ MISTAKES = [
         "two finite numbers",
         lambda: done(stream.protect("u").agg(x=sv.sum("ms", bounds=(0, Decimal("nan"))))),
     ),
+    (  # its noise had a variance of 0 in floating point, and an interval of one point
+        "at least 1e-140 apart",
+        lambda: done(stream.protect("u").agg(x=sv.sum("ms", bounds=(0, 1e-155)))),
+    ),
+    (
+        "at least 1e-70 apart",
+        lambda: done(stream.protect("u").agg(x=sv.variance("ms", bounds=(0, 1e-80)))),
+    ),
+    (
+        "quantum of 'x' must be at most 1e+140",
+        lambda: done(stream.protect("u").agg(x=sv.sum("ms", bounds=(0, 1), quantum=1e160))),
+    ),
     (
         "has a delta, such as",
         lambda: stream.protect("u").agg(x=sv.sum("ms")).release(budget=sv.Budget(epsilon=1)),

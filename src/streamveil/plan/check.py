@@ -36,7 +36,7 @@ from streamveil.plan.look import (
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
 
-LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
+LARGEST = 1e140  # a bound, and 1 / the least distance of two: squares of noise stay in 1e±308
 LARGEST_DELTA = 0.1
 MOST_BOUND = 10**9  # rows of a unit or of its group that a query may allow
 MOST_SQUARED = 2**31  # squared rows, as many as a query without bounds may choose
@@ -298,6 +298,15 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
     largest = LARGEST**0.5 if agg.function in SQUARED else LARGEST
     if max(abs(agg.low), abs(agg.high)) > largest:
         yield f"bounds of '{agg.name}' must lie between {-largest:g} and {largest:g}"
+    if 0 < agg.high - agg.low < 1 / largest:
+        yield (
+            f"bounds of '{agg.name}' must be at least {1 / largest:g} apart, not"
+            f" {agg.high - agg.low:g}.\n"
+            "  why     the square of so little noise is 0 in floating point\n"
+            "  to fix  another unit: multiply the values and their bounds"
+        )
+    if agg.quantum is not None and agg.quantum > largest:
+        yield f"the quantum of '{agg.name}' must be at most {largest:g}, not {agg.quantum:g}"
 
 
 def _overflow(agg: Aggregate) -> Complaints:
