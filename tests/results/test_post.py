@@ -454,6 +454,37 @@ def test_places_within_groups_choose_rows():
     assert "places are of noisy numbers" in table.schema.metadata[b"streamveil.note"].decode()
 
 
+FOLLOW = "(SELECT c, d, n, {} AS w FROM p)"  # w follows from the noisy n and has no interval
+
+
+@pytest.mark.parametrize("text", [
+    "SELECT c, n FROM p QUALIFY RANK() OVER (PARTITION BY c ORDER BY n DESC) = 1",
+    f"SELECT c, n FROM {FOLLOW.format('n > 25')} WHERE w",
+    f"SELECT c, n FROM {FOLLOW.format('n_low')} WHERE w > 25",
+    f"SELECT c, n FROM {FOLLOW.format('ROW_NUMBER() OVER (ORDER BY n)')} ORDER BY w LIMIT 1",
+    f"SELECT c, n FROM (SELECT c, w, n FROM {FOLLOW.format('CAST(n AS STRING)')}) WHERE w > '25'",
+    f"SELECT a.c, a.n FROM {FOLLOW.format('n > 25')} AS a JOIN p USING (c, d) WHERE w",
+    "SELECT c, n FROM (SELECT c, n, n > 2 AS w FROM p UNION ALL SELECT c, n, TRUE FROM p) WHERE w",
+])  # fmt: skip
+def test_rows_chosen_by_what_follows_from_noisy_numbers_say_so(text):
+    note = post(text, COUNTS).schema.metadata[b"streamveil.note"].decode()
+    assert CHOSEN in note
+
+
+@pytest.mark.parametrize("follows", ["RANK() OVER (ORDER BY n)", "CAST(n AS STRING)", "n_low"])
+def test_what_follows_from_noisy_numbers_is_no_constant_and_no_group(follows):
+    """An interval held n / CAST(w AS FLOAT64) as if w had no noise."""
+    table = post(
+        f"SELECT c, d, w, n / CAST(w AS FLOAT64) AS r FROM {FOLLOW.format(follows)}", COUNTS
+    )
+    assert table["r_low"].null_count == 3
+    assert json.loads(table.schema.metadata[b"streamveil"])["keys"] == ["c", "d"]
+    chosen = post(
+        f"SELECT IF(CAST(w AS FLOAT64) > 2, n, 0) AS r FROM {FOLLOW.format(follows)}", COUNTS
+    )
+    assert chosen["r_low"].null_count == 0  # it holds both branches
+
+
 def test_columns_of_united_rows_are_of_one_kind():
     with pytest.raises(PlanError, match="noisy numbers beside noisy numbers"):
         post("SELECT c, n FROM p UNION ALL SELECT n, c FROM p", COUNTS)

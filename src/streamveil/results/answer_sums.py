@@ -70,6 +70,7 @@ class Answered:
     is_correlated: bool = False  # noise of different answers may go together, nobody knows how
     holds_cut_rows: bool = False  # intervals hold the rows over the bound too (intervals = 'true')
     lanes: tuple[Facts, ...] = ()  # the release's sums, by place; none where rows were paired
+    follow: frozenset[str] = frozenset()  # other columns that follow from answers: places, texts
 
     def column(self, name: str) -> Array:
         """A column as numbers, nulls as NaN."""
@@ -81,8 +82,8 @@ class Answered:
 
     @cached_property
     def ends(self) -> set[str]:
-        """Columns that go with answers."""
-        return {name + suffix for name in self.answers for suffix in SUFFIXES}
+        """Columns that go with answers, or follow from them without an interval."""
+        return {name + suffix for name in self.answers for suffix in SUFFIXES} | self.follow
 
     @property
     def z(self) -> float:
@@ -305,6 +306,15 @@ def parts_of(facts: Facts) -> Iterator[tuple[Any, float]]:
 def names_in(tree: exp.Expr) -> Iterator[str]:
     """The columns it names."""
     return (column.name for column in tree.find_all(exp.Column))
+
+
+def values_in(tree: exp.Expr) -> Iterator[str]:
+    """The columns that a value is made of; those of conditions, which choose one, are left out."""
+    if isinstance(tree, exp.Column):
+        yield tree.name
+    branches = isinstance(tree, exp.If | exp.Case)
+    for part in operands(tree) if branches else tree.iter_expressions():
+        yield from values_in(part)
 
 
 def leaves_in(tree: exp.Expr, answered: Answered) -> Iterator[exp.Expr]:

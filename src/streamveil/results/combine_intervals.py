@@ -38,10 +38,10 @@ from streamveil.results.answer_sums import (
     constant,
     is_leaf,
     leaves_in,
-    names_in,
     operands,
     ratio_of,
     sum_of,
+    values_in,
 )
 from streamveil.results.intervals import Interval, deviations, open_ends, plain, ratio, room_of
 from streamveil.types import Array
@@ -72,8 +72,11 @@ def interval_of(tree: exp.Expr, answered: Answered) -> Span:
     Raises:
         NoIntervalError: there is none, and why.
     """
-    if set(names_in(tree)) & answered.ends:
-        raise NoIntervalError("it is computed from the ends or the deviation of an interval")
+    if set(values_in(tree)) & answered.ends:
+        raise NoIntervalError(
+            "it is computed from the ends or the deviation of an interval, or from a place or a"
+            " text that follows from noisy numbers"
+        )
     leaves = {canonical(leaf) for leaf in leaves_in(tree, answered)}
     return enclose(tree, Leaves(answered, max(1, len(leaves))))
 

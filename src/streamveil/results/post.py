@@ -209,6 +209,12 @@ def is_noisy(rows: PostRows, *expressions: str) -> bool:
     return any(noisy & set(names_in(parse_text(text))) for text in expressions)
 
 
+def following(rows: PostRows, *names: str) -> PostRows:
+    """The rows with columns that follow from answers and have no interval."""
+    follow = rows.answered.follow.union(names)
+    return replace(rows, answered=replace(rows.answered, follow=follow))
+
+
 def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
     """The rows with numbers of other rows beside them, as answers with intervals of their own.
 
@@ -245,6 +251,7 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
             answers[one.name] = {**answers[one.column], SHIFT: one.row_column}
             told[one.name] = told.get(one.column, {})
     made = rows.with_table(table.replace_schema_metadata(rows.table.schema.metadata), EARLIER)
+    made = following(made, *(one.name for one in shifts if one.column in rows.answered.ends))
     return replace(made, answered=replace(made.answered, answers=answers), told=told)
 
 
@@ -272,7 +279,8 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
     if total.column + "_sd" not in table.column_names:  # a rank, or a number of rows
         cells = pa.array(summed(answered.column(total.column), group), from_pandas=True)
         cells = cells.cast(pa.int64()) if whole else cells
-        return rows.with_table(table.append_column(total.name, cells), SHOWN_ONLY)
+        made = rows.with_table(table.append_column(total.name, cells), SHOWN_ONLY)
+        return following(made, total.name) if total.column in answered.ends else made
     facts = answered.answers.get(total.column, {})
     known = facts.get("function") in TOTALS
     together = answered.is_correlated or REPEATED in facts
@@ -325,14 +333,15 @@ def summed(values: Array, group: Array) -> Array:
 
 def placed(rows: PostRows, places: tuple[PostPlace, ...]) -> PostRows:
     """The rows with their places, which follow noisy numbers where these say the order."""
-    table, notes = rows.table, []
+    table, noisy = rows.table, list[str]()
     for one in places:
         column = OwnColumn(name=one.name, function=one.function, by=one.by, order=one.order)
         table = with_windows(table, column)
-        notes += [RANKED] if is_noisy(rows, *(key.expression for key in one.order)) else []
+        noisy += [one.name] if is_noisy(rows, *(key.expression for key in one.order)) else []
     if not places:
         return rows
-    return rows.with_table(table.replace_schema_metadata(rows.table.schema.metadata), *notes)
+    table = table.replace_schema_metadata(rows.table.schema.metadata)
+    return following(rows.with_table(table, *[RANKED for _ in noisy]), *noisy)
 
 
 def one_of_each(rows: PostRows, by: tuple[str, ...] | None) -> PostRows:
@@ -377,9 +386,11 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
     """
     before, found, notes = rows.answered, dict[str, Any](), list[str]()
     named = {column.name for column in columns}  # by the SELECT itself
-    answers, told = dict[str, Facts](), dict[str, Facts]()
+    answers, told, follow = dict[str, Facts](), dict[str, Facts](), set[str]()
     for column in columns:
         made, note = with_interval(column, before)
+        if len(made) == 1 and is_noisy(rows, column.expression):
+            follow.add(column.name)
         if len(made) > 1:
             same = before.answers.get(column.expression.strip("`"), {})
             same = {} if SHIFT in same or TOTAL in same else same
@@ -399,7 +410,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
     fields = [pa.field(name, cells.type, metadata=notes_of.get(name))
               for name, cells in found.items()]  # fmt: skip
     table = pa.Table.from_arrays([*found.values()], schema=pa.schema(fields))
-    answered = replace(before, table=table, answers=answers)
+    answered = replace(before, table=table, answers=answers, follow=frozenset(follow))
     made_rows = replace(rows, answered=answered, notes=tuple([*rows.notes, *notes]), told=told)
     return replace(made_rows, facts=rows.facts and {**rows.facts, "rounds": True})
 

@@ -80,6 +80,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
     """
     at = paired(join, left.table, right.table)
     found, answers, told = dict[str, Any](), dict[str, Facts](), dict[str, Facts]()
+    follow = set[str]()
     lanes = [set[str]().union(*map(lanes_of, side.answered.answers.values()))
              for side in (left, right)]  # fmt: skip
     for side, names, places, often in (
@@ -96,6 +97,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
                 facts = facts | ({REPEATED: True} if again else {})
             answers |= {} if facts is None else {now: facts}
             told[now] = side.told.get(was, {})
+            follow |= {now} if was in side.answered.follow else set()
     for name, other in join.using:
         theirs = right.table.column(other).combine_chunks().take(at.others)
         found[name] = pc.coalesce(*one_type(found[name], theirs, name))
@@ -105,6 +107,7 @@ def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
         left.answered, table=pa.table(found).replace_schema_metadata(left.table.schema.metadata),
         is_correlated=left.answered.is_correlated or right.answered.is_correlated, answers=answers,
         holds_cut_rows=left.answered.holds_cut_rows or right.answered.holds_cut_rows, lanes=(),
+        follow=frozenset(follow),
     )  # fmt: skip
     notes = tuple(dict.fromkeys([*left.notes, *right.notes, SHOWN_PAIRS]))
     return unsaid(replace(left, answered=answered, notes=notes, told=told))
@@ -148,6 +151,10 @@ def united(branches: list[PostRows]) -> PostRows:
     answered = replace(
         first.answered, table=table, is_correlated=True,
         answers={name: {} for name in first.answered.answers},
+        follow=frozenset(
+            names[place] for one in branches for place, name in enumerate(one.table.column_names)
+            if name in one.answered.follow
+        ),
     )  # fmt: skip
     told = {
         name: all_told(one.told.get(one.table.column_names[place], {}) for one in branches)
