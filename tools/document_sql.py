@@ -264,7 +264,8 @@ declared columns: `GROUP BY a, b`, `GROUPING SETS`, `CUBE`, `ROLLUP`. WHERE deci
 are in the table. One record is protected, with its insertion and its deletion. `EXPLAIN PRIVACY`
 names every mechanism that could run, with its errors; a query whose worst answer would be wrong
 by a quarter of all records is refused. Intervals hold for all answers of a release together;
-mechanisms whose answers are not data plus noise have no `n_sd`.
+mechanisms whose answers are not data plus noise have no `n_sd`, and where no bound on their error
+is proved no interval, as each release says.
 
 `COUNT(DISTINCT x)`, alone in its statement, counts the different values of x that records with an
 `id` have now; x is any expression of a row, and its values need no list. `max_changes` is how often

@@ -202,6 +202,14 @@ def test_an_insert_only_table_needs_no_operation():
     assert released[0].table["n_high"].null_count == 0
 
 
+@pytest.mark.parametrize("static", [NOISY, Mwem(queries=CELLS)], ids=["proved", "not proved"])
+def test_a_release_says_where_it_has_no_intervals(static):
+    operator = table_of(Rerun(static=static, share=ZCDP, steps=4))
+    table = run(operator, [batch([("+", 1, "f", 0)])], SeededNoise(1))[0][0].table
+    note = (table.schema.metadata or {}).get(b"streamveil.note", b"")
+    assert (b"no intervals" in note) == (table["n_low"].null_count > 0) == static.adaptive
+
+
 def moved_by(operator, rows, others):
     """How far apart, in deviations, two streams put the centres of a counter's noise."""
     mechanism, exact = operator.mechanism, []

@@ -350,11 +350,12 @@ class ChangingTable:
             for suffix, column in parts.items():
                 part = column.reshape(len(self.outputs), -1)[place]
                 columns[name + suffix] = pa.array(part, pa.float64(), from_pandas=True)
-        return pa.table(columns).replace_schema_metadata(self._note)
+        return pa.table(columns).replace_schema_metadata(self._note(np.isnan(reach)))
 
-    @property
-    def _note(self) -> dict[bytes, str] | None:
-        """What no interval covers, of different values that come and go more often than counts."""
+    def _note(self, is_open: Bool[Array, " k"]) -> dict[bytes, str] | None:
+        """That there are no intervals, or what none covers of values that come and go too often."""
+        if is_open.any():
+            return {NOTE: "no intervals: how far these answers may be off is not proved"}
         made = self.distinct
         if made is None or self.operation_column is None or made.changes == made.horizon:
             return None
