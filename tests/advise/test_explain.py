@@ -21,7 +21,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.idle_options import idle_options
 from streamveil.compiler.plan_forecast import threshold_of
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, SourceError
+from streamveil.errors import NoiseWarning, PlanError, SourceError
 from streamveil.plan.look import with_look
 
 SUMMED = {"n": sv.count(), "ms": sv.sum("ms", bounds=(0, 60_000))}
@@ -332,6 +332,21 @@ def test_it_says_why_no_look_chooses_the_settings(name):
     if why is not None:
         assert why in text
         assert "expected_units, expected_rows and expected_groups" in text
+
+
+def test_it_says_which_options_decide_nothing_for_a_sketch(tmp_path):
+    """All were passed over in silence, intervals = 'true' and confidence = 0.999 among them."""
+    rows = sv.memory({"u": range(4000), "k": [1, 2] * 2000}).protect("u")
+    budget = sv.Budget(epsilon=2, delta=1e-6)
+    given = {"intervals": "true", "non_negative": True, "confidence": 0.999, "max_units": 10**6}
+    query = rows.agg(n=sv.heavy_hitters("k", k=1)).bound(max_rows=1).release(budget=budget, **given)
+    said = str(query.explain()).partition("NOT USED")[2]
+    assert all((name in said) == (name in ("intervals", "non_negative")) for name in given)
+    with pytest.warns(NoiseWarning, match="intervals = true is for counts and sums"):
+        (release,) = query.run(state=tmp_path / "s")
+    assert "over the contribution bound" in release.notes[0]
+    row = release.table.to_pylist()[0]
+    assert (row["n_high"] - row["n"]) / row["n_sd"] == pytest.approx(3.2905, abs=1e-3)
 
 
 @pytest.mark.parametrize(("given", "idle"), [

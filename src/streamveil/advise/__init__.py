@@ -101,7 +101,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
 
 
-def idle_section(plan: Plan, operator: GroupBy) -> list[Section]:
+def idle_section(plan: Plan, operator: GroupBy | SketchQuery) -> list[Section]:
     """Options that are given and decide nothing, if there are any."""
     if not gives_options(plan):
         return []
@@ -176,6 +176,7 @@ def of_sketch(plan: Plan) -> Explanation:
         Section("MECHANISM", sketch_rows(plan, operator)),
         Section(title, sketch_noise(operator, triggers), deviations_at(triggers)),
         _defaults(plan, sketch_defaults(plan)),
+        *idle_section(plan, operator),
     )
     delta = plan.budget.quoted_delta
     facts = {"epsilon": operator.guarantee.epsilon(delta), "delta": float(delta),

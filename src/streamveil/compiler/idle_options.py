@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.plan import Plan, options
 from streamveil.plan.look import expectations
 from streamveil.plan.options import Option
+from streamveil.sketches.operator import SketchQuery
+
+BY_SKETCHES = {options.CONFIDENCE, options.MAX_UNITS, options.LOOK_SHARE}  # read, or 0 as it is
 
 
-def idle_options(plan: Plan, operator: GroupBy) -> list[tuple[str, str, str]]:
+def idle_options(plan: Plan, operator: Operator) -> list[tuple[str, str, str]]:
     """Each with its value, and what it is for."""
-    aggregation, given = operator.aggregation, plan.options
+    given = plan.options
+    if isinstance(operator, SketchQuery):
+        others = (one for one in options.OPTIONS.values() if one.part_of and one not in BY_SKETCHES)
+        return [(one.name, str(one.of(given)), "for counts and sums, not for sketches")
+                for one in others if one.given_in(given)]  # fmt: skip
+    if not isinstance(operator, GroupBy):
+        return []
+    aggregation = operator.aggregation
     by = "published" if plan.preset == "dp-sqlp" else aggregation.selected_by
     forecast = options.EXPECTED_ROWS.given_in(expectations(given)) and by != "published"
     tested = operator.design.test is not None or not options.TOTAL_TESTS.of(given)
@@ -45,7 +56,7 @@ def idle_options(plan: Plan, operator: GroupBy) -> list[tuple[str, str, str]]:
     ]
 
 
-def idle_warning(plan: Plan, operator: GroupBy) -> str | None:
+def idle_warning(plan: Plan, operator: Operator) -> str | None:
     """The same in words; None where each decides something."""
     said = [f"{name} = {value} is {why}" for name, value, why in idle_options(plan, operator)]
     return f"decides nothing here: {'; '.join(said)}.\n  to fix  leave it out" if said else None

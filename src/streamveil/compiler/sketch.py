@@ -14,7 +14,7 @@ from streamveil.errors import PlanError, at_least
 from streamveil.expressions.dialect import key_name
 from streamveil.plan import KeyColumn, Plan
 from streamveil.plan.check import check_compiled
-from streamveil.plan.options import MAX_UNITS
+from streamveil.plan.options import CONFIDENCE, MAX_UNITS
 from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch
 from streamveil.sketches.heavy_texts import LONGEST_TEXT
 from streamveil.sketches.operator import COLLISION_BITS, SketchQuery
@@ -84,6 +84,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
         keys=() if searched else known,
         k=int(options.pop("k", 100)) if searched else 0,
         text_length=length if searched else 0,
+        confidence=float(CONFIDENCE.of(plan.options)),
         max_units=units,
         omitted=plan.source.omitted,
     )

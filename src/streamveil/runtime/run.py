@@ -240,11 +240,9 @@ def warn_of_noise(plan: Plan, operator: Operator) -> None:
     And of options that decide nothing in it.
     Proof: decided by public expectations and by what a look said, which its budget paid for.
     """
-    if not isinstance(operator, GroupBy):
-        return
-    if noise := noise_warning(plan, operator):
+    if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
         warn(noise, NoiseWarning)
-    if gives_options(plan):
+    if (isinstance(operator, GroupBy) or is_sketched(plan)) and gives_options(plan):
         from streamveil.compiler.idle_options import idle_warning  # loaded where options are given
 
         if idle := idle_warning(plan, operator):

@@ -26,6 +26,7 @@ from streamveil.core.noisy import post_process, public
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import BOUNDED, count
 from streamveil.dataflow.bounding import UnitRows, UnitTable, unit_stage
+from streamveil.dataflow.outputs import quantile_of
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
 from streamveil.dataflow.state import constant, parts, spread_out, to_bytes
 from streamveil.dataflow.windows import (
@@ -55,8 +56,10 @@ NULL_KEY = "null key"
 OUT_OF_RANGE = "key out of range"
 INT_MAX = 2**63 - 1
 COLLISION_BITS = 64
-COLLISIONS = "a sketch's intervals cover its noise, not its collisions; rare keys are never shown"
-NORMAL_95 = 1.959963984540054
+UNHELD = (
+    "a sketch's intervals cover its noise, not its collisions; rare keys are never shown; rows over"
+    " the contribution bound are in no number"
+)
 ONES = np.zeros(0, np.int32)  # keys count one
 NO_NOISE = np.zeros((0, 8), np.uint64)  # of counting: noise comes when columns are pushed
 
@@ -110,6 +113,7 @@ class SketchQuery:
     keys: tuple[Any, ...] = ()  # approx_frequency: the public keys to show
     k: int = 0  # heavy_hitters: how many to show
     text_length: int = 0  # heavy_hitters over text: leading bytes that count as the key
+    confidence: float = 0.95  # of each interval
     max_units: int = 10**8
     omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
 
@@ -380,12 +384,13 @@ class SketchQuery:
             keys = pa.array(self.keys, pa.uint64() if large else None)
             keys = keys.take(pc.sort_indices(keys))
             values, sd = shown[0].estimate(keys), shown[0].sd
+        reach = quantile_of(self.confidence) * sd
         columns = {
             self.key_name: keys,
             self.name: values,
             f"{self.name}_sd": np.full(len(values), sd),
-            f"{self.name}_low": values - NORMAL_95 * sd,
-            f"{self.name}_high": values + NORMAL_95 * sd,
+            f"{self.name}_low": values - reach,
+            f"{self.name}_high": values + reach,
         }
         n = len(values)
         if not self.schedule.whole:
@@ -396,7 +401,7 @@ class SketchQuery:
                 columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
         place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
-        return noted(pa.table(columns), "; ".join((COLLISIONS, *self.omitted)), place)
+        return noted(pa.table(columns), "; ".join((UNHELD, *self.omitted)), place)
 
     def _possible(self, keys: Any, order: Array) -> Array:
         """The places of found keys that a row may have: words that are no text are noise."""
