@@ -454,6 +454,19 @@ def test_places_within_groups_choose_rows():
     assert "places are of noisy numbers" in table.schema.metadata[b"streamveil.note"].decode()
 
 
+def test_totals_of_whole_numbers_reach_whole_steps():
+    """At a deviation of 0.45 an interval of 0.87 to each side missed one total in seven."""
+    rows = {**COUNTS, "n_sd": [0.45] * 3, "n_low": [49.0, 29.0, 19.0], "n_high": [51.0, 31.0, 21.0]}
+    known = {"outputs": [{"name": "n", "function": "count", "lanes": [0], "step": 1.0}]}
+    single = post("SELECT d, c, SUM(n) AS n FROM p GROUP BY d, c", rows, known)
+    assert single["n_low"].to_pylist() == rows["n_low"]
+    whole = post("SELECT SUM(n) AS n FROM p", rows, known)
+    assert whole["n_high"].to_pylist() == [102.0]  # 1.53 deviations of three draws, in whole steps
+    one = "(SELECT n FROM p WHERE c = 'y') AS q"
+    thrice = post(f"SELECT SUM(m) AS n FROM (SELECT q.n AS m FROM p CROSS JOIN {one})", rows, known)
+    assert thrice["n_low"].to_pylist() == [57.0]  # one draw three times
+
+
 FOLLOW = "(SELECT c, d, n, {} AS w FROM p)"  # w follows from the noisy n and has no interval
 
 
