@@ -10,8 +10,8 @@ from streamveil.core.noise import SilentNoise
 from tests.compiler.beside import GROUPS, UNITS, release_of
 
 KINDS = {
-    "s": "SUM(x, {more})", "a": "AVG(x, {more})", "v": "VARIANCE(x, {more})",
-    "d": "STDDEV(x, {more})", "r": "COUNT(*)", "c": "COUNT(x)",
+    "s": "SUM(x, {more})", "a": "AVG(x, {more})", "v": "VARIANCE(x, {bounds})",
+    "d": "STDDEV(x, {bounds})", "r": "COUNT(*)", "c": "COUNT(x)",
 }  # fmt: skip
 TOGETHER = ("s", "rs", "cs", "a", "sa", "rsa", "rcs", "ra", "v", "rd", "sav")
 BOUNDS = ((0, 5, 1), (-3, 4, 1), (0, 0.75, 0.25), (-5.5, 0, 1), (3, 10, 3), (0, 1, 1), (0, 9, 0.5))
@@ -24,8 +24,11 @@ def misses(together, low, high, quantum):
     values, absent = quantum * rng.choice(steps, UNITS), rng.random(UNITS) < 0.2
     groups = np.arange(UNITS) % GROUPS
     table = pa.table({"u": np.arange(UNITS), "g": groups, "x": pa.array(values, mask=absent)})
-    more = f"contribution_bounds_per_row => ({low}, {high}), quantum => {quantum}"
-    columns = ", ".join(f"{KINDS[one].format(more=more)} AS {one}" for one in together)
+    bounds = f"contribution_bounds_per_row => ({low}, {high})"
+    more = f"{bounds}, quantum => {quantum}"
+    columns = ", ".join(
+        f"{KINDS[one].format(more=more, bounds=bounds)} AS {one}" for one in together
+    )
     found = release_of(table, columns, SilentNoise()).table.sort_by("g")
     r, c, s, q = (
         np.bincount(groups, row, GROUPS)

@@ -131,9 +131,12 @@ def test_overflow_is_impossible_or_refused():
     coarse = replace(plan.aggregates[0], high=2.0**40)
     with pytest.raises(PlanError, match="quanta"):
         check_plan(replace(plan, aggregates=(coarse,)))
+    squared = replace(plan.aggregates[0], function="var_pop")  # 0.25 where all is rounded to 0
+    with pytest.raises(PlanError, match="takes no quantum"):
+        check_plan(replace(plan, aggregates=(squared,)))
 
 
-@pytest.mark.parametrize("function", ["SUM", "AVG", "STDDEV"])
+@pytest.mark.parametrize("function", ["SUM", "AVG"])
 @pytest.mark.parametrize(("high", "quantum", "fits"), [(1e15, 1, False), (1e15, 2.0**25, True)])
 def test_a_number_of_units_that_is_not_true_does_not_let_sums_wrap_around(
     function, high, quantum, fits

@@ -167,7 +167,6 @@ def variance(
     column: str,
     *,
     bounds: Ends | None = None,
-    quantum: float | None = None,
     population: bool = False,
 ) -> Measure:
     """The sample variance of values clamped to the bounds, in the column's unit squared.
@@ -175,7 +174,6 @@ def variance(
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column, as for `sum`.
-        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
         population: of the values themselves, and not of a sample: without the factor n / (n - 1).
 
     Raises:
@@ -185,7 +183,7 @@ def variance(
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.variance("ms", bounds=(0, 60_000)))
     """
-    return Measure("var_pop" if population else "variance", column, bounds, quantum)
+    return Measure("var_pop" if population else "variance", column, bounds)
 
 
 @fitting('stddev("ms", bounds=(0, 60_000))')
@@ -193,7 +191,6 @@ def stddev(
     column: str,
     *,
     bounds: Ends | None = None,
-    quantum: float | None = None,
     population: bool = False,
 ) -> Measure:
     """The standard deviation of values clamped to the bounds, in the column's unit.
@@ -201,7 +198,6 @@ def stddev(
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column, as for `sum`.
-        quantum: the step to which values are rounded, in the unit of the column, as for `sum`.
         population: of the values themselves, and not of a sample: without the factor n / (n - 1).
 
     Raises:
@@ -211,7 +207,7 @@ def stddev(
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.stddev("ms", bounds=(0, 60_000)))
     """
-    return Measure("stddev_pop" if population else "stddev", column, bounds, quantum)
+    return Measure("stddev_pop" if population else "stddev", column, bounds)
 
 
 @fitting('quantile("ms", 0.5, bounds=(0, 60_000))')

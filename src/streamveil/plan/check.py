@@ -274,6 +274,11 @@ def _aggregates(plan: Plan) -> Complaints:
             yield f"{agg.function} '{agg.name}' needs a column or expression"
         if agg.quantum is not None and not (isfinite(agg.quantum) and agg.quantum > 0):
             yield f"the quantum of '{agg.name}' must be a number above 0"
+        if agg.quantum is not None and agg.function in SQUARED:
+            yield (
+                f"{agg.function} '{agg.name}' takes no quantum: squares of rounded values are no"
+                " squares of the values"
+            )
 
 
 def _sums(plan: Plan) -> Complaints:
@@ -305,8 +310,8 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
             "  why     the square of so little noise is 0 in floating point\n"
             "  to fix  another unit: multiply the values and their bounds"
         )
-    if agg.quantum is not None and agg.quantum > largest:
-        yield f"the quantum of '{agg.name}' must be at most {largest:g}, not {agg.quantum:g}"
+    if agg.quantum is not None and agg.quantum > LARGEST:
+        yield f"the quantum of '{agg.name}' must be at most {LARGEST:g}, not {agg.quantum:g}"
 
 
 def _overflow(agg: Aggregate) -> Complaints:

@@ -62,8 +62,7 @@ class Call:
 
 BOUNDS = ("contribution_bounds_per_row", "contribution_bounds_per_group")
 VALUED = frozenset({*BOUNDS, "quantum", "report_format"})
-ROWWISE = VALUED - {BOUNDS[1]}
-RANKED = ROWWISE - {"quantum"}
+ROWWISE = VALUED - {BOUNDS[1], "quantum"}
 Form = Callable[[Call], list[Aggregate]]
 
 
@@ -173,9 +172,9 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
         for function, kind in AGGREGATES.items()
         for name in kind.sql
     },
-    "PERCENTILE_CONT": (_percentile, RANKED),
-    "APPROX_QUANTILES": (_quantiles, RANKED),
-    "MEDIAN": (_one("quantile", q=0.5), RANKED),
+    "PERCENTILE_CONT": (_percentile, ROWWISE),
+    "APPROX_QUANTILES": (_quantiles, ROWWISE),
+    "MEDIAN": (_one("quantile", q=0.5), ROWWISE),
     "APPROX_COUNT_DISTINCT": (_one("count_distinct"), frozenset({"report_format"})),
 }
 REFUSED: dict[str, str] = {
