@@ -262,6 +262,20 @@ def test_messages_that_retention_deleted_unread_stop_the_job_in_words(broker, to
         list(source.read(position, 2))
 
 
+@needs_broker
+@pytest.mark.parametrize("began", [range(0), range(0, 6, 2)], ids=["both", "one"])
+def test_messages_of_a_partition_that_was_empty_are_not_lost_in_silence(broker, topic, began):
+    """No position named such a partition: the job began wherever the partition did then."""
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    broker.send(topic, sent(began))
+    position = list(source.read(None, 9))[-1].position
+    broker.send(topic, sent(range(len(began) * 2, 6)) + sent(range(1, len(began) * 2, 2)))
+    assert len(rows_of(source.read(position, 9))) == 6 - len(began)
+    delete_before(broker, topic, 3)
+    with pytest.raises(SourceError, match="retention deleted them"):
+        list(KafkaSource(broker.servers, topic, COLUMNS).read(position, 9))
+
+
 def made_again(broker, topic, partitions=2):
     from confluent_kafka.admin import AdminClient
 

@@ -80,7 +80,7 @@ def test_no_subject_or_header_stops_a_job(server, stream, word, headers, body):
 def test_messages_that_limits_deleted_unread_stop_the_job_in_words(server, stream, monkeypatch):
     server.send(stream, [message(u) for u in range(10)])
     source = opened(server, stream)
-    first, second, *_ = [chunk.position for chunk in source.read(None, 2)]
+    _, first, second, *_ = [chunk.position for chunk in source.read(None, 2)]
     reading = source.read(first, 1)
     next(reading)
     server.ask(lambda context: context.purge_stream(stream, seq=5))
@@ -88,6 +88,16 @@ def test_messages_that_limits_deleted_unread_stop_the_job_in_words(server, strea
     for lost in (source.read(first, 9), reading):
         with pytest.raises(SourceError, match=r"had not read(.|\n)*to fix"):
             list(lost)
+
+
+def test_messages_that_were_lost_before_any_was_read_are_told(server, stream):
+    """A stream without messages had no position: the job began wherever the stream did then."""
+    [nothing] = opened(server, stream).read(None, 2)
+    server.send(stream, [message(u) for u in range(3)])
+    assert len(rows_of(opened(server, stream).read(nothing.position, 2))) == 3
+    server.ask(lambda context: context.purge_stream(stream, seq=2))
+    with pytest.raises(SourceError, match="had not read"):
+        list(opened(server, stream).read(nothing.position, 2))
 
 
 def test_another_stream_of_the_name_is_refused(server, stream):

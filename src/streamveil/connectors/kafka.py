@@ -27,6 +27,7 @@ from streamveil.connectors.kafka_topic import (
     left,
     made_anew,
     messages,
+    resumed,
 )
 from streamveil.connectors.rejected_rows import TracedSource
 
@@ -106,11 +107,14 @@ class KafkaSource(TracedSource):
             self.rows.refresh()  # after the ends: see the proof of `schema_registry`
             seen = max((part.partition + 1 for part in parts), default=0)
             self.names += [f"{self.topic.topic}/{p}" for p in range(len(self.names), seen)]
-            following = at["next"]
+            following, known = at["next"], len(offsets)
+            offsets = resumed(self.topic, offsets, ends)
+            if len(offsets) > known:  # what is lost of a new partition is told from now on
+                yield self.rows.chunk([], wanted, position_of(offsets, following, making))
             for part, later in zip_longest(parts, parts[1:]):
                 here = part.partition
-                if following != here or here not in offsets:  # else the last position says it
-                    offsets[here], following = part.start, here
+                if following != here:  # else the last position says it
+                    following = here
                     yield self.rows.chunk([], wanted, position_of(offsets, here, making))
                 behind = later.partition if later else LOWEST
                 for found, after in messages(consumer, self.topic, part, min(max_rows, AT_ONCE)):

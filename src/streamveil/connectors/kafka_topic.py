@@ -237,21 +237,24 @@ def left(
     Raises SourceError where messages that were not read yet are gone.
 
     >>> topic = Topic(servers="", topic="t")
-    >>> list(left(topic, {0: 5}, {0: (2, 5), 1: (3, 9)}, 0))
-    [Range(partition=1, start=3, stop=9)]
+    >>> list(left(topic, {0: 5}, {0: (2, 5), 1: (0, 9)}, 0))
+    [Range(partition=1, start=0, stop=9)]
     """
-    require_kept(topic, offsets, ends)
-    for p in sorted(p for p in ends if p >= first):
-        low, high = ends[p]
-        start = offsets.get(p, low)
-        if start < high:
-            yield Range(p, start, high)
+    for p, start in sorted(resumed(topic, offsets, ends).items()):
+        if p >= first and start < ends[p][1]:
+            yield Range(p, start, ends[p][1])
 
 
-def require_kept(topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[int, int]]) -> None:
-    """SourceError where messages that were not read yet are gone."""
+def resumed(
+    topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[int, int]]
+) -> dict[int, int]:
+    """Where each partition is read on; SourceError where messages not read yet are gone.
+
+    A partition that is new to a job began at 0, behind the job's first look.
+    """
+    starts = {p: offsets.get(p, 0 if offsets else low) for p, (low, _) in ends.items()}
     gone = sorted(offsets.keys() - ends.keys())
-    lost = [p for p, (low, high) in ends.items() if not low <= offsets.get(p, low) <= high]
+    lost = [p for p, (low, high) in ends.items() if not low <= starts[p] <= high]
     if gone or lost:
         raise SourceError(
             f"messages of partition {(gone or lost)[0]} of the topic '{topic.topic}' are gone that"
@@ -259,6 +262,7 @@ def require_kept(topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[in
             "  to fix  keep messages for longer than a job may be stopped; to go on without"
             " them, start a new state"
         )
+    return starts
 
 
 def made_anew(topic: str) -> SourceError:

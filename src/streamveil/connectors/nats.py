@@ -78,6 +78,9 @@ class NatsSource(Messages):
             place = first if at["next"] is None else at["next"]
             if not first <= place <= stop:
                 raise self._gone()
+            if at["next"] is None:  # what is lost from here on is told
+                at["next"] = place
+                yield self.chunk([], [], np.zeros(0, np.int64), wanted, at)
             if at["digest"] is not None:
                 server.ask(self._require_same(server.context, place - 1, at["digest"]))
             for found in self._messages(server, place, stop, min(max_rows, AT_ONCE)):

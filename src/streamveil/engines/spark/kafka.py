@@ -22,7 +22,7 @@ from streamveil.connectors.kafka_topic import (
     Topic,
     made_anew,
     messages,
-    require_kept,
+    resumed,
 )
 from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
 from streamveil.errors import SourceError
@@ -51,7 +51,7 @@ class KafkaFeed:
             ends = self.topic.ends(consumer)
             known = self._identified(before.get("topic", ""))
             read = {int(p): stop for p, (_, stop) in before["ranges"].items()}
-            require_kept(self.topic, read, ends)
+            starts = resumed(self.topic, read, ends)
             asked = [TopicPartition(name, p, int(due * 1000)) for p in ends]
             found = consumer.offsets_for_times(asked, timeout=WAIT)
         except KafkaException:
@@ -62,9 +62,8 @@ class KafkaFeed:
             raise SourceError("a partition has no leader now; the step will be planned again")
         later = {one.partition: one.offset for one in found}
         ranges = {}
-        for p, (low, high) in ends.items():
-            start = before["ranges"].get(str(p), [0, low])[1]
-            stop = later[p] if later[p] >= 0 else high
+        for p, start in starts.items():
+            stop = later[p] if later[p] >= 0 else ends[p][1]
             ranges[str(p)] = [start, max(start, stop)]
         return {"ranges": ranges, "topic": known}
 
