@@ -276,6 +276,16 @@ def test_messages_of_a_partition_that_was_empty_are_not_lost_in_silence(broker, 
         list(KafkaSource(broker.servers, topic, COLUMNS).read(position, 9))
 
 
+@needs_broker
+def test_a_topic_in_which_one_message_removes_another_is_refused(broker, topic):
+    """Somebody's row took another's away that had its key, and nobody was told."""
+    broker.make(f"{topic}.c", cleanup_policy="compact,delete")
+    source = KafkaSource(broker.servers, f"{topic}.c", COLUMNS)
+    for ask in (source.try_out, lambda: list(source.read(None, 2))):
+        with pytest.raises(SourceError, match=r"forgets messages when others(.|\n)*to fix"):
+            ask()
+
+
 def made_again(broker, topic, partitions=2):
     from confluent_kafka.admin import AdminClient
 

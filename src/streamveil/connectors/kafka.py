@@ -79,7 +79,9 @@ class KafkaSource(TracedSource):
 
     @cached_property
     def _administrator(self) -> Any:
-        return self.topic.administrator()
+        made = self.topic.administrator()
+        self.topic.require_whole(made)
+        return made
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
@@ -87,8 +89,9 @@ class KafkaSource(TracedSource):
 
     def try_out(self) -> None:
         """See `try_connectors`."""
-        self.topic.administrator()  # takes the settings
+        administrator = self.topic.administrator()  # takes the settings
         ends_of(self.topic)
+        self.topic.require_whole(administrator)
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None

@@ -118,6 +118,26 @@ class Topic:
             return ""
         return "" if found == NONE else found
 
+    def require_whole(self, administrator: Any) -> None:
+        """SourceError where one message can remove another that was not read yet.
+
+        Then somebody's row could take another's away. Brokers that do not tell are believed.
+        """
+        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
+
+        place = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
+        try:
+            waiting = administrator.describe_configs([place], request_timeout=min(FIRST, WAIT))
+            policy = waiting[place].result(WAIT)["cleanup.policy"].value
+        except (self.client().KafkaException, TimeoutError):
+            return
+        if "compact" in policy:
+            raise SourceError(
+                f"the topic '{self.topic}' forgets messages when others with their key come, so a"
+                " row could go before it was read.\n"
+                "  to fix  set cleanup.policy = delete, or read a copy of the topic that has it"
+            )
+
     def settings(self) -> dict[str, Any]:
         """What the file of settings says of brokers. Its content appears in no message."""
         more = self._configured().items()

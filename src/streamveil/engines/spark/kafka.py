@@ -52,6 +52,7 @@ class KafkaFeed:
             known = self._identified(before.get("topic", ""))
             read = {int(p): stop for p, (_, stop) in before["ranges"].items()}
             starts = resumed(self.topic, read, ends)
+            self.topic.require_whole(self.topic.administrator())
             asked = [TopicPartition(name, p, int(due * 1000)) for p in ends]
             found = consumer.offsets_for_times(asked, timeout=WAIT)
         except KafkaException:
