@@ -20,6 +20,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.command, key))
         if self.server.refuses:
             return self.say(403)
+        if bucket == self.server.gone:
+            return self.say(404)
         if not key:
             return self.say(200, self.listing(bucket, parse_qs(url.query)), "application/xml")
         if (bucket, key) not in self.server.objects:
@@ -77,6 +79,7 @@ class ObjectStore(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects, self.asked, self.refuses = {}, [], False
+        self.gone = ""  # a bucket
         self.sent = 0  # bytes
         self.taken = lambda key: None  # told of each object that is sent, before it is
         self.settings = (

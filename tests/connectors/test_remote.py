@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import shutil
 import time
 from itertools import count
 from urllib.request import Request
@@ -323,6 +324,27 @@ def test_a_list_stands_for_its_folder_and_a_job_goes_on_with_either(web):
     web.put("in/c.csv", text(77))
     with pytest.raises(SourceError, match="changed after it was read"):
         list(of_web(web, "in/some.list").read(second.position, 9))
+
+
+@pytest.mark.parametrize("path", ["in", "in/*.csv"])
+@pytest.mark.parametrize("what", ["bucket", "folder"])
+def test_a_bucket_or_a_folder_of_the_web_that_goes_is_told_from_files_that_go(
+    store, web, what, path
+):
+    """Without it, a job went on with releases of nothing."""
+    folder = web.home / "data" / "bucket" / "in"
+    store.put("in/a.csv", text(1))
+    place, where = (of_web, web) if what == "folder" else (source, store)
+    made = place(where, path, follow=True)
+    position = list(made.read(None, 9))[-1].position
+    store.objects.clear()
+    for one in folder.glob("*.*"):
+        one.unlink()
+    assert numbers(made.read(position, 9)) == []
+    store.gone = "bucket"
+    shutil.rmtree(folder)
+    with pytest.raises(SourceError, match=rf"{what} '.*', of which files were read, is missing"):
+        list(made.read(position, 9))
 
 
 def test_a_web_server_that_refuses_or_sends_elsewhere_is_told_without_words(web, monkeypatch):

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from glob import has_magic
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -45,10 +44,8 @@ from streamveil.connectors.manifest import (
     ListedFile,
     LocalFiles,
     Manifest,
-    fixed_part,
     folders_of,
     format_of,
-    guarded,
     identity,
     is_cut_short,
     require_formats,
@@ -296,13 +293,11 @@ class FilesSource(TracedSource):
 
         The disk of the folder may be missing: to wait for files would say that none had come.
         """
-        folders = [Path(fixed_part(one) if has_magic(one) else one) for one in self.patterns]
-        if not self.on_disk or any(guarded(one, one.exists) for one in folders):
-            return
-        if not any(self._manifest.find([one.name for one in folders])):  # else it was a file
+        gone = self._store.missing(self.patterns)
+        names = [Path(one.partition("?")[0]).name for one in self.patterns]
+        if gone is not None and not any(self._manifest.find(names)):  # else it was a file
             raise SourceError(
-                f"the folder '{shown(folders[0].name)}', of which files were read, is missing"
-                " now.\n"
+                f"the {gone}, of which files were read, is missing now.\n"
                 "  to fix  mount or restore it, or make an empty one of its name, then start again:"
                 " the job goes on where it was"
             )

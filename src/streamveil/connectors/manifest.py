@@ -254,6 +254,12 @@ class LocalFiles:
         """Whether it is there."""
         return guarded(Path(name), Path(name).exists)
 
+    def missing(self, patterns: Sequence[str]) -> str | None:
+        """Their first folder, in words, if none of their folders is there."""
+        folders = [Path(fixed_part(one) if glob.has_magic(one) else one) for one in patterns]
+        there = any(guarded(one, one.exists) for one in folders)
+        return None if there else f"folder '{shown(folders[0].name)}'"
+
     @contextmanager
     def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
         """One of them to read; `columns`: of a Parquet file no others are. None: all of it."""

@@ -191,6 +191,15 @@ class RemoteFiles:
         """Whether it was there when the files were listed."""
         return name in self._listed
 
+    def missing(self, patterns: Sequence[str]) -> str | None:
+        """See `LocalFiles`. A store has no folders: there it is the bucket, if that may be told."""
+        web = self._root.partition(MARK)[0] in WEB
+        bases = [self._base_of(one) if web else self._opened()[1] for one in patterns]
+        with suppress(OSError):
+            if not any(info.type for info in self._files.get_file_info(bases)):  # none is found
+                return f"{'folder' if web else 'bucket'} '{shown(posixpath.basename(bases[0]))}'"
+        return None
+
     @contextmanager
     def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
         """A copy to read, of one moment. The one that is expected is copied meanwhile."""
