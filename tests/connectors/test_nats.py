@@ -114,7 +114,8 @@ def test_another_stream_of_the_name_is_refused(server, stream):
 
 @pytest.mark.parametrize("more", [
     {"max_msgs_per_subject": 1}, {"retention": "interest"}, {"allow_rollup_hdrs": True},
-], ids=["last", "interest", "roll-up"])  # fmt: skip
+    {"allow_msg_ttl": True},
+], ids=["last", "interest", "roll-up", "expire"])  # fmt: skip
 def test_streams_that_forget_what_was_not_read_are_refused(server, more, request):
     name = f"forgets_{'_'.join(more)}"
     server.make(name, **more)

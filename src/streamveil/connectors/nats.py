@@ -124,11 +124,12 @@ class NatsSource(Messages):
                 f"the stream '{self.stream}' forgets messages that somebody has acknowledged.\n"
                 "  to fix  read a stream with retention = limits, for instance a mirror of it"
             )
-        if config.max_msgs_per_subject > 0 or config.allow_rollup_hdrs:
+        expire = getattr(config, "allow_msg_ttl", None)  # older clients do not tell
+        if config.max_msgs_per_subject > 0 or config.allow_rollup_hdrs or expire:
             raise SourceError(
-                f"the stream '{self.stream}' forgets messages when others of their subject come, so"
-                " a row could go before it was read.\n"
-                "  to fix  read a stream without max_msgs_per_subject and roll-ups"
+                f"the stream '{self.stream}' forgets messages when others of their subject come, or"
+                " when their sender says, so a row could go before it was read.\n"
+                "  to fix  read a stream without max_msgs_per_subject, roll-ups and allow_msg_ttl"
             )
         return info.state.first_seq or 1, info.state.last_seq + 1
 
