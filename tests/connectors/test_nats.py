@@ -90,6 +90,20 @@ def test_messages_that_limits_deleted_unread_stop_the_job_in_words(server, strea
             list(lost)
 
 
+def test_messages_that_limits_deleted_amid_an_answer_stop_the_job(server, stream, monkeypatch):
+    """A gap was taken for messages that somebody deleted where the first of the answer had come."""
+    server.send(stream, [message(u) for u in range(10)])
+
+    async def fetched(consumer, most):
+        found = list(await consumer.fetch(2))
+        await consumer._js.purge_stream(stream, seq=6)
+        return found + list(await consumer.fetch(most - 2))
+
+    monkeypatch.setattr("streamveil.connectors.nats.fetched", fetched)
+    with pytest.raises(SourceError, match="had not read"):
+        list(opened(server, stream).read(None, 9))
+
+
 def test_messages_that_were_lost_before_any_was_read_are_told(server, stream):
     """A stream without messages had no position: the job began wherever the stream did then."""
     [nothing] = opened(server, stream).read(None, 2)

@@ -93,7 +93,7 @@ class NatsSource(Messages):
         """The messages [place, stop), some at a time.
 
         Not every number has a message: one can be deleted by itself. What the server deletes
-        because of age or size is what comes first, so a gap that begins the stream was lost.
+        because of age or size is what comes first, so a gap before the first that is left was lost.
         """
         if place >= stop:
             return
@@ -103,9 +103,10 @@ class NatsSource(Messages):
             found = server.ask(fetched(consumer, min(most, stop - place)))
             found = [one for one in found if number_of(one) < stop]
             after = number_of(found[-1]) + 1 if found else stop
-            if not found or number_of(found[0]) != place or after - place != len(found):
+            absent = (n for n, one in enumerate(found, place) if number_of(one) != n)
+            if (gap := next(absent, place + len(found))) < after:
                 first, _ = server.ask(self._span(context))
-                if first > place and (not found or number_of(found[0]) > place):
+                if first > gap:
                     raise self._gone()
             if not found:
                 info = server.ask(consumer.consumer_info())
