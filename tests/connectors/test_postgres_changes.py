@@ -254,6 +254,22 @@ def test_a_server_that_took_over_without_what_was_read_is_told(
     assert rows(opened(server, tmp_path).read(older, 100)) == rows(found)
 
 
+def test_another_table_of_the_name_is_told_and_so_is_one_that_inherits(server, table, tmp_path):
+    """What the first table was sent was lost in silence, or its rows were counted again."""
+    position = list(opened(server, tmp_path).read(None, 99))[-1].position
+    server.ask("INSERT INTO visits VALUES (11, 'a', 'x'); ALTER TABLE visits RENAME TO away")
+    server.ask("CREATE TABLE visits (LIKE away INCLUDING ALL)")
+    server.ask("ALTER PUBLICATION p ADD TABLE visits")
+    with pytest.raises(SourceError, match=r"not the one that this job has read(.|\n)*to fix"):
+        list(opened(server, tmp_path).read(position, 99))
+    server.ask("DROP TABLE visits; ALTER TABLE away RENAME TO visits")
+    [*_, last] = opened(server, tmp_path).read(position, 99)
+    assert json.loads(last.position)["rows"] == 11
+    server.ask("CREATE TABLE more () INHERITS (visits)")
+    with pytest.raises(SourceError, match=r"inherit from 'visits'(.|\n)*to fix"):
+        list(opened(server, tmp_path).read(last.position, 99))
+
+
 def test_what_would_be_left_out_is_refused(server, table, tmp_path):
     for how in ("FOR TABLE other", "FOR TABLE visits (id)", "FOR TABLE visits WHERE (id > 3)",
                 "FOR TABLE visits WITH (publish = 'insert')"):  # fmt: skip

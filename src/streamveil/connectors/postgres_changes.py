@@ -137,6 +137,14 @@ class PostgresChanges(TracedSource):
             names = frozenset(wanted.names) - {*OF_CHANGES.names}
             facts = TableFacts.of(connection, self.table, self.publication, names)
             place = LogPlace(**json.loads(position)) if position else self._first(connection)
+            if place.table not in (0, facts.oid):
+                raise SourceError(
+                    f"the table '{self.table}' is not the one that this job has read: that was"
+                    " dropped or has another name now.\n"
+                    "  to fix  give it its name again; or start a new state, which reads the table"
+                    " anew and is charged"
+                )
+            place = replace(place, table=facts.oid)
         if position is None:
             yield self._chunk([], place, wanted)
         if place.snapshot is not None:

@@ -34,6 +34,7 @@ class LogPlace:
     seen: str = ""  # transactions in the snapshot, as PostgreSQL writes them
     until: int = 0  # behind it none of them is
     timeline: int = 0  # of the log; 0: an older version did not ask
+    table: int = 0  # its number in the catalog; 0 as well
 
     def text(self) -> str:
         """The JSON of the position."""
@@ -78,11 +79,19 @@ class TableFacts:
     def of(cls, connection: Any, table: str, publication: str, names: frozenset[str]) -> TableFacts:
         """Raises SourceError where the publication would leave changes of some columns out."""
         ask = connection.execute
-        oid, schema, name = ask(
-            "SELECT c.oid, n.nspname, c.relname FROM pg_class c"
+        oid, schema, name, divided = ask(
+            "SELECT c.oid, n.nspname, c.relname, c.relkind <> 'p'"
+            " AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid) FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::regclass",
             [quoted(table)],
         ).fetchone()
+        if divided:
+            raise SourceError(
+                f"other tables inherit from '{table}', and the log does not tell changes of their"
+                " rows as its own.\n"
+                "  to fix  follow each of them by itself; or PARTITION BY, and a publication WITH"
+                " (publish_via_partition_root = true)"
+            )
         whole = ask(
             "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication"
             " WHERE pubname = $1", [publication],
