@@ -19,6 +19,7 @@ from streamveil.plan import joins
 from streamveil.runtime import live_joins
 from streamveil.runtime.combined import MappedSource
 from streamveil.runtime.live_joins import LiveRows, NewestRows, Waiting
+from streamveil.runtime.schedule import open_rows
 
 HOUR_US = 3_600_000_000
 UNITS, STEPS = 5, 4
@@ -569,3 +570,38 @@ def test_a_source_whose_rows_change_alone_hears_where_the_state_is(tmp_path):
     source.keep_in(tmp_path)
     source.committed("3")
     assert heard == [tmp_path, "3"]
+
+
+@pytest.mark.parametrize("declared", ["", "(user STRING, page STRING, ts TIMESTAMP)"])
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "starts again"])
+@pytest.mark.parametrize("header", ["page,note,user,ts", "user,more,note,page,ts"])
+def test_another_first_file_changes_no_column_that_is_kept(tmp_path, declared, again, header):
+    """What is kept was taken by the places of columns, which the first file decides."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "5.csv").write_text("user,page,note,ts\nu1,p,n,2026-01-01 00:10:00\n")
+    streams = (
+        f"CREATE STREAM {name} {declared} WITH (source = 'files', path = '{tmp_path / name}',"
+        " format = 'csv', follow = TRUE, event_time = 'ts');"
+        for name in "ab"
+    )
+    plan = sv.sql(
+        f"{' '.join(streams)} SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,"
+        " privacy_unit_column = user, join_rows = 2, join_within = INTERVAL 1 HOUR, steps = 9,"
+        " clock = 'wall', start = '2026-01-01') page, COUNT(*) AS n FROM"
+        " (SELECT x.user, y.page FROM a AS x JOIN b AS y ON x.user = y.user) GROUP BY page"
+        " EMIT EVERY INTERVAL 1 HOUR"
+    ).plan
+    source = open_rows(plan.source)
+    source.keep_in(tmp_path / "state")
+    position = list(source.read(None, 9))[-1].position
+    row = {"user": "u1", "page": "q", "note": "o", "more": "m", "ts": "2026-01-01 00:20:00"}
+    for name in "ab":
+        line = ",".join(row[column] for column in header.split(","))
+        (tmp_path / name / "1.csv").write_text(f"{header}\n{line}\n")
+    if again:
+        source = open_rows(plan.source)
+        source.keep_in(tmp_path / "state")
+    chunks = source.read(position, 9)
+    found = [(row["x:page"], row["y:page"]) for one in chunks for row in one.rows.to_pylist()]
+    assert sorted(found) == [("p", "q"), ("q", "p"), ("q", "q")]

@@ -43,7 +43,7 @@ import pyarrow as pa
 
 from streamveil.connectors import Chunk, Source, decoded, hand_on, open_source
 from streamveil.connectors.manifest import append, chained
-from streamveil.connectors.rejected_rows import PLACE, beside
+from streamveil.connectors.rejected_rows import PLACE, beside, fit
 from streamveil.disk import make_directory
 from streamveil.errors import StoreError, require_outer
 from streamveil.expressions import compile_unit
@@ -61,6 +61,7 @@ from streamveil.plan.own_rows import (
 from streamveil.types import Array, Int64
 
 KEPT = "joined-{}"  # folder of a relation, in the job's state
+NAMES = b"names"  # of the columns of an entry
 SIZE_BYTES = 8  # before each entry of a file
 LEAST_BYTES = 1 << 20  # of a file that may be followed by a shorter one
 Rows = tuple[pa.Table, Any]  # with the unit of each
@@ -73,7 +74,9 @@ class LiveRows:
 
     def __init__(self, spec: OwnRows, inner: Source) -> None:
         self.spec, self.inner = spec, inner
-        self._stages = stages(spec, inner.schema().empty_table())
+        schema = inner.schema()
+        self._names = schema.names  # of its columns now: a later file may tell others
+        self._stages = stages(spec, schema.empty_table())
         self._ties = [
             tie_of(spec, place, rows) for place, rows in enumerate(self._stages[:-1])
             if isinstance(spec.steps[place], WITH_OTHERS)
@@ -120,13 +123,13 @@ class LiveRows:
                 rows = self._rest(tie.place + 1, *alone)
                 yield self._chunk(rows, columns, Chunk(rows[0], self._here()))
         for tie in self._ties:
-            for chunk in tie.source.read(tie.at, max_rows):
+            for chunk in tie.source.read(tie.at, max_rows, tie.names):
                 fresh = tie.taken(decoded(chunk.rows.select(tie.names)))
                 met = self._rest(tie.place + 1, *tie.met(fresh))
                 tie.keep(fresh)
                 tie.at = chunk.position
                 yield self._chunk(met, columns, Chunk(chunk.rows, self._here(), chunk.rejected))
-        for chunk in self.inner.read(self._at, max_rows):
+        for chunk in self.inner.read(self._at, max_rows, self._names):
             table = decoded(chunk.rows)
             units = plain(compile_unit(self.spec.unit, table.schema)(table))
             rows = self._rest(0, table, units)
@@ -414,8 +417,9 @@ class NewestRows:
 
     def _write(self, entry: pa.Table) -> None:
         out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, entry.schema) as writer:
-            writer.write_table(entry)
+        schema = entry.schema.with_metadata({NAMES: json.dumps(self._columns)})
+        with pa.ipc.new_stream(out, schema) as writer:
+            writer.write_table(entry.cast(schema))
         data = out.getvalue().to_pybytes()
         data = len(data).to_bytes(SIZE_BYTES, "little") + data
         path, (number, size, hash) = self._path(), self.size
@@ -439,7 +443,16 @@ class NewestRows:
         if at != self.size.size or reduce(chained, entries, "") != self.size.hash:
             raise lost()
         for entry in entries:
-            yield pa.ipc.open_stream(pa.py_buffer(entry[SIZE_BYTES:])).read_all()
+            yield self._as_now(pa.ipc.open_stream(pa.py_buffer(entry[SIZE_BYTES:])).read_all())
+
+    def _as_now(self, entry: pa.Table) -> pa.Table:
+        """Kept rows in the columns of today: another first file may tell those not declared."""
+        told = (entry.schema.metadata or {}).get(NAMES)
+        names = self._columns if told is None else json.loads(told)
+        own = dict(zip(names, entry.columns[self.lead :], strict=True))
+        absent = pa.nulls(entry.num_rows)
+        columns = [*entry.columns[: self.lead], *(own.get(name, absent) for name in self._columns)]
+        return fit(pa.table(columns, names=self._empty.column_names), self._empty.schema)[0]
 
 
 class Waiting(NewestRows):
