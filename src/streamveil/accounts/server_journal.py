@@ -177,7 +177,8 @@ class ServerJournal(Shared):
                 f"the database of the ledger '{self.name}' cannot be used: {kind}{detail}.\n"
                 "  A charge that was being made may be recorded or not; nothing was drawn.\n"
                 "  to fix  check that the server is there and lets this user select from and insert"
-                f" into {TABLE}, then start again: what is recorded is not charged twice"
+                f" into {TABLE}, then start again: a job is not charged twice, but a survey (tune"
+                " --private) is; `ledger show` says what is recorded"
             ) from None
         except BaseException:
             self.close()
