@@ -32,6 +32,7 @@ from streamveil.release_metadata import read_facts, sentences, to_json
 
 AT_ONCE = 1_000  # marks
 OPEN_MS = 20_000  # a transaction that is open for longer is aborted: less than readers wait
+FENCED = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 Marks = dict[str, ContentMark]  # of a job's releases
 
 
@@ -58,8 +59,9 @@ class KafkaSink(MarkedSink):
             KafkaException,
             f"the sink cannot write to {self.what}",
             "check that the brokers answer, know the topic and let this user write to it and to"
-            f" '{self.marks.topic}', then start again: it is sent then",
-            lambda error: str(error.args[0].name()),
+            f" '{self.marks.topic}', and that no other job of this name writes there, then start"
+            " again: it is sent then",
+            lambda error: reason(str(error.args[0].name())),
         )
 
     def try_out(self) -> None:
@@ -120,6 +122,11 @@ class KafkaSink(MarkedSink):
         produce(producer, self.marks.topic, name, json.dumps(said).encode(), headers)
         producer.commit_transaction(WAIT)
         known[name] = mark
+
+
+def reason(error: str) -> str:
+    """What an error of brokers says."""
+    return error + ": another process writes under the job's name" * (error in FENCED)
 
 
 def name_of(job: str, release: Release) -> str:
