@@ -92,6 +92,12 @@ def test_releases_of_a_sink_are_read_too(tmp_path: Path) -> None:
     assert "sink" in damaged(tmp_path / "s")
 
 
+def test_a_state_whose_job_has_released_nothing_yet_is_whole(tmp_path: Path) -> None:
+    """It was called damaged, and could not be backed up."""
+    Job(tmp_path / "s", replace(work(), sink=FilesSink(str(tmp_path / "out")))).close()
+    assert not damaged(tmp_path / "s")
+
+
 def test_what_runs_or_is_no_state_is_not_verified(tmp_path: Path) -> None:
     assert [one.is_whole for one in verify(tmp_path)] == [False]
     with pytest.raises(StoreError, match="there is no directory"):

@@ -152,10 +152,12 @@ def archive(home: Path, header: Header) -> Words:
     return f"{counted(len(held.entries), 'release')}{dropped}"
 
 
-def sink(home: Path, _: Header) -> Words:
+def sink(home: Path, header: Header) -> Words:
     """Every release that a sink keeps for this state."""
     if kept_by_sink(home) is None:
         return "keeps nothing for this state"
+    if not led_to(home, header).published and not checkpoint.kept(home):
+        return "no release yet"
     try:
         releases = of_state(home)
     except SourceError:
