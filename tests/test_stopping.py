@@ -75,6 +75,13 @@ DEAF = """
 stopping.SECONDS = 0.5
 Job.close = lambda job: time.sleep(60)  # a disk that does not answer
 """
+AWAY = """
+import ctypes
+stopping.SECONDS = 0.5
+lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+Job.close = lambda job: [lock(mutex), lock(mutex)]  # a call that hears no signal
+Job._compute = Job.close
+"""
 
 
 def start(folder: Path, before: str = "", query: str = "q.sql") -> subprocess.Popen[str]:
@@ -124,9 +131,13 @@ def test_a_run_that_waits_for_the_clock_ends_too(folder: Path) -> None:
     assert "stopped by SIGTERM: " in told
 
 
-def test_what_does_not_end_in_time_is_given_up_in_words(folder: Path) -> None:
-    job = start(folder, DEAF)
-    wait_for(folder / "s" / ARCHIVE, 10_000)
+@pytest.mark.parametrize(("before", "size"), [(DEAF, 10_000), (AWAY, 1)])
+def test_what_does_not_end_in_time_is_given_up_in_words(
+    folder: Path, before: str, size: int
+) -> None:
+    job = start(folder, before)
+    wait_for(folder / "s" / ARCHIVE, size)
+    time.sleep(1)
     job.send_signal(signal.SIGTERM)
     assert "not all could be finished in time" in job.communicate(timeout=50)[1]
     assert job.returncode == 128 + signal.SIGTERM

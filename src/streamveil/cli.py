@@ -43,7 +43,7 @@ from streamveil.commands.common import (
     size_of,
     time_text,
 )
-from streamveil.commands.stopping import Stopped, stop
+from streamveil.commands.stopping import Stopped, count_down, stop
 from streamveil.errors import (
     INTERRUPTED,
     PACKAGE,
@@ -151,6 +151,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, stop)
+    count_down()
     spare_pandas()
     gc.freeze()  # what is loaded stays: no collection need look at it
     atexit.register(keep_garbage)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -64,14 +65,30 @@ def stop(number: int, _: FrameType | None) -> None:
     """The handler of the first signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    timer = threading.Timer(SECONDS, give_up, (number,))
-    timer.daemon = True
-    timer.start()
     raise Stopped(number)
 
 
-def give_up(number: int) -> None:
-    """Ends the process without waiting for anything."""
+def count_down() -> None:
+    """Has a thread hear signals and end the process in time.
+
+    The handler waits for the main thread, which may be within a call that hears nothing: to a store
+    that does not answer, for minutes.
+    """
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    threading.Thread(target=give_up, args=(heard,), daemon=True).start()
+
+
+def give_up(heard: int) -> None:
+    """Ends the process some time after a signal, without waiting for anything."""
+    number = 0
+    while number not in (signal.SIGTERM, signal.SIGINT) or (
+        signal.getsignal(number) is signal.default_int_handler  # no job runs
+    ):
+        number = os.read(heard, 1)[0]
+    time.sleep(SECONDS)
     say(LATE, err=True)
     os._exit(SIGNALED + number)
 
