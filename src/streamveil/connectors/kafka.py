@@ -113,12 +113,12 @@ class KafkaSource(TracedSource):
             following, known = at["next"], len(offsets)
             offsets = resumed(self.topic, offsets, ends)
             if len(offsets) > known:  # what is lost of a new partition is told from now on
-                yield self.rows.chunk([], wanted, position_of(offsets, following, making))
+                yield self._nothing(wanted, position_of(offsets, following, making))
             for part, later in zip_longest(parts, parts[1:]):
                 here = part.partition
                 if following != here:  # else the last position says it
                     following = here
-                    yield self.rows.chunk([], wanted, position_of(offsets, here, making))
+                    yield self._nothing(wanted, position_of(offsets, here, making))
                 behind = later.partition if later else LOWEST
                 for found, after in messages(consumer, self.topic, part, min(max_rows, AT_ONCE)):
                     offsets[here] = after
@@ -127,9 +127,13 @@ class KafkaSource(TracedSource):
                     position = position_of(offsets, following, making)
                     yield self.rows.chunk(found, wanted, position, traced=self.traced)
             if following != LOWEST:
-                yield self.rows.chunk([], wanted, position_of(offsets, LOWEST, making))
+                yield self._nothing(wanted, position_of(offsets, LOWEST, making))
         finally:
             consumer.close()
+
+    def _nothing(self, wanted: pa.Schema, position: str) -> Chunk:
+        """No more than a position."""
+        return self.rows.chunk([], wanted, position, traced=self.traced)
 
 
 class Making(NamedTuple):
