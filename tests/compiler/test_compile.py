@@ -12,7 +12,7 @@ from streamveil.errors import PlanError
 
 
 @pytest.mark.parametrize("measure", [sv.sum, sv.variance])
-@pytest.mark.parametrize("high", [5e-324, 1e-310, 1e-161, 1e-3, 1e70])
+@pytest.mark.parametrize("high", [1e-69, 1e-3, 1e70])
 def test_no_row_adds_more_than_the_reach_of_its_lane(measure, high):
     query = (
         sv.files("t.parquet").protect("u").agg(v=measure("v", bounds=(0, high))).bound(max_rows=2)
