@@ -143,6 +143,17 @@ def test_estimates_lie_near_the_truth(k):
         assert abs(value - counts[0, key]) < 6 * table["n_sd"][0].as_py()
 
 
+def test_intervals_of_little_noise_reach_whole_steps_of_it():
+    """At a deviation of 0.58 an interval of 0.98 to each side missed one count in three."""
+    finder = sized_finder(bits=12, memory=2_000_000, triggers=1, protects=Neighbours("u", bound=1),
+                          budget=Budget(epsilon=16, delta=1e-6))  # fmt: skip
+    asked = query(k=3, rows=1, schedule=Schedule(steps=1), sketch=finder, confidence=0.9)
+    (release,), _ = run(asked, SeededNoise(1), [*batches()][:2])
+    assert release.table["n_sd"][0].as_py() < 0.6
+    reach = (release.table[name].to_numpy() for name in ("n_low", "n", "n_high"))
+    assert (np.diff([*reach], axis=0) == 1).all()
+
+
 def addresses(key):
     return pa.array([f"/é/{int(value) ** 3}" for value in key])
 

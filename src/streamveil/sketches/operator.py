@@ -26,7 +26,7 @@ from streamveil.core.noisy import post_process, public
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import BOUNDED, count
 from streamveil.dataflow.bounding import UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.outputs import quantile_of
+from streamveil.dataflow.outputs import quantile_of, reach_of
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
 from streamveil.dataflow.state import constant, parts, spread_out, to_bytes
 from streamveil.dataflow.windows import (
@@ -165,8 +165,12 @@ class SketchQuery:
     def sd(self, trigger: int) -> float:
         """Standard deviation of the noise shown at a trigger."""
         norms = row_norm(self.tables[0].counter, trigger)
-        weight = self.sketch.weight if isinstance(self.sketch, HeavyTexts) else 1
-        return float(self.tables[0].sigma * norms[0]) / weight
+        return float(self.tables[0].sigma * norms[0]) / self._weight
+
+    @property
+    def _weight(self) -> int:
+        """What a row adds to a cell that is shown."""
+        return self.sketch.weight if isinstance(self.sketch, HeavyTexts) else 1
 
     # ---- the operator protocol
 
@@ -384,11 +388,12 @@ class SketchQuery:
             keys = pa.array(self.keys, pa.uint64() if large else None)
             keys = keys.take(pc.sort_indices(keys))
             values, sd = shown[0].estimate(keys), shown[0].sd
-        reach = quantile_of(self.confidence) * sd
+        sds = np.full(len(values), sd)
+        reach = reach_of(sds, quantile_of(self.confidence), 1 / self._weight)
         columns = {
             self.key_name: keys,
             self.name: values,
-            f"{self.name}_sd": np.full(len(values), sd),
+            f"{self.name}_sd": sds,
             f"{self.name}_low": values - reach,
             f"{self.name}_high": values + reach,
         }

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from streamveil.compiled import bdtrc, ndtri
 from streamveil.core.accounting import exact_between
+from streamveil.dataflow.outputs import reach_of
 from streamveil.errors import PlanError, require_between, require_one_of, require_with
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
@@ -174,8 +175,10 @@ class PublishedSketch:
             PlanError: the confidence is beyond its range.
         """
         exact_between("confidence", confidence, 0, 1)
-        half = float(ndtri((1 + confidence) / 2)) * self.sd
-        return estimates - half, estimates + half
+        z, found = float(ndtri((1 + confidence) / 2)), np.asarray(estimates, np.float64)
+        whole = reach_of(np.array(self.sd), z, 1.0)  # noise is; estimates may be scaled for lag
+        half = np.maximum(z * self.sd, whole)
+        return found - half, found + half
 
     def error_bound(
         self, beta: float, arrivals: float | None = None, late: float | None = None
