@@ -16,6 +16,7 @@ from streamveil.dataflow import Operator
 from streamveil.dataflow.rows import RowProgram
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
+from streamveil.release_metadata import NOTE
 from streamveil.sketches.operator import SketchQuery
 from tests.schedules import fixed_schedule
 
@@ -152,6 +153,16 @@ def test_intervals_of_little_noise_reach_whole_steps_of_it():
     assert release.table["n_sd"][0].as_py() < 0.6
     reach = (release.table[name].to_numpy() for name in ("n_low", "n", "n_high"))
     assert (np.diff([*reach], axis=0) == 1).all()
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_keys_may_be_missing_only_where_they_are_searched(k):
+    (release, *_), _ = run(query(k=k), SilentNoise(), batches())
+    assert ("keys of few rows are missing" in said(release)) == ("keys" in said(release)) == bool(k)
+
+
+def said(release):
+    return release.table.schema.metadata[NOTE].decode()
 
 
 def addresses(key):

@@ -57,9 +57,10 @@ OUT_OF_RANGE = "key out of range"
 INT_MAX = 2**63 - 1
 COLLISION_BITS = 64
 UNHELD = (
-    "a sketch's intervals cover its noise, not its collisions; rare keys are never shown; rows over"
-    " the contribution bound are in no number"
+    "a sketch's intervals cover its noise, not its collisions; rows over the contribution bound are"
+    " in no number"
 )
+RARE = "keys of few rows are missing"  # where keys are searched
 ONES = np.zeros(0, np.int32)  # keys count one
 NO_NOISE = np.zeros((0, 8), np.uint64)  # of counting: noise comes when columns are pushed
 
@@ -406,7 +407,8 @@ class SketchQuery:
                 columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
         place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
-        return noted(pa.table(columns), "; ".join((UNHELD, *self.omitted)), place)
+        told = (UNHELD, *[RARE] * bool(self.k), *self.omitted)
+        return noted(pa.table(columns), "; ".join(told), place)
 
     def _possible(self, keys: Any, order: Array) -> Array:
         """The places of found keys that a row may have: words that are no text are noise."""
