@@ -88,6 +88,14 @@ def test_an_empty_stream_shows_no_key_beyond_chance():
     assert len(live.published().top(20).keys) <= 2
 
 
+def test_no_key_is_found_before_anything_is_pushed():
+    """Keys 0, 1, 2 were, with 0 rows and a deviation of 0."""
+    live = finder().open(SeededNoise(1))
+    assert len(live.published().top(3).keys) == 0
+    live.update(np.full(LENGTH, 7))
+    assert live.published().top(3).keys.tolist() == [7]
+
+
 def test_one_budget_covers_all_levels():
     config = finder(bits=32, exact_cells=2**16)
     assert [layout.family for layout in config.layouts] == ["identity"] * 2 + ["multiply"] * 2
@@ -126,7 +134,7 @@ def test_flushes_reach_every_level():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(dict(bits=65), "bits"), (dict(digit=0), "digit")],
+    [(dict(bits=65), "bits .*, not 65"), (dict(digit=0), "digit .*, not 0")],
 )  # fmt: skip
 def test_bad_settings_are_refused(options, words):
     with pytest.raises(ValueError, match=words):

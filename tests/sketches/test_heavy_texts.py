@@ -123,6 +123,7 @@ def test_a_long_text_is_estimated_as_it_is_counted():
 
 def test_nothing_is_found_where_nothing_came_and_nothing_of_a_text_is_kept():
     live = finder(40, horizon=1).open(SeededNoise(3))
+    assert len(live.published().top(20).keys) == 0
     live.tick()
     assert len(live.published().top(20).keys) == 0
     live = finder(40, horizon=1).open(SilentNoise())

@@ -239,6 +239,7 @@ BAD = [
     (dict(horizon=0), "horizon"), (dict(flushes=-1), "flushes"), (dict(max_weight=0), "max_weight"),
     (dict(counter="btl-1"), "did you mean"), (dict(clock="tick"), "did you mean"),
     (dict(horizon=None), "round length"), (dict(calibration="textbook"), "below 1"),
+    (dict(calibration="text-book"), "did you mean"),
     (dict(protects=Neighbours(relation="record")), "protects one of"),
     (dict(budget=Budget(epsilon=1)), "delta"), (dict(budget=Budget(rho=1)), "epsilon and delta"),
 ]  # fmt: skip

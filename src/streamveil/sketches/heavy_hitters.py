@@ -7,6 +7,7 @@ or a `PublishedSketch`, public values that hold no key, and everything it does i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
-from streamveil.errors import PlanError, require_positive
+from streamveil.errors import require_between, require_positive
 from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
@@ -91,8 +92,8 @@ class HeavyHitters(Levels):
     def __post_init__(self) -> None:
         take_numbers(self)
         require_positive(width=self.width, horizon=self.horizon)
-        if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
-            raise PlanError("digit must be from 1 to 16 and bits from 1 to 64")
+        require_between(1, 16, digit=self.digit)
+        require_between(1, 64, bits=self.bits)
         warn_about_delta(self.budget, self.schedule_of(self.width))
         _ = self.noise.loss, self.tables  # every setting is checked now
 
@@ -210,8 +211,8 @@ class PublishedHierarchy:
     ) -> HeavyKeys:
         """At most k keys with the largest estimates of at least `threshold`.
 
-        Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
-        twice k; a wider one finds more and looks longer.
+        Without a threshold, `GUARD` standard deviations of the noise, and no key before the first
+        push. The beam should be at least twice k; a wider one finds more and looks longer.
 
         Args:
             k: keys at most, at least 1.
@@ -233,7 +234,7 @@ class PublishedHierarchy:
             if self.level_bits[level] <= WORD:
                 found = found.astype(np.uint32)
             estimates = sketch.estimate_words(found, lag_corrected=lag_corrected)
-            least = GUARD * sketch.sd if threshold is None else threshold
+            least = (GUARD * sketch.sd or math.inf) if threshold is None else threshold
             last = level == len(self.levels) - 1
             found, estimates = largest(found, estimates, k if last else beam, least)
             found = found.astype(np.uint64)

@@ -229,8 +229,8 @@ class PublishedTexts:
     def top(self, k: int, *, threshold: float | None = None, beam: int = BEAM) -> HeavyTextsFound:
         """At most k texts with the largest estimates of at least `threshold`.
 
-        Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
-        twice k; a wider one finds more and looks longer.
+        Without a threshold, `GUARD` standard deviations of the noise, and no text before the first
+        tick. The beam should be at least twice k; a wider one finds more and looks longer.
 
         Args:
             k: texts at most, at least 1.
@@ -241,7 +241,7 @@ class PublishedTexts:
             PlanError: k is below 1, the beam is below k, or the threshold is no number.
         """
         require_search(k, beam, threshold)
-        least = GUARD * self.sd if threshold is None else threshold
+        least = (GUARD * self.sd or math.inf) if threshold is None else threshold
         texts: list[bytes] = []
         estimates: list[float] = []
         for reached in self._reached(beam):

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from streamveil.calibrate import gaussian_mu
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter
 from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, require_one_of
 from streamveil.sketches.cell_noise import buffer_norm
 from streamveil.sketches.hashing import Layout
 
@@ -93,6 +93,7 @@ class NoisePlan:
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_one_of("calibration", self.calibration, get_args(Calibration))
         if self.parts and (len(self.parts) != len(self.layouts) or min(self.parts) < 1):
             raise PlanError("parts must be a whole number of at least 1 for each layout")
         if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:
