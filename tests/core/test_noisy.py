@@ -1,7 +1,7 @@
 """What nobody drew noise over cannot leave: the type, and mistakes planted all over the library."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -122,7 +122,7 @@ class Adds:
 
 @pytest.mark.parametrize("wrong", [
     carrying(EXACT), carrying(3), partial(np.add, EXACT), State().scaled, EXACT.take, by_default,
-    by_name, Adds(), {"a": 1}.get,
+    by_name, Adds(), {"a": 1}.get, cache(carrying(EXACT)),
 ])  # fmt: skip
 def test_functions_that_remember_values_are_refused(wrong):
     with pytest.raises(TypeError, match="carries values"):

@@ -106,7 +106,7 @@ def post_process(function: Callable[..., R], *arguments: Any) -> Noisy[R]:
                 f" {type(argument).__name__}, which may hold data that no noise was drawn over.\n"
                 "  to fix  pass values that a function of the core has drawn, or settings"
             )
-    return Noisy(function(*map(_unwrapped, arguments)), _KEY)
+    return Noisy(function(*[a._may_leave if isinstance(a, Noisy) else a for a in arguments]), _KEY)
 
 
 def values(noisy: Noisy[T]) -> T:
@@ -174,11 +174,9 @@ def _require_pure(function: Callable[..., Any]) -> None:
             " made, which may be data.\n"
             "  to fix  pass them as arguments"
         )
+    if hasattr(function, "__wrapped__"):  # what remembers results has no closure of its own
+        _require_pure(function.__wrapped__)
 
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _unwrapped(argument: Any) -> Any:
-    return argument._may_leave if type(argument) is Noisy else argument
