@@ -169,6 +169,12 @@ def test_arrow_output_has_noise_and_interval():
     assert table["n_low"][0].as_py() < table["n"][0].as_py() < table["n_high"][0].as_py()
 
 
+@pytest.mark.parametrize("keys", [[3, 2**63], iter([3, 2**63]), ("a", "b"), {7: 0}, np.array([3])])
+def test_arrow_output_takes_what_estimates_take(keys):
+    table = shown().to_arrow(keys)
+    assert table["key"].to_pylist() in ([3, 2**63], ["a", "b"], [7], [3])
+
+
 def test_intervals_of_little_noise_reach_the_next_whole_number():
     finder = HeavyHitters(
         bits=12, width=1, horizon=1, clock="ticks", round=1,

@@ -47,14 +47,13 @@ from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.items import Items, chosen, packed, unpacked
 from streamveil.sketches.keys import is_utf8, key_words, words_bytes
 from streamveil.sketches.levels import WIDEST_BEAM
-from streamveil.sketches.published import PublishedSketch
+from streamveil.sketches.published import PublishedSketch, key_column
 from streamveil.sketches.table import SketchTable
 from streamveil.types import Array, Bool, Int64, UInt64
 
 Arrays = dict[str, Array]
 NULL_KEY = "null key"
 OUT_OF_RANGE = "key out of range"
-INT_MAX = 2**63 - 1
 COLLISION_BITS = 64
 UNHELD = (
     "a sketch's intervals cover its noise, not its collisions; rows over the contribution bound are"
@@ -385,8 +384,7 @@ class SketchQuery:
             values, sd = found.estimates[order], found.sd
             keys = self._found(found.keys[order])
         else:
-            large = any(isinstance(key, int) and key > INT_MAX for key in self.keys)
-            keys = pa.array(self.keys, pa.uint64() if large else None)
+            keys = key_column(self.keys)
             keys = keys.take(pc.sort_indices(keys))
             values, sd = shown[0].estimate(keys), shown[0].sd
         sds = np.full(len(values), sd)

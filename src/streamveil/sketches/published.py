@@ -7,6 +7,7 @@ privacy and cannot reach a key, an exact count or a noise variable.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -268,8 +269,22 @@ class PublishedSketch:
             keys: integers or texts.
             **options: those of `estimate`.
         """
+        keys = list(keys) if isinstance(keys, Iterator) else keys  # they are gone through twice
         estimates = self.estimate(keys, **options)
         low, high = self.interval(estimates)
-        column = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys)
+        column = key_column(keys)
         sds = np.full(len(estimates), self.sd)
         return pa.table({"key": column, "n": estimates, "n_sd": sds, "n_low": low, "n_high": high})
+
+
+def key_column(keys: Any) -> pa.Array | pa.ChunkedArray:
+    """Keys as they are shown: one column of Arrow.
+
+    >>> key_column([7, 2**63]).type
+    DataType(uint64)
+    """
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        return keys
+    listed = not isinstance(keys, np.ndarray)
+    large = listed and any(isinstance(key, int) and key >= 2**63 for key in keys)
+    return pa.array(keys, pa.uint64() if large else None)
