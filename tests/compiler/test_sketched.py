@@ -137,6 +137,21 @@ def test_python_and_sql_plan_the_same():
         sv.heavy_hitters("k", bit=13)
 
 
+@pytest.mark.parametrize("name", ["bits", "text_length", "k"])
+def test_sizes_that_given_values_do_not_have_are_refused_as_in_sql(name):
+    with pytest.raises(PlanError, match=f"unknown size '{name}'"):
+        sv.approx_frequency("k", **{name: 2})
+
+
+def test_given_values_are_counted_from_python_as_the_error_says():
+    counted = sv.memory(TABLE).protect("u").agg(n=sv.approx_frequency("k")).bound(max_rows=1)
+    with pytest.raises(PlanError, match=r"group_by\(keys=sv.public"):
+        operator_of(counted.release(budget=sv.Budget(epsilon=2, delta=1e-9)).plan)
+    given = counted.group_by(keys=sv.public([1, 2]))
+    found = operator_of(given.release(budget=sv.Budget(epsilon=2, delta=1e-9)).plan)
+    assert found.keys == (1, 2)
+
+
 def test_explain_says_what_a_sketch_promises_and_costs():
     text = str(query("HEAVY_HITTERS(k, k => 4, bits => 13) AS n").explain())
     for words in ("PROMISE", "epsilon = 2", "4 most frequent", "memory", "standard deviation"):

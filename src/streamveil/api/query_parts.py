@@ -265,7 +265,8 @@ def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.heavy_hitters("url", k=10))
     """
-    return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}))
+    known = ("k", "memory", "bits", "text_length")
+    return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}, known))
 
 
 @fitting('approx_frequency("url")')
@@ -274,22 +275,21 @@ def approx_frequency(column: str, **sizes: int) -> Measure:
 
     Args:
         column: a column or a per-row SQL expression.
-        **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
-            of texts that count, at most 1,024; fewer mean less noise).
+        **sizes: `memory` (bytes of one window).
 
     Raises:
         PlanError: a size is unknown or not a whole number of at least 1.
 
     >>> import streamveil as sv
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
-    >>> query = visits.protect("user_id").agg(answer=sv.approx_frequency("url", memory=1 << 20))
+    >>> given = visits.protect("user_id").group_by(keys=sv.public(["/a", "/c"]))
+    >>> query = given.agg(answer=sv.approx_frequency("url", memory=1 << 20))
     """
-    return Measure("approx_frequency", column, options=sketch_sizes(sizes))
+    return Measure("approx_frequency", column, options=sketch_sizes(sizes, ("memory",)))
 
 
-def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
+def sketch_sizes(sizes: dict[str, int], known: tuple[str, ...]) -> dict[str, int]:
     """Checked sizes of a sketch, in the order that makes equal plans equal."""
-    known = ("k", "memory", "bits", "text_length")
     for name in sizes:
         if name not in known:
             raise PlanError(f"unknown size '{name}'{nearest(name, known)}")

@@ -58,7 +58,8 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     if not searched and not known:
         raise PlanError(
             "APPROX_FREQUENCY shows given keys only: a sketch does not know which keys it holds.\n"
-            "  to fix  declare them with public_groups, or ask for HEAVY_HITTERS"
+            "  to fix  declare them with public_groups (in Python group_by(keys=sv.public([...]))),"
+            " or ask for HEAVY_HITTERS"
         )
     units = int(MAX_UNITS.of(plan.options))
     budget = without_collisions(plan.budget, units)
