@@ -228,6 +228,8 @@ def test_group_privacy_with_delta_walks_from_neighbour_to_neighbour() -> None:
     mixed = (Gdp(0.2) + Loss(delta=Fraction(1, 10**14))).group(7)
     assert mixed.epsilon(1e-9) >= Gdp(0.2).group(7).epsilon(1e-9)
     assert mixed.delta_at(mixed.epsilon(1e-9)) <= 1e-9
+    with pytest.raises(ValueError, match="n must be a whole number of at least 0, not -1"):
+        Gdp(1).times(-1)
     with pytest.raises(ValueError, match="compose losses first"):
         mixed.compose(Gdp(1))
 

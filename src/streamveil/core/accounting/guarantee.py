@@ -96,11 +96,11 @@ class Loss:
 
     def times(self, n: int) -> Loss:
         """As many mechanisms of this loss."""
-        return Loss._sum([(self, whole("n", n))])
+        return Loss._sum([(self, whole("n", n, 0))])
 
     @staticmethod
     def _sum(often: list[tuple[Loss, int]]) -> Loss:
-        if any(loss.group_size > 1 or n < 0 for loss, n in often):
+        if any(loss.group_size > 1 for loss, _ in often):
             raise PlanError("compose losses first, then ask for a group")
         numbers: dict[str, Any] = {
             name: sum((getattr(loss, name) * n for loss, n in often), ZERO) for name in NUMBERS
