@@ -265,6 +265,9 @@ def test_a_meter_refuses_before_anything_is_drawn():
     with pytest.raises(BudgetError, match="left"):
         meter.charge(PURE.scale(Fraction(1, 1000)))
     assert meter.spent <= 1
+    for spent in (Fraction(-5), float("nan")):
+        with pytest.raises(PlanError, match="spent must be at least 0"):
+            Meter(PURE, spent)
 
 
 def test_shares_follow_their_closed_forms():

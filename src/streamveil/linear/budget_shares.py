@@ -241,6 +241,7 @@ class Meter:
 
     Raises:
         BudgetError: a charge would pass the limit; nothing is charged then.
+        PlanError: less than nothing is spent.
 
     >>> meter = Meter(Share("pure", 1))
     >>> _ = meter.charge(Share("pure", Fraction(3, 4)))
@@ -250,6 +251,10 @@ class Meter:
 
     limit: Share
     spent: Fraction = Fraction(0)  # in the currency of the limit, >= 0
+
+    def __post_init__(self) -> None:
+        if not self.spent >= 0:  # nor what is no number
+            raise PlanError(f"spent must be at least 0, not {self.spent}")
 
     def fits(self, share: Share) -> bool:
         """Whether the charge would be accepted.
