@@ -12,7 +12,7 @@ from benchmarks.papers.pmw import Pmw, PmwRelease
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import SeededNoise, SilentNoise
 from streamveil.core.noisy import public
-from streamveil.errors import BudgetError
+from streamveil.errors import BudgetError, PlanError
 from streamveil.linear import (
     Additive,
     Direct,
