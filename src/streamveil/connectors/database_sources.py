@@ -359,9 +359,9 @@ def in_reach(kind: Any, value: str, depth: int = 0) -> str | None:
     elif kind.id in ("list", "array", "map"):
         sides = [f"map_keys({value})", f"map_values({value})"] if kind.id == "map" else [value]
         for side, (_, one) in zip(sides, kind.children, strict=False):  # an array's size is a child
-            inside = in_reach(one, f"each{depth}", depth + 1)
-            every = f"list_bool_and([{inside} FOR each{depth} IN {side}])"
-            found.append(inside and f"coalesce({every}, TRUE)")
+            if inside := in_reach(one, f"each{depth}", depth + 1):
+                every = f"list_bool_and([{inside} FOR each{depth} IN {side}])"
+                found.append(f"coalesce({every}, TRUE)")
     elif str(kind) in SHOWN:
         found.append(f"({value} IS NULL OR coalesce({SHOWN[str(kind)].format(value)}, FALSE))")
     return " AND ".join(filter(None, found)) or None

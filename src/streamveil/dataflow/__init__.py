@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from streamveil.batch import Batch, Release
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise
-from streamveil.types import Array
+from streamveil.types import Array, Int64
 
 State = Any  # each operator's own; mutable, never shown, saved only as arrays
 Arrays = dict[str, Array]
@@ -90,6 +92,15 @@ def count(into: dict[str, int], more: Mapping[str, int]) -> None:
     for reason, rows in more.items():
         if rows:
             into[reason] = into.get(reason, 0) + rows
+
+
+def repeated(value: np.int64, rows: int) -> Int64[Array, " rows"]:
+    """One item, repeated without memory; not to be written to.
+
+    >>> repeated(np.int64(3), 2).tolist()
+    [3, 3]
+    """
+    return np.ndarray(rows, np.int64, np.int64(value).tobytes(), 0, (0,))
 
 
 def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Batch, RejectNotes
 from streamveil.core.sensitivity import Lane, whole
-from streamveil.dataflow import NOT_FINITE, count
+from streamveil.dataflow import NOT_FINITE, count, repeated
 from streamveil.dataflow.hashing import (
     as_integers,
     first_words,
@@ -238,7 +238,7 @@ def _prepare(
     n = len(unit)
     prepared = Prepared(
         fingerprints(unit, unit_key, None if into is None else into[:n]),
-        np.broadcast_to(np.int64(0), n)
+        repeated(np.int64(0), n)
         if event is None
         else np.asarray(event).astype(np.int64, copy=False),
         keys,

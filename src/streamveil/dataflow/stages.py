@@ -19,7 +19,7 @@ from streamveil.batch import Batch
 from streamveil.core.mechanism import BANDS
 from streamveil.core.noise import Noise
 from streamveil.core.sensitivity import within_reach
-from streamveil.dataflow import BOUNDED, count
+from streamveil.dataflow import BOUNDED, count, repeated
 from streamveil.dataflow.aggregate import (
     KINDS,
     KeyRows,
@@ -51,7 +51,6 @@ from streamveil.dataflow.state import (
     constant,
     evened,
     parts,
-    repeated,
     spread_out,
     to_bytes,
     types_from_bytes,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil.dataflow import repeated
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import UnitTable
 from streamveil.dataflow.cut_rows import CutUnits, loaded, saved
@@ -148,15 +149,6 @@ def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
 def is_constant(values: Int64[Array, " rows"]) -> bool:
     """Whether all of at least one value are equal; known at once where one item is repeated."""
     return bool(len(values)) and (values.strides == (0,) or bool((values == values[0]).all()))
-
-
-def repeated(value: np.int64, rows: int) -> Int64[Array, " rows"]:
-    """One item, repeated without memory; not to be written to.
-
-    >>> repeated(np.int64(3), 2).tolist()
-    [3, 3]
-    """
-    return np.ndarray(rows, np.int64, np.int64(value).tobytes(), 0, (0,))
 
 
 def evened(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:

@@ -27,6 +27,7 @@ from streamveil.calendars import (
     never_meet,
 )
 from streamveil.core.accounting import Neighbours
+from streamveil.dataflow import repeated
 from streamveil.errors import PlanError
 from streamveil.release_metadata import ReleaseTime, kept_time
 from streamveil.types import Array, Bool, Int64
@@ -342,8 +343,7 @@ def assign(
         if reject_notes is not None and over:
             reject_notes.add(LATE, rows)
         rows = rows[over:]
-        none = np.ndarray(len(rows), np.int64, bytes(8), 0, (0,))  # one 0, repeated
-        return rows, none, {LATE: over} if over else {}
+        return rows, repeated(np.int64(0), len(rows)), {LATE: over} if over else {}
     rows, windows = candidates(schedule, event_us)
     if schedule.fixed and len(windows) and bool((windows == windows[0]).all()):
         one = int(windows[0])

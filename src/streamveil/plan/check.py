@@ -276,8 +276,9 @@ def _aggregates(plan: Plan) -> Complaints:
             yield f"the quantum of '{agg.name}' must be a number above 0"
         if agg.quantum is not None and agg.function in SQUARED:
             yield (
-                f"{agg.function} '{agg.name}' takes no quantum: squares of rounded values are no"
-                " squares of the values"
+                f"{agg.function} '{agg.name}' takes no quantum, as it does not round values alike"
+                " in their sum and in their squares.\n"
+                "  to fix  leave it out, or round the values in the query"
             )
 
 
