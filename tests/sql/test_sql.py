@@ -498,3 +498,19 @@ def test_a_declaration_without_a_kind_says_what_is_missing(declared, says):
     with pytest.raises(PlanError) as refused:
         parse_script(f"{declared};")
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("size => INTERVAL 1 DAY", "size => INTERVAL 1 DAY, lateness => INTERVAL 1 HOUR",
+     "TUMBLE has no argument 'lateness'.\n  to fix  write OPTIONS (lateness = ...) in the query"),
+    ("(0, 60000)", "(0, 60000), max_rows_per_group => 1",
+     "SUM has no argument 'max_rows_per_group'.\n  to fix  write OPTIONS (max_rows_per_group"),
+    ("event_time = 'ts'", "event_time = 'ts', clock = 'wall'",
+     "'clicks' has no option 'clock'.\n  to fix  write OPTIONS (clock = ...) in the query"),
+    ("epsilon = 6", "event_time = 'ts', epsilon = 6",
+     "is no option of a query.\n  to fix  CREATE STREAM ... WITH (event_time = ...)"),
+])  # fmt: skip
+def test_an_option_in_the_wrong_place_is_told_the_right_one(old, new, says):
+    with pytest.raises(PlanError) as caught:
+        parse_script(FULL.replace(old, new, 1))
+    assert says in str(caught.value)

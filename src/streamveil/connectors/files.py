@@ -269,15 +269,15 @@ class FilesSource(TracedSource):
 
         All that are still there are compared when a process begins, then the newest ones.
         """
-        known = dict(zip(present, self._manifest.find([*present]), strict=True))
-        for name, file in known.items():
-            if file is not None and (not self._checked or name in self._recent):
+        held = dict(zip(present, self._manifest.holds([*present]), strict=True))
+        for name in [*held] if not self._checked else self._recent:
+            if held.get(name):
                 with suppress(FileGoneError):  # it may go at any time, also since it was listed
-                    self._require_same(present[name], file)
+                    self._require_same(present[name], self._manifest.find(name))
         self._checked = True
         if not present and len(self._manifest):
             self._require_folder()
-        fresh = [name for name, file in known.items() if file is None and name != place.name]
+        fresh = [name for name, read in held.items() if not read and name != place.name]
         if place.name and place.name not in present:
             raise SourceError(
                 f"the file '{shown(place.name)}' was read in part, and is missing now: the rest of"
@@ -295,7 +295,7 @@ class FilesSource(TracedSource):
         """
         gone = self._store.missing(self.patterns)
         names = [Path(one.partition("?")[0]).name for one in self.patterns]
-        if gone is not None and not any(self._manifest.find(names)):  # else it was a file
+        if gone is not None and not any(self._manifest.holds(names)):  # else it was a file
             raise SourceError(
                 f"the {gone}, of which files were read, is missing now.\n"
                 "  to fix  mount or restore it, or make an empty one of its name, then start again:"

@@ -46,7 +46,7 @@ def found(patterns: Iterable[str]) -> list[str]:
     Nothing is asked of a file that its folder tells: a folder that is followed for months has many.
     """
     names = {name for pattern in patterns for name in matching(pattern)}
-    return sorted(names, key=lambda name: name.split(os.sep))
+    return sorted(names, key=lambda name: name.replace(os.sep, "\0"))  # folder by folder
 
 
 def require_formats(patterns: Iterable[str]) -> None:
@@ -134,11 +134,11 @@ def matched(folder: Path, parts: Sequence[str]) -> Iterator[str]:
             yield str(path)
 
 
-def entries_of(folder: Path) -> Iterator[os.DirEntry[str]]:
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
     """What is in a folder; nothing if it is not there."""
-    with suppress(FileGoneError), guarded(folder, lambda: os.scandir(folder)) as entries:
-        while entry := guarded(folder, partial(next, entries, None)):
-            yield entry
+    with suppress(FileGoneError):
+        return guarded(folder, lambda: [*os.scandir(folder)])
+    return []
 
 
 def leads_back(path: Path) -> bool:
@@ -361,20 +361,24 @@ class Manifest:
             fresh = np.frombuffer(b"".join(self._new.values()), RECORD)
             self._sort(np.concatenate([self._sorted, fresh]))
 
-    def find(self, names: Sequence[str]) -> list[FileIdentity | None]:
-        """Of each name the file that was read under it, if there was one."""
+    def holds(self, names: Sequence[str]) -> list[bool]:
+        """Of each name whether a file was read under it."""
         keys = [key(name) for name in names]
-        places = np.searchsorted(self._names, np.array(keys, NAME))
-        return [self._found(one, int(at)) for one, at in zip(keys, places, strict=True)]
+        rows = np.array(keys, NAME)
+        at = np.searchsorted(self._names, rows)
+        inside = at < len(self._names)
+        inside[inside] = self._names[at[inside]] == rows[inside]
+        return [held or one in self._new for one, held in zip(keys, inside.tolist(), strict=True)]
 
-    def _found(self, name: bytes, at: int) -> FileIdentity | None:
-        if name in self._new:
-            row = np.frombuffer(self._new[name], RECORD)[0]
-        elif at < len(self._names) and self._sorted[at].tobytes().startswith(name):
-            row = self._sorted[at]
-        else:
-            return None
-        return FileIdentity(int(row["size"]), int(row["mark"]) or None, int(row["time"]))
+    def find(self, name: str) -> FileIdentity:
+        """The file that was read under a name that it `holds`."""
+        row = self._new.get(key(name))
+        found = (
+            self._sorted[np.searchsorted(self._names, np.array(key(name), NAME))]
+            if row is None
+            else np.frombuffer(row, RECORD)[0]
+        )
+        return FileIdentity(int(found["size"]), int(found["mark"]) or None, int(found["time"]))
 
     def _sort(self, records: Array) -> None:
         self._sorted = records[np.argsort(records["name"], kind="stable")]

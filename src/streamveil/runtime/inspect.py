@@ -249,11 +249,13 @@ def files_read(state: str | Path, pattern: str) -> Iterator[tuple[str, Reading]]
     manifest = Manifest.of(at, Path(state))
     store = RemoteFiles([pattern]) if MARK in pattern else LocalFiles()
     names = store.found([pattern])
-    for name, file in zip(names, manifest.find(store.below([pattern], names)), strict=True):
-        if file is None:  # or it was read in part
+    kept = store.below([pattern], names)
+    for name, own, held in zip(names, kept, manifest.holds(kept), strict=True):
+        if not held:  # or it was read in part
             yield name, "needed"
         else:
-            yield name, "read" if store.listed(name).size == file.size else "changed"
+            size = manifest.find(own).size
+            yield name, "read" if store.listed(name).size == size else "changed"
 
 
 def place_of(position: str | None) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlglot import exp
 
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError
 from streamveil.expressions import columns_of, normalize_expression
-from streamveil.expressions.dialect import canonical, shown
+from streamveil.expressions.dialect import canonical
 from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate
 from streamveil.plan.check import HABITS
@@ -231,7 +231,7 @@ def _arguments(
             continue
         key = argument.this.name.lower()
         if key not in allowed:
-            raise PlanError(f"{name} has no argument '{shown(key)}'{nearest(key, allowed)}")
+            raise options.unknown_argument(name, key, allowed)
         if key in named:
             raise PlanError(f"argument '{key}' of {name} is given twice")
         named[key] = argument.expression

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -20,6 +20,7 @@ from streamveil.types import own
 
 Value = Any
 Reader = Callable[[exp.Expr, str], Value]
+OF_TABLES = ("source", "event_time", "follow", "path", "format", "public")
 GROUP_STRATEGIES = ("LAPLACE_THRESHOLD", "PUBLIC_GROUPS")
 NO_UNIT = (
     "who is protected? privacy_unit_column has no default.\n"
@@ -210,6 +211,24 @@ OLD_NAMES = {"kappa": MAX_GROUPS.name}
 ALL_GROUPS = "all_groups"  # max_groups_contributed = NULL: as many as there are
 
 
+def unknown_argument(of: str, name: str, known: Collection[str]) -> PlanError:
+    """What says that a function has no such argument, and where an option of the query goes."""
+    fault = f"{of} has no argument '{shown(name)}'"
+    return PlanError(fault + (_place_of(name) or nearest(name, known)))
+
+
+def refuse_options(values: Collection[str], source: str) -> None:
+    """Refuses what a table or stream is given and only a query takes."""
+    for name in values:
+        if place := _place_of(name):
+            raise PlanError(f"the source '{shown(source)}' has no option '{name}'{place}")
+
+
+def _place_of(name: str) -> str:
+    """Where an option of the query is written; empty for any other name."""
+    return f".\n  to fix  write OPTIONS ({name} = ...) in the query" if name in OPTIONS else ""
+
+
 def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
     """The values of a clause by option name; unknown names fail with the nearest known one."""
     found: dict[str, Value] = {}
@@ -217,6 +236,11 @@ def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
         name = OLD_NAMES.get(written.lower(), written.lower())
         if name in REFUSED_OPTIONS:
             raise PlanError(f"option '{name}' is not supported: {REFUSED_OPTIONS[name]}")
+        if name in OF_TABLES:
+            raise PlanError(
+                f"option '{name}' is no option of a query.\n"
+                f"  to fix  CREATE STREAM ... WITH ({name} = ...)"
+            )
         require_known(name, OPTIONS)
         if name in found:
             raise PlanError(f"option '{name}' is given twice")

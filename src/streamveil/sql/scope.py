@@ -21,7 +21,7 @@ from streamveil.plan.own_rows import OwnRows, with_step
 from streamveil.sql import own_rows
 from streamveil.sql.joins import name_of, union_of, unit_before, with_join, with_members
 from streamveil.sql.names import INNER, From, InReach, only, resolved, row_text
-from streamveil.sql.options import instant, interval, length, positioned, word
+from streamveil.sql.options import instant, interval, length, positioned, unknown_argument, word
 from streamveil.sql.parts import window_of
 
 FILES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
@@ -299,9 +299,7 @@ def _windowed(node: exp.Expr, scope: InReach) -> From:
     arguments = [*wanted, *PLACED]
     for argument in given:
         if argument not in arguments:
-            raise PlanError(
-                f"{name} has no argument '{shown(argument)}'{nearest(argument, arguments)}"
-            )
+            raise unknown_argument(name, argument, arguments)
     missing = [argument for argument in wanted if argument not in given]
     if len(plain) != 2 or missing:
         form = ", ".join(f"{argument} => INTERVAL n UNIT" for argument in wanted)

@@ -28,7 +28,15 @@ from streamveil.plan.joint import JointPlan
 from streamveil.plan.options import MAX_GROUPS, NAME, PRIVACY_UNIT, PUBLIC_GROUPS
 from streamveil.sql.assemble import Draft, all_groups, assemble, groups_of
 from streamveil.sql.joins import rows_of
-from streamveil.sql.options import ALL_GROUPS, constant, flag, read_options, text, word
+from streamveil.sql.options import (
+    ALL_GROUPS,
+    constant,
+    flag,
+    read_options,
+    refuse_options,
+    text,
+    word,
+)
 from streamveil.sql.post import read_outer
 from streamveil.sql.script import Ask, Create, Private, PrivateSelects, split_script, values_of
 from streamveil.sql.select import read_select
@@ -244,6 +252,7 @@ def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, Si
             "a source has no watermark here: leave it out. Windows close by the public clock; "
             "slow rows are allowed for with lateness"
         )
+    refuse_options(values, name)
     public = values.pop("public", False)
     if not isinstance(public, bool):
         raise PlanError("public is TRUE or FALSE")
