@@ -24,6 +24,7 @@ from streamveil.release_metadata import SURELY
 from streamveil.types import Array, Float64, Int64, UInt64
 
 WORTH = BASE ** np.arange(BANDS - 1, -1, -1)  # quanta of a row in each band
+ENDS = np.cumsum(BASE ** np.arange(BANDS))  # the last cut row of a unit that is in each band
 BAND = np.uint64(7)  # the bits of a cell that name its band: `BANDS` is below 8
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
 MOST_KNOWN, AT_ONCE = 1 << 10, 1 << 6  # deviations that are remembered, and computed together
@@ -62,8 +63,7 @@ def bands_of(places: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
     >>> bands_of(np.array([1, 2, 5, 6, 1365, 1366])).tolist()
     [0, 1, 1, 2, 5, 6]
     """
-    ends = (BASE ** np.arange(1, BANDS + 1) - 1) // (BASE - 1)
-    return np.searchsorted(ends, places)
+    return np.searchsorted(ENDS, places)
 
 
 def bands_in(

@@ -299,7 +299,9 @@ def missing_room(state: State, rows: int) -> tuple[Array, Array, Array]:
 def weighed(operator: Grouping, state: State, window: int) -> Lookup:
     """The look-up of a window with its present weights: 0 where bounding needs none."""
     held = state.windows[window]
-    lookup = state.lookups.setdefault(window, Lookup())
+    if window not in state.lookups:
+        state.lookups[window] = Lookup()
+    lookup = state.lookups[window]
     asks = operator.aggregation.rule is not None or operator.bounds.slots is not None
     shown = (
         (held.published_rows, held.weights) if asks else (held.published_rows[:0], held.weights[:0])
