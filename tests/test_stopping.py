@@ -131,6 +131,18 @@ def test_a_run_that_waits_for_the_clock_ends_too(folder: Path) -> None:
     assert "stopped by SIGTERM: " in told
 
 
+def test_a_demo_that_is_stopped_does_not_say_that_nothing_was_begun(folder: Path) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "streamveil", "demo"], cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(folder / "demo-out" / "flights.veil" / "log-000000000000")
+    demo.send_signal(signal.SIGTERM)
+    assert demo.communicate(timeout=100)[1] == "stopped by SIGTERM. Run again.\n"
+    assert demo.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize(("before", "size"), [(DEAF, 10_000), (AWAY, 1)])
 def test_what_does_not_end_in_time_is_given_up_in_words(
     folder: Path, before: str, size: int

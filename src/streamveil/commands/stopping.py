@@ -32,13 +32,15 @@ class Stopped(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(SIGNALED + number)
-        self.name, self.done = signal.Signals(number).name, "nothing was begun"
+        self.name = signal.Signals(number).name
 
+    done = ""  # what a job has committed; nothing is known of other commands
     is_logged = False  # whether a log line has said it
 
     def __str__(self) -> str:
         """What to say at the end."""
-        return f"stopped by {self.name}: {self.done}. Run again to resume."
+        said = f"stopped by {self.name}"
+        return f"{said}: {self.done}. Run again to resume." if self.done else f"{said}. Run again."
 
     def tell(self) -> None:
         """Says it on stderr, unless a log line has."""
