@@ -73,6 +73,30 @@ def test_every_position_goes_on_with_the_same_rows(table):
             assert read(source, chunk.position, most)[0] == found[done:]
 
 
+def test_a_table_whose_files_name_columns_otherwise_is_refused(tmp_path):
+    add(tmp_path, 0, 10)
+    log = tmp_path / "_delta_log" / f"{0:020}.json"
+
+    def renamed(action):
+        if "protocol" in action:
+            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
+        if "metaData" in action:
+            told = json.loads(action["metaData"]["schemaString"])
+            for number, field in enumerate(told["fields"]):
+                known = {"id": number, "physicalName": field["name"]}
+                field["metadata"] = {f"delta.columnMapping.{k}": v for k, v in known.items()}
+            told["fields"][0]["name"] = "visitor"
+            action["metaData"] |= {
+                "schemaString": json.dumps(told),
+                "configuration": {"delta.columnMapping.mode": "name"},
+            }
+        return json.dumps(action)
+
+    log.write_text("\n".join(renamed(json.loads(line)) for line in log.read_text().splitlines()))
+    with pytest.raises(SourceError, match=r"column mapping\.\n.*copy the table"):
+        read(opened(tmp_path))
+
+
 def test_a_place_within_a_file_of_many_row_groups_is_found(tmp_path):
     made = deltalake.WriterProperties(max_row_group_size=7)
     add(tmp_path, 0, 50, writer_properties=made)

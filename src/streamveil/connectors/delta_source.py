@@ -28,6 +28,8 @@ from streamveil.connectors.manifest import shown
 from streamveil.connectors.rejected_rows import fitted, groups_behind
 from streamveil.errors import SourceError, requires_extra
 
+PHYSICAL = "delta.columnMapping.physicalName"  # of a column, in the metadata of a table
+
 
 @dataclass(frozen=True)
 class DeltaPosition:
@@ -142,7 +144,7 @@ class DeltaSource(LakeSource):
         errors = self._delta.exceptions
         try:
             yield
-        except errors.DeltaProtocolError:
+        except (errors.DeltaProtocolError, MappedColumnsError):
             raise SourceError(
                 f"{self.what} uses what cannot be read here, such as"
                 " deletion vectors or column mapping.\n"
@@ -153,8 +155,18 @@ class DeltaSource(LakeSource):
             raise gone(self.path, type(error).__name__) from None
 
 
+class MappedColumnsError(Exception):
+    """A table's files give its columns other names: by the table's they would be null."""
+
+
 def schema_of(table: Any) -> pa.Schema:
-    """The columns of a version of a table."""
+    """The columns of a version of a table; MappedColumnsError if files name them otherwise.
+
+    `deltalake` refuses a mapping only where the table's protocol lists it as a feature.
+    """
+    fields = json.loads(table.schema().to_json())["fields"]
+    if any(one["metadata"].get(PHYSICAL, one["name"]) != one["name"] for one in fields):
+        raise MappedColumnsError
     return plain_schema(pa.schema(table.schema().to_arrow())).remove_metadata()
 
 
