@@ -1,13 +1,14 @@
 """Time columns of every unit as microseconds: order is kept, nothing wraps."""
 
 import json
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.connectors import FAR_US, micros
+from streamveil.connectors import FAR_US, micros, open_source
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.rejected_rows import cast_or_null
 from streamveil.errors import SourceError
@@ -88,6 +89,21 @@ def test_a_parquet_column_of_nanoseconds_is_rounded_down_to_what_is_declared(tmp
     [chunk] = FilesSource(str(path), columns={"at": "TIMESTAMP"}).read(None, 100)
     assert chunk.rejected == {}
     assert chunk.rows["at"].cast(pa.int64()).to_pylist() == [0, 0, -1, 1, None]
+
+
+@pytest.mark.parametrize("kind", ["files", "delta"])
+def test_times_of_96_bits_are_those_that_were_written(tmp_path, kind):
+    """As nanoseconds of 64 bits the year 9999, which stands for "for ever", was 1816."""
+    days = ["0001-01-01", "1969-12-31T23:59:59.999999", "9999-12-31"]
+    written = [datetime.fromisoformat(day) for day in days]
+    table = pa.table({"t": pa.array(written, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    if kind == "delta":
+        pytest.importorskip("deltalake").convert_to_deltalake(tmp_path)
+    source = open_source(kind, {"path": str(tmp_path)})
+    (chunk,) = (some for some in source.read(None, 100) if len(some.rows))
+    assert chunk.rows.schema == source.schema()
+    assert chunk.rows["t"].to_pylist() == written
 
 
 @pytest.mark.parametrize("wanted", FACTORS)

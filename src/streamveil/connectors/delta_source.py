@@ -19,10 +19,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.dataset as pds
 import pyarrow.fs
 
 from streamveil.batch import plain_schema
 from streamveil.connectors import Chunk, select
+from streamveil.connectors.file_reader import TIMES_OF_96_BITS
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.manifest import shown
 from streamveil.connectors.rejected_rows import fitted, groups_behind
@@ -97,8 +99,9 @@ class DeltaSource(LakeSource):
         own = schema_of(table)
         require_columns(own, wanted, place.version)
         names = wanted.names
+        options = pds.ParquetReadOptions(**TIMES_OF_96_BITS)
         files = sorted(
-            (one for one in table.to_pyarrow_dataset().get_fragments()
+            (one for one in table.to_pyarrow_dataset(parquet_read_options=options).get_fragments()
              if added is None or one.path in added),
             key=lambda one: str(one.path),
         )  # fmt: skip

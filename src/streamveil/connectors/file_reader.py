@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ from streamveil.types import Array, Int64
 MOST_LINE = 1 << 24  # bytes of a line of text, unless another limit is given
 UNITS = {"milliseconds": ("ms", 1_000, 1), "microseconds": ("us", 1, 1),
          "nanoseconds": ("ns", 1, 1_000)}  # fmt: skip
+# as Spark and Impala write them; nanoseconds, Arrow's own way, end in 2262: 9999 was read as 1816
+TIMES_OF_96_BITS: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"}
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,18 @@ class Reader:
         select(own, wanted.names, f"'{shown(path.name)}'")
 
 
+def parquet_file(file: Any, **how: Any) -> pq.ParquetFile:
+    """An open file of Parquet."""
+    return pq.ParquetFile(file, **TIMES_OF_96_BITS, **how)
+
+
 class ParquetReader(Reader):
     """Parquet, one row group after the other; a resumed read skips whole groups unread."""
 
     def schema(self, path: Path) -> pa.Schema:
         """From the footer."""
-        return plain_schema(guarded(path, lambda: pq.read_schema(path)).remove_metadata())
+        with guarded(path, lambda: parquet_file(path)) as file:
+            return plain_schema(file.schema_arrow.remove_metadata())
 
     def read(
         self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
@@ -120,7 +128,7 @@ class ParquetReader(Reader):
         """See `Reader.read`."""
         # not mapped: one that is cut meanwhile would end the process; what is read before it is
         # wanted stays in memory until the file's end
-        file = guarded(path, lambda: pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER))
+        file = guarded(path, lambda: parquet_file(path, pre_buffer=False, buffer_size=BUFFER))
         self._require(file.schema_arrow, wanted, path)
         for field in wanted:
             if (
@@ -254,7 +262,7 @@ def row_groups(
     """
     found: list[RowGroup] = []
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with parquet_file(path) as file:
             facts, schema = file.metadata, file.schema_arrow
             places = [i for i in range(facts.num_columns) if facts.schema.column(i).path == column]
             if len(places) != 1 or kind not in (None, schema.field(column).type):

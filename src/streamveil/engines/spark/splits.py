@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import plain
 from streamveil.connectors import arrivals, micros, select
+from streamveil.connectors.file_reader import parquet_file
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.manifest import footer, guarded
 from streamveil.connectors.rejected_rows import fit, whole_or_null
@@ -278,6 +279,6 @@ def read_group(split: Split, names: list[str]) -> pa.Table:
     """Some columns of a whole row group, if its file is as it was planned."""
     if mark_of(split.path, version_of(split.path)) != split.mark:
         raise changed()
-    file = pq.ParquetFile(Path(split.path))
+    file = parquet_file(Path(split.path))
     select(file.schema_arrow, names, f"'{Path(split.path).name}'")
     return file.read_row_group(split.group, columns=names)
