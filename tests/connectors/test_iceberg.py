@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
@@ -209,6 +211,38 @@ def test_a_column_may_come_and_be_called_otherwise(table):
     whole = read(opened())[0]
     assert {row["late"] for row in whole} == {None, 7}
     assert [row["place"] for row in whole if row["u"] == 1] == ["a b"]
+
+
+def test_files_of_other_programs_are_read_as_the_table_knows_them(catalog, tmp_path):
+    """They have no numbers of columns, and none of the columns that their folders name."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    made = catalog.create_table(
+        NAME, pa.schema([("u", pa.int64()), ("page", pa.string()), ("day", pa.date32())])
+    )
+    with made.update_spec() as change:
+        change.add_identity("day")
+    path = tmp_path / "lake" / "a.parquet"
+    pq.write_table(pa.table({"u": [1, 2], "page": ["a", "b"]}), path)
+    file = DataFile.from_args(
+        content=DataFileContent.DATA, file_path=str(path), file_format=FileFormat.PARQUET,
+        partition=Record(20454), record_count=2, file_size_in_bytes=path.stat().st_size,
+        column_sizes={}, value_counts={}, null_value_counts={}, nan_value_counts={},
+        lower_bounds={}, upper_bounds={}, key_metadata=None, split_offsets=None,
+        equality_ids=None, sort_order_id=None,
+    )  # fmt: skip
+    file.spec_id = made.spec().spec_id
+    with made.transaction() as work:
+        with work.update_snapshot().fast_append() as change:
+            change.append_data_file(file)
+        names = made.schema().name_mapping.model_dump_json()
+        work.set_properties({"schema.name-mapping.default": names})
+    with made.update_schema() as change:
+        change.rename_column("page", "place")
+    day = date(2026, 1, 1)
+    wanted = [{"u": 1, "place": "a", "day": day}, {"u": 2, "place": "b", "day": day}]
+    assert read(opened())[0] == wanted
 
 
 def test_what_is_no_table_is_refused_without_a_library_s_words(table, catalog):

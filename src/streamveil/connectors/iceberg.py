@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streamveil.batch import Release, plain_schema
 from streamveil.connectors import Chunk, in_words, select, signed
 from streamveil.connectors.databases import plain
+from streamveil.connectors.file_reader import parquet_file
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.rejected_rows import FittedRows, fitted, groups_behind
@@ -166,47 +166,77 @@ class IcebergSource(LakeSource):
     ) -> Iterator[FittedRows]:
         """The rows of one file behind the first `start`."""
         with table.io.new_input(data.file_path).open() as opened_file:
-            file = pq.ParquetFile(opened_file)
-            names = columns_of(file.schema_arrow, table)
+            file = parquet_file(opened_file)
+            names, known = columns_of(file.schema_arrow, table, data)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             groups, first = groups_behind(sizes, start)
             own = [names[name] for name in wanted.names if name in names]
             tables = (
-                as_named(pa.Table.from_batches([batch]), names, wanted)
+                as_named(pa.Table.from_batches([batch]), names, known, wanted)
                 for batch in file.iter_batches(max_rows, row_groups=groups, columns=own)
             )
             yield from fitted(tables, first, start, wanted, max_rows)
 
 
-def as_named(table: pa.Table, names: dict[str, str], wanted: pa.Schema) -> pa.Table:
-    """Columns by the names that the table gives them; null where the file is older than one."""
+def as_named(
+    table: pa.Table, names: dict[str, str], known: dict[str, Any], wanted: pa.Schema
+) -> pa.Table:
+    """Columns by the names that the table gives them; null where the file is older than one.
+
+    `known`: what the table itself knows of columns that its file lacks.
+    """
     columns = [
         table.column(names[field.name]) if field.name in names
-        else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        else pa.repeat(pa.scalar(known.get(field.name), field.type), table.num_rows)
         for field in wanted
     ]  # fmt: skip
     return pa.table(columns, wanted.names)
 
 
-def columns_of(file: pa.Schema, table: Any) -> dict[str, str]:
-    """Of each column of a table what it is called in a file: by its number, else by its name."""
+def columns_of(file: pa.Schema, table: Any, data: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """Of each column of a table what it is called in a file, or what the file has in all rows.
+
+    A file that another program wrote lacks the columns that its folders name, and tells those that
+    it has by their names alone: the table keeps which names each of its columns may have there.
+    """
+    partition = partition_of(table, data)
     by_number = {
         int(field.metadata[NUMBER]): field.name
         for field in file
         if field.metadata and NUMBER in field.metadata
-    }
-    found = {}
+    } or by_names(file, table)
+    names, known = {}, {}
     for field in table.schema().fields:
-        if by_number.get(field.field_id) is not None:
-            found[field.name] = by_number[field.field_id]
-        elif not by_number and field.name in file.names:
-            found[field.name] = field.name
+        if field.field_id in by_number:
+            names[field.name] = by_number[field.field_id]
+        elif field.field_id in partition:
+            known[field.name] = partition[field.field_id]
         elif getattr(field, "initial_default", None) is not None:
             raise SourceError(
                 f"column '{field.name}' of the Iceberg table has a default for older files, which"
                 " is not read here.\n  to fix  rewrite its data files (compaction)"
             )
-    return found
+    return names, known
+
+
+def by_names(file: pa.Schema, table: Any) -> dict[int, str]:
+    """Of each number of a column of a table what it is called in a file without numbers."""
+    known = table.name_mapping()
+    if known is None:
+        known_names = [(field.field_id, [field.name]) for field in table.schema().fields]
+    else:
+        known_names = [(field.field_id, field.names) for field in known]
+    return {number: name for number, some in known_names for name in some if name in file.names}
+
+
+def partition_of(table: Any, data: Any) -> dict[int, Any]:
+    """The values that all rows of a file have, by the numbers of their columns."""
+    parts = table.specs()[data.spec_id].fields
+    return {
+        part.source_id: value
+        for part, value in zip(parts, data.partition, strict=True)
+        if str(part.transform) == "identity" and value is not None
+    }
 
 
 def schema_of(table: Any) -> pa.Schema:
