@@ -254,6 +254,41 @@ def test_every_type_of_protobuf_becomes_the_declared_one(made):
     assert (found.malformed.tolist(), found.misfit.tolist()) == ([3], [2])
 
 
+def test_a_field_that_json_cannot_hold_is_null_and_its_message_is_a_row(registry):
+    """An `Any` of a type of somebody else's, and one extension, made messages malformed."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="o.proto", syntax="proto2", dependency=["google/protobuf/any.proto"]
+    )
+    one = file.message_type.add(name="One")
+    one.extension_range.add(start=10, end=11)
+    one.field.add(name="u", number=1, type=kinds.TYPE_INT64, label=1)
+    one.field.add(
+        name="a", number=2, type=kinds.TYPE_MESSAGE, label=1, type_name=".google.protobuf.Any"
+    )
+    one.field.add(name="more", number=3, type=kinds.TYPE_INT32, label=3)
+    file.extension.add(name="x", number=10, type=kinds.TYPE_BOOL, label=1, extendee=".One")
+    text = base64.b64encode(file.SerializeToString()).decode()
+    number = registry.register("t-value", text, "PROTOBUF")
+    message = (
+        b"\0" + number.to_bytes(4, "big") + b"\0" + b"\x08\x07\x12\x05\x0a\x03u/N\x18\x02\x50\x01"
+    )
+    wanted = declared_schema({"u": "INT64", "a": "STRING", "more": "STRING"})
+    found = reader(registry, protobuf.compiled, "PROTOBUF").read([message], wanted)
+    assert found.rows.to_pylist() == [{"u": 7, "a": None, "more": "[2]"}]
+    assert found.rejected == {MISFIT: 1}
+
+
+def test_a_decimal_that_no_type_holds_is_counted(registry):
+    price = next(one["type"] for one in VISIT["fields"] if one["name"] == "price")
+    schema = {"type": "record", "name": "R", "fields": [{"name": "u", "type": price}]}
+    number = registry.register("t-value", json.dumps(schema))
+    messages = [written(schema, {"u": one.to_bytes(17, "big")}, number) for one in (1 << 127, 125)]
+    for kind, value in (("FLOAT64", 1.25), ("STRING", "1.25")):
+        found = reader(registry).read(messages, declared_schema({"u": kind}))
+        assert (found.rows["u"].to_pylist(), found.rejected) == ([None, value], {MISFIT: 1})
+
+
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
 def test_no_bytes_stop_a_reader(registry, made, kind):
     drawn = random.Random(5)

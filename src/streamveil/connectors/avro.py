@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.connectors import times
-from streamveil.connectors.json_lines import json_text, text_array
+from streamveil.connectors.json_lines import NO_TEXT, json_text, text_array
 from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema
 from streamveil.errors import SourceError, requires_extra
@@ -127,10 +127,10 @@ def plain(value: Any) -> Any:
 
 
 def of_decimals(scale: int, values: list[bytes | None]) -> pa.Array:
-    """Decimals, as text: their size has no bound."""
+    """Decimals, as text: their size has no bound. Too large ones are no text."""
     made = [None if value is None else int.from_bytes(value, "big", signed=True)
             for value in values]  # fmt: skip
-    return text_array([None if one is None or abs(one) >= LARGEST else
+    return text_array([None if one is None else NO_TEXT if abs(one) >= LARGEST else
                        str(Decimal(one).scaleb(-scale, EXACT)) for one in made])  # fmt: skip
 
 

@@ -30,6 +30,7 @@ LEAST = 4096  # bytes of a block that is not divided
 NATIVE = (pa.int64(), pa.float64(), pa.bool_())  # what Arrow and a cast of text read alike
 ROW = re.compile(r"in row (\d+)")  # at the end of what Arrow says
 LONELY = re.compile(rb"Inf(?!inity)|-NaN")  # numbers for Arrow, and for nobody else
+NO_TEXT = "\ud800"  # stands for a field that fits no type: null, and counted
 NEWLINE, RETURN, OPEN, CLOSE = b"\n\r{}"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors import FAR_US
-from streamveil.connectors.json_lines import text_array
+from streamveil.connectors.json_lines import NO_TEXT, text_array
 from streamveil.connectors.messages import Decoded, Decoder, decoded
 from streamveil.connectors.schema_registry import RegisteredSchema
 from streamveil.errors import SourceError, requires_extra
@@ -197,17 +197,22 @@ def moments(values: list[int | None]) -> pa.Array:
 
 
 def as_json(name: str, row: Any) -> str | None:
-    """A list or a message as JSON; null where it has none."""
+    """A list or a message as JSON; None where it has none, no text where JSON cannot hold it."""
     from google.protobuf import json_format
 
     value = type(row)()
     value.CopyFrom(row)
     for field, _ in row.ListFields():
-        if field.name != name:
+        if field.is_extension:
+            value.ClearExtension(field)
+        elif field.name != name:
             value.ClearField(field.name)
     if not value.ListFields():
         return None
-    text: str = json_format.MessageToJson(value, preserving_proto_field_name=True, indent=None)
+    try:
+        text: str = json_format.MessageToJson(value, preserving_proto_field_name=True, indent=None)
+    except Exception:  # an `Any` of a type that the schema lacks, a time that no calendar has
+        return NO_TEXT
     return text[text.index(":") + 1 : -1].strip()
 
 
