@@ -352,6 +352,10 @@ def value_of(cell: Any) -> Any:
     try:
         return cell.as_py()
     except (OverflowError, ValueError):
+        if isinstance(cell, pa.ListScalar):  # also of other lists, and maps
+            return [value_of(one) for one in cell.values]
+        if isinstance(cell, pa.StructScalar):
+            return {name: value_of(one) for name, one in cell.items()}
         return cell.cast(pa.string()).as_py()
 
 

@@ -222,8 +222,11 @@ def test_every_line_is_a_row_or_malformed_or_empty(tmp_path_factory, lines):
 def test_rows_beside_other_columns_become_lines_whatever_their_times():
     """Fails where rows are told by values of Python: it has no time after the year 9999."""
     far = pa.array([1 << 61, 0]).cast(pa.timestamp("us"))
-    rows = with_places(pa.table({"user": ["a", "b"], "ts": far}), 0, np.array([1, 2]))
+    nested = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 2], far)], ["at"])
+    rows = pa.table({"user": ["a", "b"], "ts": far, "more": nested})
+    rows = with_places(rows, 0, np.array([1, 2]))
     kept = beside(rejected_table("odd", rows, ["f"]), pa.schema([("total", pa.int64())]))
     first, second = (json.loads(line) for line in kept.column("line").to_pylist())
-    assert (first["user"], second) == ("a", {"user": "b", "ts": "1970-01-01 00:00:00"})
+    assert (first["user"], second["more"]) == ("a", {"at": [second["ts"]]})
+    assert second == {"user": "b", "ts": "1970-01-01 00:00:00", "more": second["more"]}
     assert kept.column("row").null_count == 2
