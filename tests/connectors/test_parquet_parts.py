@@ -19,6 +19,7 @@ TABLE = pa.table({
     "text": [None if n % 7 == 0 else "x" * (n % 50) for n in range(ROWS)],
     "list": [[n, None] * (n % 3) for n in range(ROWS)],
     "part": [{"a": n, "b": str(n)} for n in range(ROWS)], "all null": pa.nulls(ROWS, pa.int64()),
+    "user.id": range(ROWS), "user.more": [{"a": n} for n in range(ROWS)],
 })  # fmt: skip
 
 

@@ -75,9 +75,10 @@ def spans(file: pa.NativeFile, size: int, columns: Collection[str]) -> tuple[Spa
 
 def chunks(facts: Any, columns: set[str]) -> Iterator[tuple[int, int]]:
     """Where the parts of some columns lie, of every row group."""
+    names = tuple(f"{name}." for name in columns)  # the path of a part goes on behind its column
     wanted = [
         place for place in range(facts.num_columns)
-        if facts.schema.column(place).path.partition(".")[0] in columns
+        if f"{facts.schema.column(place).path}.".startswith(names)
     ]  # fmt: skip
     for number in range(facts.num_row_groups):
         group = facts.row_group(number)
