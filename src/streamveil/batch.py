@@ -251,13 +251,13 @@ def as_table(data: Any) -> pa.Table:
         with without_values(
             data, "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
         ):
-            return plain(pa.table(data))
+            return plain(with_fields(pa.table(data)))
     if hasattr(data, STREAM) or hasattr(data, "__arrow_c_array__"):
         way = "give each column one type: frame.astype({'page': 'string'}) of pandas"
         with without_values(data, way):
             if hasattr(data, STREAM):
-                return plain(pa.table(data))
-            return plain(pa.Table.from_batches([pa.record_batch(data)]))
+                return plain(with_fields(pa.table(data)))
+            return plain(with_fields(pa.Table.from_batches([pa.record_batch(data)])))
     lazy = hasattr(data, "collect")
     raise SourceError(
         f"rows in memory must be a frame, an Arrow table, a dict of columns or a list of dicts, not"
@@ -288,6 +288,20 @@ def unreadable(data: Any) -> Iterator[Any]:
             pa.array(data[name])
         except NO_TABLE:
             yield name
+
+
+def with_fields(table: pa.Table) -> pa.Table:
+    """The fields of structures as columns of their own: `user.id` is the field `id` of `user`.
+
+    A field of a structure that is null is null.
+
+    >>> rows = pa.table({"user": [{"id": 7}, None], "at": [1, 2]})
+    >>> with_fields(rows).to_pydict()
+    {'user.id': [7, None], 'at': [1, 2]}
+    """
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -18,6 +18,7 @@ from streamveil.connectors import open_source
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.rejected_rows import traced
 from streamveil.errors import MissingExtraError, SourceError
+from tests.connectors.test_fields import NESTED
 from tests.connectors.test_kafka import counts
 
 deltalake = pytest.importorskip("deltalake")
@@ -73,8 +74,16 @@ def test_every_position_goes_on_with_the_same_rows(table):
             assert read(source, chunk.position, most)[0] == found[done:]
 
 
-def test_a_table_whose_files_name_columns_otherwise_is_refused(tmp_path):
-    add(tmp_path, 0, 10)
+def test_fields_of_structures_are_columns(tmp_path):
+    deltalake.write_deltalake(tmp_path, NESTED, partition_by=["id"])
+    found = read(opened(tmp_path), most=77, columns=["event.ms", "user.geo.city", "id"])[0]
+    flat = NESTED.flatten().flatten().select(["event.ms", "user.geo.city", "id"]).to_pylist()
+    assert sorted(found, key=str) == sorted(flat, key=str)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_table_whose_files_name_columns_otherwise_is_refused(depth, tmp_path):
+    deltalake.write_deltalake(tmp_path, NESTED)
     log = tmp_path / "_delta_log" / f"{0:020}.json"
 
     def renamed(action):
@@ -82,10 +91,13 @@ def test_a_table_whose_files_name_columns_otherwise_is_refused(tmp_path):
             action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
         if "metaData" in action:
             told = json.loads(action["metaData"]["schemaString"])
-            for number, field in enumerate(told["fields"]):
+            fields = [*told["fields"], *(part for one in told["fields"][:2]
+                                         for part in one["type"]["fields"])]  # fmt: skip
+            fields += fields[5]["type"]["fields"]
+            for number, field in enumerate(fields):
                 known = {"id": number, "physicalName": field["name"]}
                 field["metadata"] = {f"delta.columnMapping.{k}": v for k, v in known.items()}
-            told["fields"][0]["name"] = "visitor"
+            fields[0 if depth == 1 else 4]["name"] = "renamed"
             action["metaData"] |= {
                 "schemaString": json.dumps(told),
                 "configuration": {"delta.columnMapping.mode": "name"},

@@ -587,7 +587,7 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
     ("SELECT c, SUM(n) FROM ({}) GROUP BY 'c'", "written out, such as 1"),
     ("SELECT n, c AS n FROM ({})", "two columns are called 'n'"),
     ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "is not a private answer"),
-    ("SELECT n, b.c FROM ({}) AS a", "no such table in FROM"),
+    ("SELECT n, b.c FROM ({}) AS a", "unknown column 'b.c' of the released rows"),
     ("WITH p AS ({}) SELECT u FROM t", "is not a private answer"),
 ])  # fmt: skip
 def test_refusals_of_outer_selects(text, message):

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.fs
 
-from streamveil.batch import plain_schema
+from streamveil.batch import plain_schema, with_fields
 from streamveil.connectors import Chunk, select
 from streamveil.connectors.file_reader import TIMES_OF_96_BITS
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
@@ -96,9 +96,10 @@ class DeltaSource(LakeSource):
         if added is not None and not added:
             return
         table = self._at(place.version)
-        own = schema_of(table)
-        require_columns(own, wanted, place.version)
-        names = wanted.names
+        require_columns(schema_of(table), wanted, place.version)
+        own = plain_schema(pa.schema(table.schema().to_arrow()))
+        parts = tuple(f"{name}." for name in wanted.names)  # and structures that hold one
+        held = [name for name in own.names if any(part.startswith(f"{name}.") for part in parts)]
         options = pds.ParquetReadOptions(**TIMES_OF_96_BITS)
         files = sorted(
             (one for one in table.to_pyarrow_dataset(parquet_read_options=options).get_fragments()
@@ -112,9 +113,10 @@ class DeltaSource(LakeSource):
             sizes = [group.num_rows for group in file.row_groups]
             groups, row = groups_behind(sizes, start)
             scanned = file.subset(row_group_ids=groups).to_batches(
-                schema=as_stored(own, file.physical_schema), columns=names, batch_size=max_rows
+                schema=as_stored(own, file.physical_schema), columns=held, batch_size=max_rows
             ) if groups else ()  # fmt: skip
-            tables = (pa.Table.from_batches([batch]) for batch in scanned)
+            tables = (with_fields(pa.Table.from_batches([batch])).select(wanted.names)
+                      for batch in scanned)  # fmt: skip
             return FileRows(file.path, sum(sizes), fitted(tables, row, start, wanted, max_rows))
 
         last = replace(place, version=place.version + 1, file=0, row=0)
@@ -158,6 +160,15 @@ class DeltaSource(LakeSource):
             raise gone(self.path, type(error).__name__) from None
 
 
+def is_mapped(kind: Any) -> bool:
+    """Whether files have other names for fields of a type, at any depth."""
+    if isinstance(kind, dict) and kind.get("name") is not None:
+        known = (kind.get("metadata") or {}).get(PHYSICAL, kind["name"])
+        return bool(known != kind["name"] or is_mapped(kind["type"]))
+    parts = kind.values() if isinstance(kind, dict) else kind if isinstance(kind, list) else ()
+    return any(map(is_mapped, parts))
+
+
 class MappedColumnsError(Exception):
     """A table's files give its columns other names: by the table's they would be null."""
 
@@ -167,10 +178,10 @@ def schema_of(table: Any) -> pa.Schema:
 
     `deltalake` refuses a mapping only where the table's protocol lists it as a feature.
     """
-    fields = json.loads(table.schema().to_json())["fields"]
-    if any(one["metadata"].get(PHYSICAL, one["name"]) != one["name"] for one in fields):
+    if is_mapped(json.loads(table.schema().to_json())):
         raise MappedColumnsError
-    return plain_schema(pa.schema(table.schema().to_arrow())).remove_metadata()
+    own = pa.schema(table.schema().to_arrow()).empty_table()
+    return plain_schema(with_fields(own).schema).remove_metadata()
 
 
 def as_stored(own: pa.Schema, file: pa.Schema) -> pa.Schema:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamveil.batch import plain_schema
+from streamveil.batch import plain_schema, with_fields
 from streamveil.connectors import Source, micros, select
 from streamveil.connectors.manifest import folders_of, guarded, shown
 from streamveil.connectors.rejected_rows import MISFIT, as_lines, fitted, groups_behind, misfits
@@ -120,7 +120,7 @@ class ParquetReader(Reader):
     def schema(self, path: Path) -> pa.Schema:
         """From the footer."""
         with guarded(path, lambda: parquet_file(path)) as file:
-            return plain_schema(file.schema_arrow.remove_metadata())
+            return columns_in(file.schema_arrow)
 
     def read(
         self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
@@ -129,12 +129,10 @@ class ParquetReader(Reader):
         # not mapped: one that is cut meanwhile would end the process; what is read before it is
         # wanted stays in memory until the file's end
         file = guarded(path, lambda: parquet_file(path, pre_buffer=False, buffer_size=BUFFER))
-        self._require(file.schema_arrow, wanted, path)
+        own = columns_in(file.schema_arrow)
+        self._require(own, wanted, path)
         for field in wanted:
-            if (
-                pa.types.is_null(field.type)
-                and file.schema_arrow.field(field.name).type != field.type
-            ):
+            if pa.types.is_null(field.type) and own.field(field.name).type != field.type:
                 raise SourceError(
                     f"column '{field.name}' has no type in the first file, and one in"
                     f" '{shown(path.name)}': every value would be read as null.\n"
@@ -146,7 +144,7 @@ class ParquetReader(Reader):
             max_rows, row_groups=groups, columns=wanted.names, use_threads=True
         )
         tables = (
-            pa.Table.from_batches([batch]).select(wanted.names)
+            with_fields(pa.Table.from_batches([batch])).select(wanted.names)
             for batch in iter(lambda: guarded(path, lambda: next(batches, None)), None)
         )
         for rows, rejected, end, before in fitted(tables, first, start.row, wanted, max_rows):
@@ -160,6 +158,11 @@ class ParquetReader(Reader):
                     RejectedLines(MISFIT, numbers[odd], as_lines(before.filter(pa.array(odd))))
                 ]
             yield FilePart(rows, rejected, 0, numbers, rejected_rows)
+
+
+def columns_in(file: pa.Schema) -> pa.Schema:
+    """The columns of a Parquet file: those of its schema, and the fields of structures."""
+    return plain_schema(with_fields(file.empty_table()).schema).remove_metadata()
 
 
 class RowGroup(NamedTuple):
@@ -263,7 +266,7 @@ def row_groups(
     found: list[RowGroup] = []
     for path in paths:
         with parquet_file(path) as file:
-            facts, schema = file.metadata, file.schema_arrow
+            facts, schema = file.metadata, columns_in(file.schema_arrow)
             places = [i for i in range(facts.num_columns) if facts.schema.column(i).path == column]
             if len(places) != 1 or kind not in (None, schema.field(column).type):
                 return None

@@ -230,7 +230,8 @@ def conjunction(conditions: Sequence[str]) -> str:
 def columns_of(text: str) -> tuple[str, ...]:
     """Every column an expression mentions, before any schema is known."""
     tree = parse_text(text)
-    return tuple(dict.fromkeys(column.name for column in tree.find_all(exp.Column)))
+    paths = ([part.name for part in column.parts] for column in tree.find_all(exp.Column))
+    return tuple(dict.fromkeys(".".join(path) for path in paths))
 
 
 @dataclass
@@ -274,6 +275,19 @@ def column_named(schema: pa.Schema, name: str) -> str:
         return str(matches[0])
     if matches:
         raise PlanError(f"column '{shown(name)}' is ambiguous: names differ only in case")
+    outer, _, field = name.partition(".")
+    holders = [one for one in schema if field and one.name.lower() == outer.lower()]
+    if any(pa.types.is_struct(one.type) for one in holders):
+        raise PlanError(
+            f"column '{shown(outer)}' is a structure, and its fields are read from Parquet files,"
+            " Delta tables and rows in memory alone.\n"
+            f"  to fix  have the database give '{shown(field)}' as a column"
+        )
+    if holders:
+        raise PlanError(
+            f"column '{shown(outer)}' has no field '{shown(field)}'.\n"
+            f"  to fix  correct it; of JSON text JSON_VALUE({shown(outer)}, '$.{shown(field)}')"
+        )
     sides = [one for one in schema.names if one.lower().endswith(f":{name.lower()}")]
     if sides:  # of a join
         words = " or ".join(shown(one.replace(":", ".")) for one in sides)

@@ -105,29 +105,53 @@ def parse_query(tokens: list[Token], text: str, what: str) -> exp.Expr:
     """The single SELECT these tokens spell, with its WITH."""
     check_depth(tokens, what)
     tree = _single(lambda: Veil().parser().parse(tokens, text), what)
-    for column in tree.find_all(exp.Column):
+    for column in [*tree.find_all(exp.Column)]:
+        name = column.name
         spell_table(column, column.parent_select)
+        if column.name != name and isinstance(column.parent, exp.Select):  # a field's own name
+            column.replace(exp.alias_(column.copy(), name, quoted=True))
     return tree
 
 
-def spell_table(column: exp.Expr, select: exp.Expr | None) -> None:
+def spell_table(column: exp.Column, select: exp.Expr | None) -> None:
     """Spells the table before a column as the nearest FROM does that has it in any case.
+
+    What is no table is a structure, and the column its field: one name with dots.
 
     >>> query = "SELECT T.a FROM t WHERE EXISTS (SELECT 1 FROM u AS V WHERE v.b = T.b AND x.c = 1)"
     >>> parse_query(tokenize(query, "it"), query, "it").sql(Veil)
-    'SELECT t.a FROM t WHERE EXISTS(SELECT 1 FROM u AS V WHERE V.b = t.b AND x.c = 1)'
+    'SELECT t.a FROM t WHERE EXISTS(SELECT 1 FROM u AS V WHERE V.b = t.b AND `x.c` = 1)'
     """
-    table = column.args.get("table")
-    while table is not None and select is not None:
+    first, *field = column.parts
+    while field and select is not None:
         clause, joins = select.args.get("from_"), select.args.get("joins") or ()
         names = {name for one in (clause, *joins) if one for name in names_of(one.this)}
-        same = [name for name in names if name.lower() == table.name.lower()]
-        if table.name in same:
+        same = [name for name in names if name.lower() == first.name.lower()]
+        if first.name in same or len(same) == 1:
+            first.set("this", first.name if first.name in same else same[0])
+            join_path(column, first)
             return
-        if len(same) == 1:
-            table.set("this", same[0])
+        if same:
             return
         select = select.parent_select
+    join_path(column)
+
+
+def join_path(column: exp.Column, table: exp.Expr | None = None) -> None:
+    """Makes one name of a column and the structures that hold it, behind its table if it has one.
+
+    >>> column = parse_text("v.user.id")
+    >>> join_path(column, column.parts[0])
+    >>> column.sql(Veil)
+    'v.`user.id`'
+    """
+    path = [part for part in column.parts if part is not table]
+    if len(path) == 1 or isinstance(column.this, exp.Star):
+        return
+    name = ".".join(part.name for part in path)
+    column.set("this", exp.to_identifier(name, quoted=True))
+    for place in ("catalog", "db", "table"):
+        column.set(place, table if place == "table" else None)
 
 
 def spelled(unit: str, select: exp.Expr) -> str:
@@ -316,7 +340,9 @@ def as_unit(node: Any) -> exp.Expr:
 
 
 def plain_names(tree: exp.Expr) -> exp.Expr:
-    """Drops quotes around names that need none."""
+    """Drops quotes around names that need none; a field of a structure is one name with dots."""
+    for column in tree.find_all(exp.Column):
+        join_path(column)
     for name in list(tree.find_all(exp.Identifier)):
         if name.this.isascii() and name.this.isidentifier() and name.this.upper() not in KEYWORDS:
             name.set("quoted", None)

@@ -140,12 +140,6 @@ def interval_of(tree: exp.Expr) -> tuple[int, str]:
 def _column(tree: exp.Expr, read: Reader) -> Node:
     if not isinstance(tree.this, exp.Identifier):
         raise PlanError("* stands for no single column here")
-    if tree.args.get("table"):  # never by its last word: another column may be called so
-        raise PlanError(
-            f"'{shown(canonical(tree))}': fields of structures cannot be read.\n"
-            "  to fix  a column whose name has a dot is written `a.b`, in backquotes; of JSON text"
-            " JSON_VALUE(column, '$.field')"
-        )
     return read(tree.name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.expressions.dialect import canonical, join_path, parse_text, shown
 from streamveil.plan import SourceSpec, Window
 from streamveil.plan.check import HABITS
 
@@ -102,15 +102,10 @@ def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
     for column in list(copy.find_all(exp.Column)):
         if isinstance(column.parent, exp.Kwarg):
             continue  # a word, as in report_format => DEFAULT
+        first, *field = column.parts
+        join_path(column, first if field and first.name in scope.names else None)
         table = column.args.get("table")
         if table is not None:
-            if column.args.get("db") or table.name not in scope.names:
-                raise PlanError(
-                    f"'{shown(canonical(column))}': no such table in FROM, and fields of "
-                    "structures cannot be read.\n"
-                    "  to fix  `a.b` in backquotes for a column of that name; of JSON text"
-                    " JSON_VALUE(column, '$.field')"
-                )
             if table.name in scope.parts.get(column.name.lower(), ()):
                 name, of = shown(column.name), shown(table.name)
                 raise PlanError(

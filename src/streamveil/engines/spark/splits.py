@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.batch import plain
+from streamveil.batch import plain, with_fields
 from streamveil.connectors import arrivals, micros, select
-from streamveil.connectors.file_reader import parquet_file
+from streamveil.connectors.file_reader import columns_in, parquet_file
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.manifest import footer, guarded
 from streamveil.connectors.rejected_rows import fit, whole_or_null
@@ -102,7 +102,7 @@ def require_columns(source: FilesSource, names: list[str]) -> None:
     """Refuses columns that the first file lacks, though they are declared."""
     for path in source.files()[:1]:
         held = guarded(path, partial(pq.read_schema, path))
-        select(held, names, f"'{path.name}'")
+        select(columns_in(held), names, f"'{path.name}'")
 
 
 @lru_cache(maxsize=100_000)
@@ -130,7 +130,7 @@ def groups_in(path: str, read: pa.Field | None, version: tuple[int, int]) -> tup
 
 def keeps_times(stored: pa.Schema, read: pa.Field) -> bool:
     """Whether a column of times means the same when it is read as another type: a date does not."""
-    kind = stored.field(read.name).type
+    kind = columns_in(stored).field(read.name).type
     return bool(
         kind == read.type or (pa.types.is_timestamp(kind) and pa.types.is_timestamp(read.type))
     )
@@ -280,5 +280,5 @@ def read_group(split: Split, names: list[str]) -> pa.Table:
     if mark_of(split.path, version_of(split.path)) != split.mark:
         raise changed()
     file = parquet_file(Path(split.path))
-    select(file.schema_arrow, names, f"'{Path(split.path).name}'")
-    return file.read_row_group(split.group, columns=names)
+    select(columns_in(file.schema_arrow), names, f"'{Path(split.path).name}'")
+    return with_fields(file.read_row_group(split.group, columns=names)).select(names)

@@ -1,0 +1,124 @@
+"""Fields of structures are columns, in files and in memory, and never their last word alone."""
+
+import datetime as dt
+from collections import Counter
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import streamveil as sv
+from streamveil.connectors.files import FilesSource
+from streamveil.errors import SourceError
+
+N = 600
+USER = pa.struct([
+    ("id", pa.int64()), ("geo", pa.struct([("city", pa.string()), ("lat", pa.float64())])),
+])  # fmt: skip
+EVENT = pa.struct(
+    [("at", pa.timestamp("us", "UTC")), ("ms", pa.int64()), ("tags", pa.list_(pa.string()))]
+)
+NESTED = pa.table({
+    "user": pa.array([
+        None if i % 50 == 7 else {"id": i % 90, "geo": None if i % 40 == 3 else {
+            "city": "abc"[i % 3], "lat": i % 4 + 0.5}} for i in range(N)
+    ], USER),
+    "event": pa.array([
+        {"at": dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(minutes=i), "ms": i % 11,
+         "tags": ["x", "y"][: i % 3]} for i in range(N)
+    ], EVENT),
+    "id": ["p", "q", "r", "s"] * (N // 4),  # whoever took `user.id` for `id` would protect these
+    "city": ["none"] * N,
+})  # fmt: skip
+LEAVES = ["user.id", "user.geo.city", "user.geo.lat", "event.at", "event.ms", "event.tags"]
+QUERY = """
+CREATE STREAM events WITH (source = 'files', path = '{path}', event_time = 'event.at');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 900, delta = 1e-6,
+    privacy_unit_column = {unit}, max_rows_contributed = {most},
+    public_groups = ['a', 'b', 'c', NULL]{more})
+  {key}, COUNT(*) AS n, SUM({ms}, contribution_bounds_per_row => (0, 10)) AS ms
+FROM {table} WHERE {lat} > 1 OR {lat} IS NULL GROUP BY {key}
+"""
+PLAIN = {"table": "events", "unit": "user.id", "key": "user.geo.city", "ms": "event.ms",
+         "lat": "user.geo.lat", "most": 20, "more": ""}  # fmt: skip
+ALIAS = {"table": "events AS e", "unit": "e.user.id", "key": "e.user.geo.city", "ms": "e.event.ms",
+         "lat": "E.USER.geo.LAT", "most": 20, "more": ""}  # fmt: skip
+
+
+def stored(folder, table=NESTED, name="a.parquet"):
+    pq.write_table(table, folder / name, row_group_size=70)
+    return folder / name
+
+
+def released(query, folder):
+    (release,) = query.run(state=folder / "s.veil")
+    made = release.to_arrow().to_pylist()
+    return {row["city"]: (row["n"], row["ms"]) for row in made}
+
+
+def close(found, truth):
+    """Noise has deviations of 0.9 and 6 at most: false alarms below 10^-15."""
+    assert found.keys() == truth.keys()
+    return all(
+        abs(found[city][0] - n) < 8 and abs(found[city][1] - ms) < 50
+        for city, (n, ms) in truth.items()
+    )
+
+
+@pytest.mark.parametrize("form", [PLAIN, ALIAS])
+def test_a_query_over_fields_gives_what_duckdb_counts(form, tmp_path):
+    path = stored(tmp_path)
+    found = released(sv.sql(QUERY.format(path=path, **form)), tmp_path)
+    told = duckdb.sql(f"""
+        SELECT "user".geo.city, COUNT(*), SUM(event.ms) FROM '{path}'
+        WHERE "user".id IS NOT NULL AND ("user".geo.lat > 1 OR "user".geo.lat IS NULL) GROUP BY 1
+    """).fetchall()
+    assert close(found, {city: (n, ms) for city, n, ms in told})
+
+
+def test_the_unit_is_the_field_and_not_a_column_of_its_last_name(tmp_path):
+    form = {**PLAIN, "most": 1, "lat": "2"}
+    found = released(sv.sql(QUERY.format(path=stored(tmp_path), **form)), tmp_path)
+    assert abs(sum(n for n, _ in found.values()) - 90) < 20  # by `id` there would be four rows
+
+
+def test_python_names_fields_as_sql_does(tmp_path):
+    query = (
+        sv.memory(NESTED).protect("user.id")
+        .group_by("user.geo.city", keys=sv.public(["a", "b", "c"]))
+        .agg(n=sv.count(), ms=sv.sum("event.ms * 2", bounds=(0, 20))).bound(max_rows=20)
+        .release(budget=sv.Budget(epsilon=900, delta=1e-6))
+    )  # fmt: skip
+    (release,) = query.run(state=tmp_path / "s.veil")
+    found = {row["user.geo.city"]: row["n"] for row in release.to_arrow().to_pylist()}
+    rows = [user for user in NESTED["user"].to_pylist() if user and user["geo"]]
+    truth = Counter(user["geo"]["city"] for user in rows)
+    assert found.keys() == truth.keys()
+    assert all(abs(found[city] - truth[city]) < 8 for city in truth)
+
+
+def test_each_place_in_a_file_goes_on_with_the_same_rows(tmp_path):
+    source = FilesSource(str(stored(tmp_path)))
+    flat = NESTED.flatten().flatten()
+    assert {*LEAVES, "id", "city"} == {*source.schema().names} == {*flat.column_names}
+    for columns in (None, LEAVES[:1], ["event.tags", "user.geo.lat", "id"]):
+        whole = flat.select(columns or source.schema().names).to_pylist()
+        chunks = [*source.read(None, 90, columns)]
+        assert [row for chunk in chunks for row in chunk.rows.to_pylist()] == whole
+        for place in (chunks[0].position, chunks[3].position):
+            again = [*FilesSource(str(tmp_path)).read(place, 64, columns)]
+            rest = [row for chunk in again for row in chunk.rows.to_pylist()]
+            assert rest == whole[len(whole) - len(rest) :]
+            assert 0 < len(rest) < N
+
+
+def test_a_later_file_without_the_field_is_refused_and_one_of_another_type_is_read(tmp_path):
+    stored(tmp_path)
+    other = pa.table({"user": [{"id": "7", "new": 1}, {"id": "x", "new": 2}]})
+    stored(tmp_path, other, "b.parquet")
+    read = FilesSource(str(tmp_path)).read(None, N, ["user.id"])
+    chunks = [*read]
+    assert [row for chunk in chunks for row in chunk.rows["user.id"].to_pylist()][N:] == [7, None]
+    with pytest.raises(SourceError, match=r"no column 'user\.geo\.city'|'user\.geo\.city' is not"):
+        [*FilesSource(str(tmp_path)).read(None, N, ["user.geo.city"])]
