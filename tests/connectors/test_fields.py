@@ -10,7 +10,9 @@ import pytest
 
 import streamveil as sv
 from streamveil.connectors.files import FilesSource
+from streamveil.engines.spark import splits
 from streamveil.errors import SourceError
+from streamveil.plan import Clock
 
 N = 600
 USER = pa.struct([
@@ -122,3 +124,15 @@ def test_a_later_file_without_the_field_is_refused_and_one_of_another_type_is_re
     assert [row for chunk in chunks for row in chunk.rows["user.id"].to_pylist()][N:] == [7, None]
     with pytest.raises(SourceError, match=r"no column 'user\.geo\.city'|'user\.geo\.city' is not"):
         [*FilesSource(str(tmp_path)).read(None, N, ["user.geo.city"])]
+
+
+def test_spark_reads_the_same_columns_and_knows_their_times(tmp_path):
+    path = str(stored(tmp_path))
+    schema = FilesSource(path).schema()
+    groups = [*splits.groups_in(path, schema.field("event.at"), splits.version_of(path))]
+    assert [one.low for one in groups] == [int(1_767_225_600e6 + 70 * i * 60e6) for i in range(9)]
+    wanted = pa.schema([schema.field(name) for name in ("event.ms", "user.geo.city", "id")])
+    parts = [splits.rows_of(one, wanted, Clock(kind="once"), (None, 1))[0]
+             for one in splits.between(groups, 13, N)]  # fmt: skip
+    flat = NESTED.flatten().flatten().select(wanted.names)
+    assert pa.concat_tables(parts).to_pylist() == flat.slice(13).to_pylist()
