@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from streamveil.batch import with_fields
 from streamveil.calendars import DAY, Cells, require_zone
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError
@@ -305,7 +306,8 @@ def public_file(path: object, what: str, **options: Any) -> pa.Table:
         raise PlanError(f"{what} must be one .parquet or .csv file")
     try:
         if kind == ".parquet":
-            return pa.parquet.read_table(str(path))
+            read = pa.parquet.read_table(str(path), coerce_int96_timestamp_unit="us")
+            return with_fields(read)
         return declared_csv(str(path), **options)
     except (OSError, pa.ArrowInvalid):
         raise PlanError(f"{what} cannot be read") from None
