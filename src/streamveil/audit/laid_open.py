@@ -256,7 +256,7 @@ class Spy:
         state, passing = honest(state, units, names, trigger, at)
         counts = self.seen.units[at.window]
         for key in keys_of(names[passing], len(passing)):
-            if sum(counts[key].values()) <= selection_floor(opening):
+            if sum(counts[key].values()) <= 1 + opening.offset:  # and others that do not count
                 self.seen.faults.append("a group that one unit alone may have is published")
         return state, self._published(names, trigger, at.window)
 
@@ -334,11 +334,6 @@ class Spy:
             return honest(*arguments)
         finally:
             self.hidden = False
-
-
-def selection_floor(opening: CoinSelection) -> int:
-    """Units that a group of one unit may have, beside the others that do not count."""
-    return 1 + opening.offset
 
 
 def keys_of(ids: Any, count: int) -> list[Key]:

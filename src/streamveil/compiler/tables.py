@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 
-from streamveil.changing_tables.operator import Attribute, Bind, ChangingTable
+from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.core.accounting import Budget
 from streamveil.dynamic.choose import (
     Candidate,
@@ -161,7 +161,7 @@ class Design:
         A counter, whose intervals are proved, gives way only to less than half of its error.
         """
         wanted = MECHANISM.of(self.plan.options)
-        found = {spelled(one.name): one for one in self.choice.candidates}
+        found = {one.name.lower().replace(" ", "_"): one for one in self.choice.candidates}
         best, counter = self.choice.best, found["counter"]
         if wanted == "auto":
             return best if best.expected < CLEARLY * counter.expected else counter
@@ -200,26 +200,11 @@ class Design:
             lives=source.lives,
             outputs=tuple(one.name for one in plan.aggregates),
             cells=self.cells,
-            condition=None if plan.where is None else condition(plan.where),
-            value=None if self.distinct is None else value_of(self.distinct),
+            condition=None if plan.where is None else partial(compile_predicate, plan.where),
+            value=None if self.distinct is None else partial(compile_key, self.distinct),
             adaptive=self.adaptive,
             total=self.total,
             confidence=float(CONFIDENCE.of(plan.options)),
             non_negative=bool(NON_NEGATIVE.of(plan.options)),
             integer=bool(INTEGER.of(plan.options)),
         )
-
-
-def condition(text: str) -> Bind:
-    """WHERE, compiled for the columns of a batch."""
-    return lambda schema: compile_predicate(text, schema)
-
-
-def value_of(text: str) -> Bind:
-    """What tells records' values apart, compiled for the columns of a batch."""
-    return lambda schema: compile_key(text, schema)
-
-
-def spelled(name: str) -> str:
-    """The name of a mechanism as an option: 'two streams' is two_streams."""
-    return name.lower().replace(" ", "_")

@@ -214,7 +214,7 @@ def _prepare(
     masks = []
     if program.where is not None:
         passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
-        table = _keep(table, passes)
+        table = table if passes.all() else table.filter(pa.array(passes))
         masks.append(passes)
         if reject_notes is not None:
             reject_notes.keep(passes)
@@ -369,10 +369,6 @@ def _cells(keys: list[pa.Array], value: pa.Array, key: bytes) -> UInt64[Array, "
     if pa.types.is_null(value.type):
         value = value.cast(pa.int64())
     return name_columns([*keys, value], key)
-
-
-def _keep(table: pa.Table, passes: Bool[Array, " rows"]) -> pa.Table:
-    return table if passes.all() else table.filter(pa.array(passes))
 
 
 def _valid(column: pa.Array) -> Bool[Array, " rows"] | None:

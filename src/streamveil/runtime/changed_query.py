@@ -34,8 +34,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlglot import exp
-
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.core.accounting.guarantee import NOTHING
 from streamveil.dataflow import Operator
@@ -49,6 +47,7 @@ from streamveil.plan.options import MAX_GROUPS, MAX_ROWS
 from streamveil.runtime import formats
 from streamveil.runtime.account import asked
 from streamveil.runtime.store import LEDGER, LOOK, Header, read_header, require_header
+from streamveil.sql.parts import quoted
 
 
 @dataclass(frozen=True)
@@ -183,11 +182,6 @@ def named_as(plan: Plan, query: dict[str, Any], job: str) -> Plan | None:
         aggregates=tuple(replace(one, name=renamed[one.name]) for one in plan.aggregates),
         sets=tuple(tuple(renamed.get(name, name) for name in one) for one in plan.sets),
     )  # fmt: skip
-
-
-def quoted(name: str) -> str:
-    """A column as an expression."""
-    return exp.column(exp.to_identifier(name, quoted=True)).sql(dialect="bigquery")
 
 
 def later(

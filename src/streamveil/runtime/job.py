@@ -342,7 +342,7 @@ class Job:
         try:
             for batch in batches:
                 self._held.append(self._compute(batch, batches.done))
-                size += size_of(self._held[-1])
+                size += sum(one.nbytes for one in self._held[-1].record.delta.values())
                 if self._unsettled >= HELD_BYTES:
                     self._settle()
                 if pending is not None and (pending.done() or not self._last.more):
@@ -496,11 +496,6 @@ class Job:
                 unpublished=place.step - self._closed_steps,
             )
         )
-
-
-def size_of(computed: Computed) -> int:
-    """Bytes of what waits to be committed."""
-    return sum(array.nbytes for array in computed.record.delta.values())
 
 
 def rows_of(made: Any) -> int:

@@ -227,13 +227,9 @@ def plain_kind(kind: pa.DataType) -> np.dtype[Any] | None:
         return None
     if pa.types.is_interval(kind):
         return None
-    letter = "f" if pa.types.is_floating(kind) else "u" if unsigned(kind) else "i"
+    unsigned = pa.types.is_unsigned_integer(kind)
+    letter = "f" if pa.types.is_floating(kind) else "u" if unsigned else "i"
     return np.dtype(f"<{letter}{kind.bit_width // 8}")
-
-
-def unsigned(kind: pa.DataType) -> bool:
-    """Whether a type is one of integers without sign."""
-    return bool(pa.types.is_unsigned_integer(kind))
 
 
 def arrow(kind: pa.DataType, values: Array) -> pa.Array:

@@ -25,7 +25,7 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,12 +89,13 @@ class Replica:
         label = self.path.with_suffix(".json")
         try:
             stamp, layout = json.loads(label.read_text())
+            places = [ArrayPlace(*entry) for entry in layout]
             label.unlink()
             with self.path.open("r+b") as file:
                 self.whole = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         except (OSError, ValueError):
             return None
-        return Stamp(*stamp), {place.name: place.within(self.whole) for place in places(layout)}
+        return Stamp(*stamp), {place.name: place.within(self.whole) for place in places}
 
     def give(self, stamp: Stamp, arrays: dict[str, Array]) -> None:
         """Makes a state readable: what is mapped stays where it is, all else is copied."""
@@ -173,11 +174,6 @@ class ArrayPlace(NamedTuple):
         """The array itself."""
         part = whole[self.start : self.start + self.size]
         return part.view(self.dtype).reshape(self.shape)
-
-
-def places(layout: list[list[Any]]) -> list[ArrayPlace]:
-    """As they were written."""
-    return [ArrayPlace(*entry) for entry in layout]
 
 
 def placed(kept: list[ArrayPlace], new: list[tuple[str, Array]], size: int) -> list[ArrayPlace]:
