@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -224,10 +225,8 @@ class Ledger:
                 f"there is no ledger {where}.\n"
                 "  to fix  correct the name, or make one: streamveil ledger create"
             )
-        try:
+        with closing(journal):
             records = journal.unread()
-        finally:
-            journal.close()
         if not records:
             raise StoreError(f"{path} is not a ledger.\n  to fix  name the ledger's own file")
         header = records[0]

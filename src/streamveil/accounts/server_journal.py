@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from streamveil.accounts import ENCODER, START, Record, Shared, altered, chain, checked
@@ -141,11 +141,8 @@ class ServerJournal(Shared):
 
     def reread(self) -> list[str]:
         """The hashes of all records, read again from the first; this journal's are among them."""
-        fresh = ServerJournal(f"{self._server.url}#{self.name}")
-        try:
+        with closing(ServerJournal(f"{self._server.url}#{self.name}")) as fresh:
             return [claimed for _, claimed in fresh._unread()]
-        finally:
-            fresh.close()
 
     def close(self) -> None:
         """Ends the connection; the journal may be used again."""

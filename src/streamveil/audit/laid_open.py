@@ -197,11 +197,9 @@ class Spy:
         law = step.keep, step.drain, float(step.scale), step.spreads.tolist()
         found = []
         for lane, (entered, totals) in enumerate(zip(increments, made, strict=True)):
-            path = (
-                (draws.path[0], draws.path[1] + lane, *draws.path[2:-1])
-                if lane
-                else draws.path[:-1]
-            )
+            path = draws.path[:-1]
+            if lane:
+                path = (path[0], path[1] + lane, *path[2:])
             self._note(((draws.purpose, path), t), names, entered, law)
             found.append(self._as_scripted(((draws.purpose, path), t), names, totals))
         return np.stack(found)

@@ -214,11 +214,9 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
     if len(known) < len(spans):
         return nothing_in_first_rows(source, column, span)
     first, last = min(first for first, _ in known), max(last for _, last in known)
-    return (
-        None
-        if first < end_us and start_us <= last
-        else "no file holds a time between start and end"
-    )
+    if first < end_us and start_us <= last:
+        return None
+    return "no file holds a time between start and end"
 
 
 def has_row(source: Source) -> bool:

@@ -289,11 +289,9 @@ def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:
     parts, slack = [], 0.0
     depth = steps.bit_length()
     for level in range(1, depth + 1):
-        share = (
-            tree.level_share(level, depth)
-            if tree.horizon
-            else tree.tree_share.scale(Fraction(2, 3 * depth))
-        )
+        share = tree.tree_share.scale(Fraction(2, 3 * depth))
+        if tree.horizon:
+            share = tree.level_share(level, depth)
         life = 2 ** (level - 1) - 1
         if not life:
             parts.append(share)

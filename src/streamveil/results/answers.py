@@ -404,11 +404,10 @@ class Answers(AnswerTable):
         joint, notes = self._joint([part])
         level = self._confidence(confidence)
         z, variance = deviations(level), part.covariance(joint, part).high
-        found = (
-            plain(part.value(joint), variance, z, part.parts(joint))
-            if part.is_centred(joint)
-            else part.end_to_end(joint, z)
-        )
+        if part.is_centred(joint):
+            found = plain(part.value(joint), variance, z, part.parts(joint))
+        else:
+            found = part.end_to_end(joint, z)
         return self._derived(name, joint, found, level, notes, whole=whole)
 
     def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:

@@ -46,12 +46,9 @@ class Answer:
     def __str__(self) -> str:
         known = self.n_low is not None and self.n_high is not None
         reach = f"{self.n_low:,.0f} .. {self.n_high:,.0f}" if known else "no interval"
-        left = (
-            ""
-            if self.corrections_left is None
-            else f"; about {self.corrections_left:,} corrections left"
-        )
-        about = f"{self.kind}; after release {self.trigger:,}{left}"
+        about = f"{self.kind}; after release {self.trigger:,}"
+        if self.corrections_left is not None:
+            about += f"; about {self.corrections_left:,} corrections left"
         return f"{self.question} = {self.n:,.0f} ({reach})  {about}"
 
     def to_arrow(self) -> pa.Table:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,41 +59,34 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
     require_outside(place, home)
     draft = place.with_name(place.name + disk.TEMPORARY)
     disk.make_directory(draft)
-    own = Lock(draft)
-    try:
-        with whole_or_gone(draft, place):
-            own.require_own()  # it has not been given its name meanwhile
-            fill(draft, home, place)
-            faults = [one for one in examined(draft) if not one.is_whole]
-            if faults:
-                raise StoreError(f"{faults[0].part}: {faults[0].words}")
-            if note is not None:
-                formats.write(draft / BACKUP, "backup", note)
-            sync_directory(draft)
-            draft.rename(place)
-            sync_directory(place.parent)
-    finally:
-        own.close()
+    with closing(Lock(draft)) as own, whole_or_gone(draft, place):
+        own.require_own()  # it has not been given its name meanwhile
+        fill(draft, home, place)
+        faults = [one for one in examined(draft) if not one.is_whole]
+        if faults:
+            raise StoreError(f"{faults[0].part}: {faults[0].words}")
+        if note is not None:
+            formats.write(draft / BACKUP, "backup", note)
+        sync_directory(draft)
+        draft.rename(place)
+        sync_directory(place.parent)
 
 
 def fill(draft: Path, home: Path, place: Path) -> None:
     """Copies a state into a draft, under the lock of the state."""
-    lock = Lock(home)
-    try:
+
+    def copy(source: str, target: str) -> None:
+        with whole_or_gone(draft, place):  # else `copytree` goes on, and tells no reason
+            shutil.copy2(source, target)
+
+    with closing(Lock(home)):
         for path in draft.iterdir():  # of a copy that was cut off
             if path.name != LOCK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-        def copy(source: str, target: str) -> None:
-            with whole_or_gone(draft, place):  # else `copytree` goes on, and tells no reason
-                shutil.copy2(source, target)
-
         left = shutil.ignore_patterns(*LEFT)
         shutil.copytree(home, draft, ignore=left, copy_function=copy, dirs_exist_ok=True)
         for path in [*draft.rglob("*")]:
             sync_directory(path)
-    finally:
-        lock.close()
 
 
 @contextmanager

@@ -224,12 +224,9 @@ def spending(folder: Path, header: Header) -> tuple[str, str, str, str, int]:
     path = folder / LEDGER
     if not header.ready and not path.exists():
         return "nobody yet", "not charged yet", "nothing", "everything", 0
-    ledger = Ledger.load(path)
-    try:
+    with Ledger.load(path) as ledger:
         whom, limit = ledger.protects.phrase, str(ledger.limit)
         return whom, limit, str(ledger.spent()), str(ledger.left()), len(ledger.entries())
-    finally:
-        ledger.close()
 
 
 Reading = Literal["read", "needed", "changed"]

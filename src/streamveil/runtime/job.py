@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
@@ -520,13 +521,10 @@ def require(work: Work, directory: Path) -> None:
 
 def begin(directory: Path, work: Work, keys: Randomness) -> tuple[str, Noise]:
     """The epoch and noise of a state; a new one is made, without its charge, if there is none."""
-    store = stores.Store(directory)
-    try:
+    with closing(stores.Store(directory)) as store:
         noise = keys.noise_of(store, work.identity)
         assert store.header is not None  # noqa: S101  (the noise was checked against it)
         return store.header.epoch, noise
-    finally:
-        store.close()
 
 
 def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:

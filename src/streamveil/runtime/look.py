@@ -11,6 +11,7 @@ state, which always has room, before anything is published.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,26 +155,20 @@ def settle(state: Path, work: Work) -> None:
     header = read_header(state)
     if header is None or not header.before_look:
         return
-    store = Store(state)
-    try:
+    with closing(Store(state)) as store:
         store.settle(work.identity)
-    finally:
-        store.close()
 
 
 def keep(state: Path, made: Content) -> None:
     """Writes what a look said, once: from now on the state has it."""
     home = state.absolute()
     disk.make_directory(home)
-    lock = Lock(home)
-    try:
+    with closing(Lock(home)):
         if (home / LOOK).exists():
             raise StoreError(
                 "another process has begun this job.\n  to fix  run again when it has ended"
             )
         formats.write(home / LOOK, KIND, made)
-    finally:
-        lock.close()
 
 
 def remembered(plan: Plan, state: Path) -> Plan:
@@ -225,11 +220,8 @@ def ahead(rows: Iterator[pa.Table], threads: int) -> Iterator[pa.Table]:
     if threads == 1:
         yield from rows
         return
-    coming = Prefetch(rows)
-    try:
+    with closing(Prefetch(rows)) as coming:
         yield from coming
-    finally:
-        coming.close()
 
 
 def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:

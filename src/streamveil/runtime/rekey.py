@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,7 @@ def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> s
     """
     home = Path(directory)
     require_header(home)
-    store = Store(home)
-    try:
+    with closing(Store(home)) as store:
         header = store.header
         assert header is not None  # noqa: S101  (its file is there)
         if not header.secure:
@@ -39,5 +39,3 @@ def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> s
         write_header(home, replace(header, key=sealed(key, other, epoch)))
         disk.remove([home / SECRET])
         return header.identity.job
-    finally:
-        store.close()

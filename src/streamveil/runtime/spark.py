@@ -474,12 +474,9 @@ def as_on_spark(plan: Plan) -> Plan:
             " shards of Spark do not share.\n"
             "  to fix  leave them out, or run on the embedded engine"
         )
-    plain = plan.preset == "default" and not compiler.is_sketched(plan)
-    return (
-        replace(plan, options={**plan.options, CUT_SHARE.name: 0, LOOK_SHARE.name: 0})
-        if plain
-        else plan
-    )
+    if plan.preset != "default" or compiler.is_sketched(plan):
+        return plan
+    return replace(plan, options={**plan.options, CUT_SHARE.name: 0, LOOK_SHARE.name: 0})
 
 
 def placed(plan: Plan) -> Plan:

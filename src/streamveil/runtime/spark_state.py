@@ -114,11 +114,7 @@ class Home:
     def mark(self) -> PublishedStep:
         """What is committed."""
         path = self.path / MARK
-        return (
-            PublishedStep(**formats.read(path, "mark on Spark"))
-            if path.exists()
-            else PublishedStep()
-        )
+        return PublishedStep(**(formats.read(path, "mark on Spark") if path.exists() else {}))
 
     def commit(self, mark: PublishedStep) -> None:
         """Says durably that a step is published."""

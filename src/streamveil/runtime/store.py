@@ -381,11 +381,9 @@ def is_ready(directory: Path) -> bool:
 
 def of_another_engine(directory: Path, header: str) -> StoreError:
     """The error for a state that the other engine made, which has this header."""
-    here, fix = (
-        ("on Spark", "run it with --engine spark (Python: engine=sv.spark(...))")
-        if header == SPARK_HEADER
-        else ("in one process", "run it without --engine spark (Python: without engine=)")
-    )
+    here, fix = "in one process", "run it without --engine spark (Python: without engine=)"
+    if header == SPARK_HEADER:
+        here, fix = "on Spark", "run it with --engine spark (Python: engine=sv.spark(...))"
     return StoreError(
         f"'{directory.name}' is the state of a job that runs {here}; a state does not move.\n"
         f"  to fix  {fix}, or start a new state directory"

@@ -8,6 +8,7 @@ the releases after the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +55,8 @@ def verify(directory: str | Path) -> list[Finding]:
         first = examine("identity", identity, home)
         if not first.is_whole:
             return [first]
-    lock = Lock(home)
-    try:
+    with closing(Lock(home)):
         return examined(home)
-    finally:
-        lock.close()
 
 
 def identity(home: Path) -> Words:

@@ -56,11 +56,8 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
         if kind == "null":
             check_typed(plan.source, value.columns, schema)
         if agg.function in VALUED and kind not in ("int", "uint", "float"):
-            how = (
-                f"IF({shown(agg.expression)}, 1, 0)"
-                if kind == "bool"
-                else ("CAST the column, or declare its type in CREATE STREAM")
-            )
+            how = "CAST the column, or declare its type in CREATE STREAM"
+            how = f"IF({shown(agg.expression)}, 1, 0)" if kind == "bool" else how
             raise PlanError(
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n  to fix  {how}"
             )

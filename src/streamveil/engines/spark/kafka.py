@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -101,12 +102,9 @@ class KafkaReading:
         """See `Reading`. The range was planned before schemas are asked for: see their proof."""
         part, made = Range(**json.loads(split)), TopicRows(self.topic)
         made.refresh()
-        consumer = self.topic.consumer()
-        try:
+        with closing(self.topic.consumer()) as consumer:
             found = messages(consumer, self.topic, part, AT_ONCE)
             chunks = [made.chunk(some, self.schema, "") for some, _ in found]
-        finally:
-            consumer.close()
         rows = pa.concat_tables([self.schema.empty_table(), *(chunk.rows for chunk in chunks)])
         rejected = sum((Counter(chunk.rejected) for chunk in chunks), Counter[str]())
         return Read(rows, (part.partition << PARTITION_BITS) + part.start, dict(rejected))
