@@ -122,8 +122,7 @@ class HeavyHitters(Levels):
             PlanError: an argument is beyond its range.
         """
         block = None if self.block is None else min(self.block, width)
-        fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
-        return make_schedule(fields)
+        return make_schedule(self, width, block)
 
     def items(self, keys: Keys) -> Words:
         """Keys as they are counted.
@@ -149,17 +148,6 @@ class HeavyHitters(Levels):
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedHierarchy:
         """Published tables as what is searched; `levels`: the published tables, in order."""
         return PublishedHierarchy(levels, self.level_bits)
-
-
-class _Fields(NamedTuple):
-    """What `make_schedule` reads."""
-
-    width: int
-    block: int | None
-    clock: ClockName
-    round: int | None
-    horizon: int | None
-    flushes: int
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class LazySketch(Levels):
     @cached_property
     def schedule(self) -> PushSchedule:
         """Push times."""
-        return make_schedule(self)
+        return make_schedule(self, self.width, self.block)
 
     def schedule_of(self, width: int) -> PushSchedule:
         """See `Levels`."""
@@ -140,8 +140,8 @@ class LazySketch(Levels):
         return levels[0]
 
 
-def make_schedule(config: Any) -> PushSchedule:
-    """The schedule of a sketch's fields; defaults: ROUNDS rounds per horizon, a tick each."""
+def make_schedule(config: Any, width: int, block: int | None) -> PushSchedule:
+    """The schedule of a table of a sketch; defaults: ROUNDS rounds per horizon, a tick each."""
     length = config.round
     if length is None:
         if config.clock == "ticks":
@@ -151,8 +151,8 @@ def make_schedule(config: Any) -> PushSchedule:
         else:
             length = max(1, config.horizon // ROUNDS)
     return PushSchedule(
-        width=config.width, clock=config.clock, round=length,
-        block=min(config.width, BLOCK) if config.block is None else config.block,
+        width=width, clock=config.clock, round=length,
+        block=min(width, BLOCK) if block is None else block,
         horizon=config.horizon, flushes=config.flushes,
     )  # fmt: skip
 

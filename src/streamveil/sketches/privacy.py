@@ -46,11 +46,6 @@ def squared_change(layout: Layout, protects: Neighbours) -> int:
     raise PlanError(f"a sketch protects one of {known}; not '{protects.relation}'")
 
 
-def touched_cells(layout: Layout, protects: Neighbours) -> int:
-    """Most cells whose totals one changed item can move."""
-    return layout.depth * (2 if protects.relation in TWO_SIDED else 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoisePlan:
     """The noise of one or several tables under one budget.
@@ -117,7 +112,8 @@ class NoisePlan:
     @property
     def touched(self) -> int:
         """Cells that one item touches, over all tables."""
-        return sum(touched_cells(layout, self.protects) for layout in self.layouts)
+        moved = 2 if self.protects.relation in TWO_SIDED else 1  # in each row, at most
+        return moved * sum(layout.depth for layout in self.layouts)
 
     @property
     def items(self) -> Fraction:
