@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from errno import EACCES, EDQUOT, EINVAL, ENOSPC, EOPNOTSUPP, EROFS
 from pathlib import Path
 
@@ -273,12 +273,9 @@ class Unnamed:
 @contextmanager
 def created(path: Path) -> Iterator[Unnamed]:
     """A file that gets its name at the end; none if what writes it fails."""
-    file = Unnamed(path)
-    try:
+    with closing(Unnamed(path)) as file:
         yield file
         file.name()
-    finally:
-        file.close()
 
 
 def create(path: Path, buffers: Sequence[memoryview]) -> None:

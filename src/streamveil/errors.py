@@ -23,7 +23,6 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 INNER = "streamveil "  # begins the names of columns that are added to a user's
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 # C0, DEL and C1; marks of direction; ends of lines and paragraphs; halves of surrogate pairs
 COMMANDS = (

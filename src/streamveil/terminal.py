@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 from rich.console import (
     Console,  # noqa: TID251  (the one place)
     ConsoleOptions,
@@ -21,6 +22,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
+from streamveil.display import cells_of, columns_of, heads_of, rows_of
 from streamveil.errors import visible, visible_lines
 
 
@@ -56,6 +58,19 @@ def label(name: str) -> str:
     '\\[bold]\\x1b[2J\\n'
     """
     return escape(visible(name))
+
+
+def table_of(rows: pa.Table, title: str, most: int) -> RenderableType:
+    """The first rows of an answer; an interval takes one column, facts for programs take none."""
+    from rich.table import Table
+
+    columns, numbers = columns_of(rows.column_names)
+    shown = Table(title=label(title))
+    for head, is_figure in heads_of(columns, numbers):
+        shown.add_column(label(head), justify="right" if is_figure else "left")
+    for row in rows_of(rows.slice(0, most)):
+        shown.add_row(*map(label, cells_of(row, columns, numbers)))  # a key may look like markup
+    return shown
 
 
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:

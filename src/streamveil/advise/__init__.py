@@ -164,17 +164,18 @@ def of_table(plan: Plan) -> Explanation:
 
 def of_sketch(plan: Plan) -> Explanation:
     """Describes a query that a sketch answers."""
-    from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
+    from streamveil.advise.explain_sketch import sketch_defaults, sketch_rows
     from streamveil.compiler.sketch import compile_sketch
 
     operator = compile_sketch(plan)
     triggers = shown_triggers(operator.schedule.triggers)
     title = "NOISE (collisions add to it)"
+    noise = (operator.name, *(f"{operator.sd(trigger):.4g}" for trigger in triggers))
     sections = (
         *warnings(plan, operator.schedule),
         Section("QUERY", query_rows(plan)),
-        Section("MECHANISM", sketch_rows(plan, operator)),
-        Section(title, sketch_noise(operator, triggers), deviations_at(triggers)),
+        Section("MECHANISM", sketch_rows(operator)),
+        Section(title, (noise,), deviations_at(triggers)),
         _defaults(plan, sketch_defaults(plan)),
         *idle_section(plan, operator),
     )

@@ -11,7 +11,7 @@ from streamveil.sketches.operator import SketchQuery
 Row = tuple[str, ...]
 
 
-def sketch_rows(plan: Plan, operator: SketchQuery) -> tuple[Row, ...]:
+def sketch_rows(operator: SketchQuery) -> tuple[Row, ...]:
     """Which sketch runs and what bounds it."""
     table = operator.tables[-1]
     shape = f"{table.layout.depth} rows of {table.layout.width:,} cells"
@@ -33,11 +33,6 @@ def smallest_text(operator: SketchQuery) -> float:
     """From how many rows on a text is found at the last release, but for collisions."""
     weight = operator.sketch.weight if isinstance(operator.sketch, HeavyTexts) else 1
     return SEEN * weight * operator.sd(operator.schedule.triggers or 1)
-
-
-def sketch_noise(operator: SketchQuery, triggers: tuple[int, ...]) -> tuple[Row, ...]:
-    """The noise of an answer at some releases; collisions come on top."""
-    return ((operator.name, *(f"{operator.sd(trigger):.4g}" for trigger in triggers)),)
 
 
 def sketch_defaults(plan: Plan) -> tuple[Row, ...]:

@@ -110,7 +110,7 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     base = compiled(plan)
     tried: list[tuple[str, Any, Plan]] = [("as asked", None, plan)]
     tried += [("epsilon", value, one) for value, one in over_epsilon(plan, base, epsilons)]
-    tried += [("max_rows", value, one) for value, one in over_rows(plan, base, max_rows)]
+    tried += [("max_rows", value, one) for value, one in over_rows(plan, max_rows)]
     tried += [("releases", value, one) for value, one in over_releases(plan, base, releases)]
     rows, refused = [], []
     for varied, value, one in tried:
@@ -155,7 +155,7 @@ def over_epsilon(
         yield float(budget.epsilon or 0), replace(plan, budget=budget)
 
 
-def over_rows(plan: Plan, base: GroupBy, given: Iterable[int] | None) -> Iterator[tuple[int, Plan]]:
+def over_rows(plan: Plan, given: Iterable[int] | None) -> Iterator[tuple[int, Plan]]:
     """Other bounds on the rows of a unit."""
     rows = plan.bounding.max_rows
     if given is None and rows is None:

@@ -175,9 +175,7 @@ def sql(
 
 def query_of(plan: Plan | JointPlan) -> Query | JointQuery:
     """A plan, to be explained or run."""
-    if isinstance(plan, Plan):
-        return Query(plan)
-    return JointQuery(plan)
+    return Query(plan) if isinstance(plan, Plan) else JointQuery(plan)
 
 
 def over_answers(text: str, asked: Mapping[str, Query], number: int) -> Query | JointQuery:

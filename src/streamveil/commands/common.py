@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
+from rich.console import RenderableType
 from rich.measure import Measurement
-from rich.table import Table
 
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import WRITERS
-from streamveil.display import cells_of, columns_of, heads_of, rows_of
 from streamveil.errors import PlanError
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import read_facts
 from streamveil.sql.sql import Planned, Script, parse_script
-from streamveil.terminal import Terminal, label, say
+from streamveil.terminal import Terminal, say, table_of
 
 if TYPE_CHECKING:
     from streamveil.advise.explain_memory import Limit
@@ -134,14 +133,8 @@ def _table(item: str) -> tuple[str, SourceSpec]:
 
 
 def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
-    """The first rows of a table; an interval takes one column, facts for programs take none."""
-    columns, numbers = columns_of(table.column_names)
-    shown = Table(title=label(title))
-    for head, is_figure in heads_of(columns, numbers):
-        shown.add_column(label(head), justify="right" if is_figure else "left")
-    for row in rows_of(table.slice(0, most)):
-        shown.add_row(*map(label, cells_of(row, columns, numbers)))  # a key may look like markup
-    print_whole(shown)
+    """The first rows of a table, and how many more there are."""
+    print_whole(table_of(table, title, most))
     if table.num_rows > most:
         Terminal().print(f"… and {table.num_rows - most:,} more rows")
 
@@ -154,7 +147,7 @@ def print_release(release: Release, most: int = SHOWN_ROWS) -> None:
     print_rows(release.table.select(names), release.place + told, most)
 
 
-def print_whole(table: Table) -> None:
+def print_whole(table: RenderableType) -> None:
     """A table of which no cell is cut; a terminal folds lines that are too long for it."""
     console = Terminal()
     needs = Measurement.get(console, console.options.update_width(WIDEST), table).maximum

@@ -287,12 +287,13 @@ class Compiler:
             )
         given = self.plan.options
         output = makers[aggregate.function](aggregate)
+        limits = [*self._limits(), *[BY_FORECAST] * is_open(self.plan)]
         rises = output.function in COUNTS or (
             output.function == "sum" and (aggregate.low or 0) >= 0
         )
         return replace(
             output,
-            cut=beyond([*self._limits(), *[BY_FORECAST] * is_open(self.plan)]),
+            cut=f"rows of one unit beyond {', '.join(limits)} are not counted",
             clamped=clamped_in_words(self.plan, aggregate),
             unbounded=why_unbounded(self.plan, aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
@@ -494,9 +495,7 @@ class Compiler:
         public = self.plan.key_set.public
         if not self.plan.keys:
             return ((),)
-        if public is None:
-            return None
-        return tuple(public)
+        return None if public is None else tuple(public)
 
     def _option(self, option: Option, default: Any = None, reason: str = "") -> Any:
         """What the query says, or a default that is noted with its reason."""
@@ -524,11 +523,6 @@ def nothing_cut(plan: Plan) -> bool:
     """Whether the rows that a bound cuts would change no answer: each unit counts once at most."""
     whole = plan.window.kind == "whole"  # elsewhere a bound is spent in several windows
     return plan.counts_once and whole and plan.bounding.quadratic is None
-
-
-def beyond(limits: list[str]) -> str:
-    """Which rows are cut, in words."""
-    return f"rows of one unit beyond {', '.join(limits)} are not counted"
 
 
 def power_of_two(largest: float) -> Fraction:

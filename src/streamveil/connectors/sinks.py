@@ -29,7 +29,7 @@ from streamveil.batch import Release, alike, require_release
 from streamveil.connectors import Sink, in_words
 from streamveil.connectors.parquet import to_parquet
 from streamveil.disk import ROOM_BYTES, room, sync_directory, write_all
-from streamveil.display import cells_of, columns_of, heads_of, rows_of
+from streamveil.display import rows_of
 from streamveil.errors import SourceError, StoreError, require_file_name, require_one_of
 from streamveil.release_metadata import (
     PACKED,
@@ -43,7 +43,7 @@ from streamveil.release_metadata import (
     triggers_in,
 )
 from streamveil.release_metadata import to_json as to_json_metadata
-from streamveil.terminal import Terminal, label
+from streamveil.terminal import Terminal, label, table_of
 
 SHOWN = "backslashreplace"
 PARQUET = "parquet"
@@ -303,17 +303,8 @@ class ConsoleSink(Sink):
 
     def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
-        from rich.table import Table
-
         window, trigger, table = require_release(release).identity
-        columns, numbers = columns_of(table.column_names)
-        shown = Table(
-            title=f"{label(job)} · window {window} · trigger {trigger} · {table.num_rows} rows"
-        )
-        for head, is_figure in heads_of(columns, numbers):
-            shown.add_column(label(head), justify="right" if is_figure else "left")
-        for row in rows_of(table.slice(0, self.rows)):
-            shown.add_row(*map(label, cells_of(row, columns, numbers)))  # no markup
-        self.console.print(shown)
+        title = f"{job} · window {window} · trigger {trigger} · {table.num_rows} rows"
+        self.console.print(table_of(table, title, self.rows))
         for sentence in sentences(table):
             self.console.print(label(sentence))

@@ -190,7 +190,7 @@ def check_after(
         shape = table.shape
         mine = list(islice(seen_rows, len(places)))
         own = [UnitRow(*one[:-2]) for one in mine]
-        memory = memory_of(witnessed.before[unit], shape, bounds)
+        memory = memory_of(witnessed.before[unit], bounds)
         known = set(memory.groups)
         decisions = bound_unit(memory, own, limits_of(bounds, shape))
         for row, decision, (*_, accepted, bits) in zip(own, decisions, mine, strict=True):
@@ -234,7 +234,7 @@ def limits_of(bounds: Bounds, shape: Shape) -> UnitLimits:
     )
 
 
-def memory_of(entry: UnitEntry | None, shape: Shape, bounds: Bounds) -> UnitMemory:
+def memory_of(entry: UnitEntry | None, bounds: Bounds) -> UnitMemory:
     """What the specification starts from; where no sum is kept, a group has one row or any."""
     if entry is None:
         return UnitMemory()

@@ -157,7 +157,6 @@ class Post:
         return "; ".join(parts) or "nothing"
 
 
-MICROS = 1_000_000
 UNKNOWN = SourceKind("")
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]

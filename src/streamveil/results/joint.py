@@ -136,9 +136,7 @@ class Joint:
 
     def spread(self, cell: Cell) -> Float64[Array, " keys"]:
         """Its deviation; of an error that is not centred at 0, the further end in deviations."""
-        if self.is_centred(cell):
-            return self.sd(cell)
-        return np.maximum(*self.sides(cell))
+        return self.sd(cell) if self.is_centred(cell) else np.maximum(*self.sides(cell))
 
     def sides(self, cell: Cell) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
         """How far its interval reaches down and up, in deviations of a Gaussian."""

@@ -210,9 +210,7 @@ class Job:
         directory, committed = self._store.directory, self.place.batch
         sweep(kept_in(directory), Owner(epoch, str(directory)), committed)
         routing = self.work.rejects
-        if routing is None:
-            return None
-        return routing.open(directory, epoch, committed)
+        return None if routing is None else routing.open(directory, epoch, committed)
 
     def _draw(self, step: int, *, closed: bool) -> Sequence[Any]:
         """Closes a step, if it ends now, and returns what it makes public."""

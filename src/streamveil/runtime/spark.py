@@ -403,7 +403,7 @@ def operator_of(plan: Plan) -> Operator:
             "  to fix  leave ask_share out, or use --engine embedded"
         )
     if isinstance(plan.source, OwnRows):
-        require_alone(plan, plan.source)
+        require_alone(plan.source)
     if kind not in ("files", "kafka"):
         raise PlanError(
             f"the source '{kind}' cannot be read on Spark: its order must be public and the same in"
@@ -415,7 +415,7 @@ def operator_of(plan: Plan) -> Operator:
     return compiler.operator_of(as_on_spark(combined_plan(plan)))
 
 
-def require_alone(plan: Plan, source: OwnRows) -> None:
+def require_alone(source: OwnRows) -> None:
     """Refuses steps that look at several rows of the stream, which are in several tasks."""
     for step in source.steps:
         live = isinstance(step, OwnJoin) and step.kept is not None

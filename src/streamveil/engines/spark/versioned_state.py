@@ -16,6 +16,7 @@ the delta beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,11 +120,9 @@ class Held:
         """Leaves what was committed to the next task; the state must not be used any more."""
         if self.replica is None:
             return
-        try:
+        with closing(self.replica) as replica:
             if self.arrays is not None and failed is None:
-                self.replica.give(self.stamp, self.arrays)
-        finally:
-            self.replica.close()
+                replica.give(self.stamp, self.arrays)
 
     def commit(self, delta: dict[str, Array], counters: dict[str, int]) -> dict[str, Any]:
         """Writes what one step did, and the whole if it is time; reports it with more counters."""
