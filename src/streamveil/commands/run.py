@@ -27,7 +27,7 @@ from streamveil.commands.common import (
     time_text,
 )
 from streamveil.commands.stopping import stopping
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, require_one_of
 from streamveil.plan import Plan
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import look_sentence
@@ -272,8 +272,7 @@ def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
 
 def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuses options that an engine would pass over in silence; `own`: of each engine."""
-    if engine not in ENGINES:
-        raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
+    require_one_of("engine", engine, ENGINES)
     for other, options in own.items():
         for name, value in options.items():
             if other != engine and value is not None:

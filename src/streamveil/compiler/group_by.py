@@ -27,7 +27,7 @@ from streamveil.dataflow.outputs import LaneBook, Output
 from streamveil.dataflow.release import driver
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.windows import Schedule, hopping, most_windows, periods_met
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, nearest, require_one_of
 from streamveil.expressions import (
     column_named,
     compile_key,
@@ -93,12 +93,8 @@ class Compiler:
         guessed = guessed if is_guessed(self.plan) else ""
         look = self._look()
         plan = self.plan
-        unknown = set(plan.options) - options.of_query(options.GROUP_BY) - {LOOKED}
-        if unknown:
-            word = sorted(unknown)[0]
-            raise PlanError(
-                f"unknown option '{word}'{nearest(word, options.of_query(options.GROUP_BY))}"
-            )
+        for word in sorted(set(plan.options) - {LOOKED}):
+            require_one_of("option", word, options.of_query(options.GROUP_BY))
         if plan.bounding.combine:
             raise PlanError(
                 "combining a unit's rows per group before bounding is not supported here.\n"
@@ -421,9 +417,8 @@ class Compiler:
         options = dict(aggregate.options)
         q, fan = float(options.pop("q", 0.5)), int(options.pop("fan", 4))
         levels = int(options.pop("levels", 4))
-        if options:
-            word = sorted(options)[0]
-            raise PlanError(f"unknown option '{word}'{nearest(word, ['q', 'fan', 'levels'])}")
+        for word in sorted(options):
+            require_one_of("option", word, ["q", "fan", "levels"])
         if fan < 2 or not 1 <= levels <= MOST_LEVELS:
             raise PlanError(f"a quantile needs fan >= 2 and 1 <= levels <= {MOST_LEVELS}")
         nodes = [

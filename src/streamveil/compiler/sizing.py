@@ -38,7 +38,7 @@ from streamveil.core.selection.total_test import TotalsAlone, TotalTesting, can_
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS
 from streamveil.dataflow.release import AggregationPlan, driver
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, require_one_of
 from streamveil.plan import Plan, options
 from streamveil.plan.look import STEEPEST, expectations, of_kept_rows
 from streamveil.plan.options import EXPECTED_REPEATS, Option
@@ -62,9 +62,7 @@ class ReadOption(Protocol):
 
 def require_counter(plan: Plan) -> None:
     """Refuses a counter that nobody knows."""
-    kind, known = plan.counter, [*COUNTERS, "auto"]
-    if kind not in known:
-        raise PlanError(f"unknown counter '{kind}'{nearest(kind, known)}")
+    require_one_of("counter", plan.counter, (*COUNTERS, "auto"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,9 +445,7 @@ class Sizing:
     @cached_property
     def _cut_share(self) -> Fraction:
         """The part of mu squared for the private count of cut rows."""
-        usual = None
-        if options.INTERVALS.of(self.plan.options) == "true":
-            usual = WIDENING_SHARE
+        usual = WIDENING_SHARE if options.INTERVALS.of(self.plan.options) == "true" else None
         return Fraction(self.setting(options.CUT_SHARE, usual)).limit_denominator(10**6)
 
     def _cut(self, mu_squared: Fraction) -> Exact | None:

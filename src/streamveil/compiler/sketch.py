@@ -131,9 +131,8 @@ def sized_finder(
         width=1, bits=bits, horizon=triggers, clock="ticks", round=1, protects=protects,
         budget=budget, seed=seed,
     )  # fmt: skip
-    sketched = [t for t in trial.tables if t.layout.family == "multiply"]
-    fixed = trial.nbytes - sum(table.nbytes for table in sketched)
-    each = sum(table.nbytes for table in sketched)
+    each = sum(table.nbytes for table in trial.tables if table.layout.family == "multiply")
+    fixed = trial.nbytes - each
     width = (memory - fixed) // each if each else 1
     if width < 1:
         raise PlanError(

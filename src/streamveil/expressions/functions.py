@@ -228,10 +228,6 @@ def _difference(kind: Kind, *, borders: bool) -> Rule:
     return rule
 
 
-def _unix(scale: int) -> Rule:
-    return fixed("int", "timestamp", kernel=times.to_epoch(scale))
-
-
 TIMES: dict[str, Rule] = {
     "FORMAT_TIMESTAMP": _format("timestamp", zoned=True),
     "FORMAT_DATETIME": _format("timestamp"),
@@ -259,9 +255,9 @@ TIMES: dict[str, Rule] = {
     "TIMESTAMP_SECONDS": fixed("timestamp", "int", kernel=times.from_epoch(1_000_000)),
     "TIMESTAMP_MILLIS": fixed("timestamp", "int", kernel=times.from_epoch(1_000)),
     "TIMESTAMP_MICROS": fixed("timestamp", "int", kernel=times.from_epoch(1)),
-    "UNIX_SECONDS": _unix(1_000_000),
-    "UNIX_MILLIS": _unix(1_000),
-    "UNIX_MICROS": _unix(1),
+    "UNIX_SECONDS": fixed("int", "timestamp", kernel=times.to_epoch(1_000_000)),
+    "UNIX_MILLIS": fixed("int", "timestamp", kernel=times.to_epoch(1_000)),
+    "UNIX_MICROS": fixed("int", "timestamp", kernel=times.to_epoch(1)),
     "UNIX_DATE": fixed("int", "date", kernel=times.to_epoch(times.UNIT_US["DAY"])),
 }
 
@@ -369,8 +365,7 @@ def _range_bucket(name: str, arguments: Sequence[Argument]) -> Bound:
 
 def _is(test: Callable[[Array], Array]) -> Rule:
     def kernel(column: Column) -> Column:
-        values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
-        ok = pc.is_valid(column).to_numpy(zero_copy_only=False)
+        values, ok = dense(column)
         return from_numpy(test(values), ok, pa.bool_())
 
     return fixed("bool", "float", kernel=kernel)

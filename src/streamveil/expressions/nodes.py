@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -143,10 +144,6 @@ def _column(tree: exp.Expr, read: Reader) -> Node:
     return read(tree.name)
 
 
-def _inner(tree: exp.Expr, read: Reader) -> Node:
-    return build(tree.this, read)
-
-
 def _cast(tree: exp.Expr, read: Reader) -> Node:
     node, kind = build(tree.this, read), TYPES.get(tree.args["to"].this)
     if kind is None or tree.args["to"].expressions:
@@ -269,14 +266,7 @@ def _in_list(tree: exp.Expr, read: Reader) -> Node:
         compared("IN", pc.equal, build(tree.this, read), build(item, read))
         for item in tree.expressions
     ]
-    return Node("bool", lambda table: _any([test.run(table) for test in tests]))
-
-
-def _any(columns: Sequence[Column]) -> Column:
-    result = columns[0]
-    for column in columns[1:]:
-        result = pc.or_kleene(result, column)
-    return result
+    return Node("bool", lambda table: reduce(pc.or_kleene, (test.run(table) for test in tests)))
 
 
 def _between(tree: exp.Expr, read: Reader) -> Node:
@@ -472,7 +462,7 @@ BUILDERS: dict[type, Builder] = {
     exp.Null: lambda *_: Node("null", lambda table: pa.nulls(table.num_rows)),
     exp.Interval: lambda tree, _: Node("interval", _no_value, interval_of(tree)),
     exp.Column: _column,
-    exp.Paren: _inner,
+    exp.Paren: lambda tree, read: build(tree.this, read),
     exp.Cast: _cast,
     exp.TryCast: _cast,
     exp.Add: _arithmetic("+", "add", float_op(np.add)),

@@ -224,9 +224,7 @@ def make_windows(
 
 def facts_matter(operator: GroupBy) -> bool:
     """Whether bounding asks which groups were published; if not, nothing of them is written."""
-    aggregation = operator.aggregation
-    restarts = aggregation.restarts
-    return aggregation.rule is not None or operator.bounds.slots is not None or restarts
+    return operator.bounds.slots is not None or not facts_last(operator)
 
 
 def facts_last(operator: GroupBy) -> bool:
@@ -280,8 +278,7 @@ class PublishedGroups:
     def of(cls, operator: GroupBy, facts: Facts) -> PublishedGroups:
         """Ready to look up."""
         rule = operator.aggregation.rule
-        restarts = operator.aggregation.restarts
-        made = cls({}, 1 if rule is None else rule.entry, restarts)
+        made = cls({}, 1 if rule is None else rule.entry, operator.aggregation.restarts)
         made.add(operator, facts)
         return made
 
