@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -86,22 +86,19 @@ class Transcript:
     leads: bool = True
 
 
+def nested() -> Any:
+    """What is noted by three names."""
+    return defaultdict(lambda: defaultdict(dict))
+
+
 @dataclass
 class Seen:
     """What entered the mechanisms of one run."""
 
-    steps: dict[Stream, dict[Key, dict[int, Taken]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
-    )
-    units: dict[int, dict[Key, dict[int, int]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
-    )
-    tested: dict[int, dict[Key, dict[int, int]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
-    )
-    estimates: dict[int, dict[Key, dict[int, float]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
-    )
+    steps: dict[Stream, dict[Key, dict[int, Taken]]] = field(default_factory=nested)
+    units: dict[int, dict[Key, dict[int, int]]] = field(default_factory=nested)
+    tested: dict[int, dict[Key, dict[int, int]]] = field(default_factory=nested)
+    estimates: dict[int, dict[Key, dict[int, float]]] = field(default_factory=nested)
     rates: list[tuple[float, ...]] = field(default_factory=list)  # of the coins that were flipped
     gaps: list[tuple[int, int, int]] = field(default_factory=list)  # units, shift, gap
     tables: list[pa.Table] = field(default_factory=list)
@@ -127,9 +124,9 @@ def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
     spy = Spy(seen, script)
     with ExitStack() as stack:
         for name, honest in KERNELS.items():
-            spied = partial(getattr(spy, name), honest)
+            heard = partial(getattr(spy, name), honest)
             for module in users_of(name, honest, len(sys.modules)):
-                stack.enter_context(replaced(module, name, spied))
+                stack.enter_context(replaced(module, name, heard))
         for owner, name, noting in (
             (CoinSelection, "step", spy.coins),
             (SelectionTable, "next_opening", spy.next_opening),
@@ -137,7 +134,7 @@ def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
             (TotalTest, "passing", spy.passing),
             (TotalTest, "noise", spy.test_noise),
         ):
-            stack.enter_context(replaced(owner, name, method(noting, getattr(owner, name))))
+            stack.enter_context(spied(owner, name, noting))
         yield
 
 
@@ -162,13 +159,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, honest)
 
 
-def method(spied: Callable[..., Any], honest: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is looked up on a class, given what it replaces."""
+def spied(owner: type, name: str, noting: Callable[..., Any]) -> AbstractContextManager[None]:
+    """A method of a class, for a while one that notes and is given what it replaces."""
+    honest = getattr(owner, name)
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        return spied(partial(honest, self), self, *arguments, **named)
+        return noting(partial(honest, self), self, *arguments, **named)
 
-    return call
+    return replaced(owner, name, call)
 
 
 class Spy:
@@ -327,11 +325,8 @@ class Spy:
 
     def test_noise(self, honest: Any, test: Any, *arguments: Any) -> Any:
         """The noise of tests before a group is published."""
-        self.hidden = True
-        try:
+        with replaced(self, "hidden", value=True):
             return honest(*arguments)
-        finally:
-            self.hidden = False
 
 
 def keys_of(ids: Any, count: int) -> list[Key]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from math import inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,17 +152,7 @@ def groups_of(values: Iterable[Any]) -> Column:
 
 def values_of(plan: Plan) -> list[float | None]:
     """The ends of all bounds, values far beyond them, and what is no number."""
-    found: list[float | None] = [
-        0.0,
-        1.0,
-        -3.5,
-        FAR,
-        -FAR,
-        1e-320,
-        float("nan"),
-        float("inf"),
-        None,
-    ]
+    found: list[float | None] = [0.0, 1.0, -3.5, FAR, -FAR, 1e-320, nan, inf, None]
     for one in plan.aggregates:
         found += [end for end in (one.low, one.high) if end is not None]
     return found

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from streamveil.audit.laid_open import OpenDraws, OpenNoise, method, replaced, users_of
+from streamveil.audit.laid_open import OpenDraws, OpenNoise, replaced, spied, users_of
 from streamveil.core import measure
 from streamveil.core.accounting.convert import pure_zcdp
 from streamveil.core.accounting.guarantee import Loss
@@ -206,11 +206,10 @@ def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterato
         for name in LAWS:
             honest = getattr(measure, name)
             for module in users_of(name, honest, len(sys.modules)):
-                spied = partial(spy.measured, name, honest)
-                stack.enter_context(replaced(module, name, spied))
-        for name, noting in (("init", spy.above_init), ("ask_many", spy.above_ask)):
-            honest = getattr(AboveThreshold, name)
-            stack.enter_context(replaced(AboveThreshold, name, method(noting, honest)))
+                noting = partial(spy.measured, name, honest)
+                stack.enter_context(replaced(module, name, noting))
+        stack.enter_context(spied(AboveThreshold, "init", spy.above_init))
+        stack.enter_context(spied(AboveThreshold, "ask_many", spy.above_ask))
         yield
     script.leads = False
 
@@ -252,11 +251,9 @@ class MeasureSpy:
 
     @contextmanager
     def _inside(self) -> Iterator[list[tuple[Address, Entered]]]:
-        self.comparing, self.heard = True, []
-        try:
+        self.heard = []
+        with replaced(self, "comparing", value=True):
             yield self.heard
-        finally:
-            self.comparing = False
 
     def above_init(self, honest: Any, _: Any, place: Any) -> AboveState:
         """A new noisy threshold."""

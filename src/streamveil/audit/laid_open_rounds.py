@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import sqrt
@@ -29,7 +29,7 @@ from streamveil.audit.account import (
     claims_of,
     same_tables,
 )
-from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, method, replaced
+from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, spied
 from streamveil.batch import Batch
 from streamveil.core.counters.restarting_trees import RestartingTrees, closes
 from streamveil.core.noisy import post_process
@@ -79,12 +79,9 @@ def run_rounds(
 def rounds_laid_open(seen: RoundsSeen, script: Transcript, told: RoundsTold) -> Iterator[None]:
     """Replaces the functions at which rounds meet noise by ones that note it."""
     spy = RoundSpy(seen, script, told)
-    with ExitStack() as stack:
-        for owner, name, noting in (
-            (RestartingTrees, "advance", spy.advance),
-            (RoundSelection, "step", spy.step),
-        ):
-            stack.enter_context(replaced(owner, name, method(noting, getattr(owner, name))))
+    with (
+        spied(RestartingTrees, "advance", spy.advance), spied(RoundSelection, "step", spy.step),
+    ):  # fmt: skip
         yield
 
 

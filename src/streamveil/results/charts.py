@@ -95,15 +95,12 @@ def chart(releases: Releases, name: str, moments: list[Moment], most: int = LINE
     )
     breaks = [i for i in range(1, len(moments)) if moments[i].window != moments[i - 1].window]
     ticks, times = [tick(releases, moment) for moment in moments], times_of(releases, moments)
-    if (
-        breaks and len(breaks) == len(moments) - 1
-    ):  # one release of each window: a line through them
+    if breaks and len(breaks) == len(moments) - 1:  # one of each window: a line through them
         breaks, ticks = [], [text.rpartition(BETWEEN)[0] or text for text in ticks]
         times = times and (begins_of(releases, moments) or times)
     unknown = unbounded_sentence(releases.facts or {}, (name,)) or ""
-    return Chart(
-        name, tuple(ticks), times, tuple(breaks), lines, bias_of(releases, name), unknown
-    )  # fmt: skip
+    bias = bias_of(releases, name)
+    return Chart(name, tuple(ticks), times, tuple(breaks), lines, bias, unknown)
 
 
 def lately(

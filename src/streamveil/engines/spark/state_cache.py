@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from streamveil.dataflow.raw_memory import address
 from streamveil.types import Array, UInt8
 
 FOLDERS = "SPARK_LOCAL_DIRS"  # which Spark sets for its Python workers
@@ -198,11 +199,6 @@ def placed(kept: list[ArrayPlace], new: list[tuple[str, Array]], size: int) -> l
 def aligned(size: int) -> int:
     """The next multiple of the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def address(array: Array) -> int:
-    """Of the first item."""
-    return int(array.__array_interface__["data"][0])
 
 
 def reserve(file: int, size: int) -> bool:
