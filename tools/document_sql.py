@@ -359,6 +359,9 @@ the value of that row is null, and a null privacy unit or value is counted and l
 would let one row stop everybody's stream; so `SAFE.F(x)` is `F(x)`. Lengths and positions count
 characters.
 
+A field of a structure is a column, `user.geo.city`, where the source gives structures
+([files](files.md#columns-that-differ-between-files)).
+
 `JSON_VALUE(s, path)` reads one number, text or truth value of JSON text, as text:
 `CAST(JSON_VALUE(event, '$.cart.items[0].price') AS FLOAT64)`. It is null where the text is no JSON,
 or has an object, a list or nothing there.
