@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from inspect import Parameter, Signature, currentframe, signature
 from math import inf
 from numbers import Integral, Real
 from operator import index
+from os import PathLike
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -182,10 +183,13 @@ def requires_extra(feature: str, extra: str) -> Iterator[None]:
 def require_positive(**numbers: object) -> None:
     """Raises PlanError naming the first argument that is not a finite number above zero."""
     for name, value in numbers.items():
-        if not (isinstance(value, int | float) or hasattr(value, "numerator")):
-            raise PlanError(f"{name} must be a number above 0, not {got(value)}")
-        if not 0 < value < float("inf"):  # type: ignore[operator]
-            raise PlanError(f"{name} must be a finite number above 0, not {value}")
+        if not (is_real(value) and 0 < value < inf):  # type: ignore[operator]
+            raise PlanError(f"{name} must be a finite number above 0, not {got(value)}")
+
+
+def is_real(value: object) -> bool:
+    """Whether it is a number in order with others: no truth value, no span of time of NumPy."""
+    return isinstance(value, Real) and type(value).__name__ not in ("bool", "timedelta64")
 
 
 def whole(name: str, value: object, least: float = -inf) -> int:
@@ -233,7 +237,7 @@ def at_least(least: float, **numbers: object) -> None:
 def require_between(low: float, high: float, **numbers: float) -> None:
     """Raises PlanError naming the first argument outside the closed interval [low, high]."""
     for name, value in numbers.items():
-        if not isinstance(value, Real) or not low <= value <= high:
+        if not (is_real(value) and low <= value <= high):
             raise PlanError(f"{name} must be between {low:,} and {high:,}, not {got(value)}")
 
 
@@ -251,6 +255,26 @@ def require_with(name: str, value: object, has: str, such_as: str) -> None:
     """Raises PlanError naming an argument of another kind, which lacks what that kind has."""
     if not hasattr(value, has):
         raise PlanError(f"{name} must be {such_as}, not {got(value)}")
+
+
+def require_path(name: str, value: object, what: str = "a directory") -> None:
+    """Raises PlanError for what names no place on disk."""
+    if not isinstance(value, str | PathLike):
+        raise PlanError(f"{name} must be the path of {what}, not {type(value).__name__}")
+
+
+def require_flag(**flags: object) -> None:
+    """Raises PlanError naming the first argument that is not True or False, such as 'no'."""
+    for name, value in flags.items():
+        if not isinstance(value, Hashable) or value not in (True, False):
+            raise PlanError(f"{name} must be True or False, not {got(value)}")
+
+
+def require_text(**texts: object) -> None:
+    """Raises PlanError naming the first argument that is no text."""
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise PlanError(f"{name} must be text, not {got(value)}")
 
 
 def require_budget(budget: object) -> None:

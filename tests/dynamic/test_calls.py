@@ -28,7 +28,7 @@ from streamveil.dynamic import (
     choose,
     growing,
 )
-from streamveil.errors import PlanError
+from streamveil.errors import HorizonError, PlanError
 from streamveil.linear import Marginals, Mwem, Residuals, Share, noisy_queries
 
 PURE, BOTH, ALL = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6), Share("pure", 1)
@@ -91,6 +91,18 @@ REFUSED = [
     ("at least 0", lambda: PMWG.init([101, -1, 0, 0], place())),
     ("whole", lambda: PMWG.init([99.5, 0.5, 0, 0], place())),
     ("start", lambda: Pmwg.practical(ALL, start=0, domain=4)),
+    ("halts", lambda: Pmwg.practical(ALL, start=9, domain=4, halts=0.5)),
+    ("share", lambda: Pmwg.practical(5, start=9, domain=4)),
+    ("`start`", lambda: PMWG.init([2**62] * 3 + [2**62 + 100], place())),  # wraps around to 100
+    ("sign", lambda: Bag.of([1], sign=0.5)),
+    ("domain", lambda: Bag.of([1]).histogram("abc")),
+    ("public_steps", lambda: FullyDynamic.repaired(SUMS, ALL, horizon=4, public_steps="no")),
+    ("budget", lambda: DisjointDoubling(start=9, budget=5)),
+    ("mode", lambda: BBScheduler(start=9, budget=PURE, mode=None)),
+    ("share", lambda: Rerun(static=SUMS, share=5, steps=4)),
+    ("static", lambda: TwoStream(static=5, share=ALL, horizon=4)),
+    ("size must", lambda: Workload(queries=CELLS, size=True, steps=4, updates=9)),
+    ("size must", lambda: Workload(queries=CELLS, size=np.timedelta64(3, "D"), steps=4, updates=9)),
     ("too small", lambda: Pmwg.practical(Share("pure", 0), start=9, domain=4)),
     ("asked", lambda: Pmwg.theorem(ALL, start=9, domain=4, asked=0)),
     ("beta", lambda: PMWG.questions(0, 0)),
@@ -184,6 +196,16 @@ def test_refused_rows_are_no_part_of_a_model():
         model.partial_fit(ROWS, [[0], [1]])
     model.partial_fit(np.tile(ROWS, (9, 1)), [0, 1] * 9)
     assert model.trained_on == 18
+
+
+def test_a_growing_table_tells_of_all_its_steps():
+    """It took one batch more than it said: the first is none of the later ones."""
+    table, here = growing(SUMS, ALL, steps=3), place()
+    state = table.init(here)
+    for _ in range(4):
+        table.step(state, Changes(born=np.array([0])), here)
+    with pytest.raises(HorizonError, match="covers 4 steps"):
+        table.step(state, Changes(), here)
 
 
 def test_a_copy_of_a_table_counts_nothing_twice():

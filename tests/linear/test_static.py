@@ -266,7 +266,7 @@ def test_a_meter_refuses_before_anything_is_drawn():
         meter.charge(PURE.scale(Fraction(1, 1000)))
     assert meter.spent <= 1
     for spent in (Fraction(-5), float("nan")):
-        with pytest.raises(PlanError, match="spent must be at least 0"):
+        with pytest.raises(PlanError, match="spent must be"):
             Meter(PURE, spent)
 
 

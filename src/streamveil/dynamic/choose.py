@@ -22,7 +22,7 @@ from streamveil.dynamic.trees import levels
 from streamveil.errors import require_between, require_one_of, require_positive, require_with
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.mwem import Mwem
-from streamveil.linear.queries import Queries
+from streamveil.linear.queries import Queries, require_queries
 from streamveil.linear.sums import best_strategy
 from streamveil.types import Exact
 
@@ -55,6 +55,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_queries(self.queries)
         require_positive(size=self.size, updates=self.updates)
         if self.steps is not None:
             require_positive(steps=self.steps)

@@ -21,8 +21,16 @@ from streamveil.core.measure import about, sums_with_noise
 from streamveil.core.noise import Noise, Place
 from streamveil.core.noisy import values
 from streamveil.dynamic.schedulers import Reruns, RunSchedule
-from streamveil.errors import PlanError, at_least, require_one_of, require_positive, require_with
-from streamveil.linear.budget_shares import Share
+from streamveil.errors import (
+    PlanError,
+    at_least,
+    require_flag,
+    require_one_of,
+    require_positive,
+    require_with,
+)
+from streamveil.linear.budget_shares import Share, require_share
+from streamveil.linear.queries import reals
 from streamveil.types import Array, Float64
 
 GRID = 2.0**-30  # lattice of coefficients and of gradient sums
@@ -79,7 +87,10 @@ def bounded(x: Rows, y: Labels) -> tuple[Rows, Labels]:
     >>> x.round(6).tolist(), y.tolist()
     ([[0.6, 0.8], [0.0, 0.0]], [1.0, 0.0])
     """
-    return shortened(x), np.clip(np.nan_to_num(np.asarray(y, np.float64)), -1.0, 1.0)
+    x, y = reals("x", x), reals("y", y)
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise PlanError(f"x must be rows, and y a number for each, not {x.shape} and {y.shape}")
+    return shortened(x), np.clip(np.nan_to_num(y), -1.0, 1.0)
 
 
 class Trainer(Protocol):
@@ -153,14 +164,20 @@ class NoisyGradientDescent:
             d: features, at least 1.
             rho: budget of the training in zCDP, above 0.
 
+        Raises:
+            PlanError: a number is beyond its range.
+
         >>> NoisyGradientDescent().steps_for(500, 10, 0.02), NoisyGradientDescent().max_steps
         (20, 200)
         """
+        at_least(1, n=n, d=d)
+        require_positive(rho=rho)
         even = self.loss.curvature * self.radius * n * math.sqrt(rho / (8 * d))
         return max(1, min(self.max_steps, math.ceil(even)))
 
     def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
         """See `Trainer`."""
+        require_share(share)
         if share.kind != "zcdp":
             raise PlanError(
                 "noisy gradient descent needs a budget with delta (or rho).\n"
@@ -354,6 +371,7 @@ class GrowingClassifier:
         name: str = "growing-classifier",
     ) -> None:  # fmt: skip
         at_least(1, features=features)
+        require_flag(intercept=intercept)
         require_with("noise", noise, "secure", "noise such as KeyedNoise.fresh()")
         require_with("name", name, "encode", "a text")
         self.features, self.intercept = features, intercept
@@ -461,10 +479,7 @@ class GrowingClassifier:
 
     def _rows(self, x: Array) -> Rows:
         """Rows of features as numbers; no value of theirs is in what is said of others."""
-        try:
-            rows = np.asarray(x, np.float64)
-        except (TypeError, ValueError):
-            raise PlanError("features must be numbers, as many in each row of x") from None
+        rows = reals("features", x)
         if rows.ndim != 2 or rows.shape[1] != self.features:
             raise PlanError(f"x must be (records, {self.features}), not {rows.shape}")
         return rows

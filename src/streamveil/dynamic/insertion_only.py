@@ -16,7 +16,6 @@ from streamveil.dynamic.protocol import (
     Bag,
     Changes,
     OfStatic,
-    points_of,
     require_covered,
     require_growth,
     require_same,
@@ -25,6 +24,7 @@ from streamveil.dynamic.trees import Accumulator, Tree, accumulator, error_of
 from streamveil.errors import PlanError
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
+from streamveil.linear.queries import points_of
 from streamveil.types import Exact
 
 SPARSE = (Fraction(3, 10), Fraction(7, 10))  # partition, accumulator

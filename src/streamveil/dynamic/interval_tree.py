@@ -18,7 +18,13 @@ from streamveil.dynamic.insertion_only import partition_share, require_one_chang
 from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
 from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic, require_covered, require_same
 from streamveil.dynamic.trees import error_of
-from streamveil.errors import HorizonError, PlanError, require_one_of, require_positive
+from streamveil.errors import (
+    HorizonError,
+    PlanError,
+    require_flag,
+    require_one_of,
+    require_positive,
+)
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine, require_choices
 from streamveil.types import Array
@@ -149,6 +155,7 @@ class FullyDynamic(OfStatic):
         Raises:
             PlanError: an argument is beyond its range.
         """
+        require_flag(public_steps=public_steps)
         protects = RECORD if matching == "ids" else UPDATE
         part, partition = None, None
         if not public_steps:

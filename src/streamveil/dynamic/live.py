@@ -117,7 +117,11 @@ class LiveTable:
         return outcome
 
     def tick(self) -> None:
-        """Ends the public step."""
+        """Ends the public step.
+
+        Raises:
+            HorizonError: all steps are over; changes since the last one are in no answer then.
+        """
         with self.place.drawn.turn():
             self.steps[0] += 1
             pending = together(self.pending)

@@ -13,10 +13,10 @@ from streamveil.core.accounting import exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Place
 from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
-from streamveil.dynamic.protocol import Changes, points_of
+from streamveil.dynamic.protocol import Changes
 from streamveil.errors import at_least, require_between, require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.queries import LARGEST
+from streamveil.linear.queries import LARGEST, points_of
 from streamveil.linear.sparse_vector import SparseAnswer, epoch_share
 from streamveil.types import Array, Float64
 

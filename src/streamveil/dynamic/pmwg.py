@@ -13,10 +13,16 @@ from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, restored, values
-from streamveil.dynamic.protocol import points_of, whole_numbers
 from streamveil.errors import PlanError, at_least, require_between, require_positive
-from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.queries import LARGEST, counted, require_room, whole_quanta
+from streamveil.linear.budget_shares import Meter, Share, require_share
+from streamveil.linear.queries import (
+    LARGEST,
+    counted,
+    points_of,
+    require_room,
+    whole_numbers,
+    whole_quanta,
+)
 from streamveil.linear.sparse_vector import (
     AboveState,
     AboveThreshold,
@@ -121,7 +127,8 @@ class Pmwg:
         Raises:
             PlanError: an argument is beyond its range.
         """
-        require_positive(start=start, halts=halts)
+        at_least(1, start=start, halts=halts)
+        require_share(share)
         first = first_share(share, halts, halts, POWER)
         clear = 2.5 * 2 / (float(SPLIT[1] * first.epsilon) * start)
         return cls(
@@ -146,6 +153,7 @@ class Pmwg:
             PlanError: an argument is beyond its range.
         """
         at_least(1, asked=asked)
+        require_share(share)
 
         def make(alpha: float) -> Pmwg:
             gap = alpha * fractions(share)[0]
@@ -227,7 +235,7 @@ class Pmwg:
             PlanError: the histogram is of another domain or size, or a count is none.
         """
         histogram = whole_numbers("counts of the first histogram", histogram)
-        if histogram.shape != (self.domain,) or int(histogram.sum()) != self.start:
+        if histogram.shape != (self.domain,) or sum(histogram.tolist()) != self.start:
             raise PlanError(f"the first histogram needs {self.domain} counts summing to `start`")
         if np.any(histogram < 0):
             raise PlanError("counts of the first histogram must be at least 0")
@@ -302,6 +310,7 @@ class Pmwg:
         Raises:
             PlanError: an argument is beyond its range.
         """
+        at_least(0, epoch=epoch)
         whole = epoch_share(self.first, epoch, Fraction(self.power)).epsilon
         threshold, questions, _ = SPLIT
         return AboveThreshold(

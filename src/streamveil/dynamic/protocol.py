@@ -16,49 +16,13 @@ import numpy as np
 from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, whole
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
-from streamveil.linear.queries import Queries
+from streamveil.linear.queries import Queries, points_of
+from streamveil.linear.queries import whole_numbers as whole_numbers  # for `records`
 from streamveil.types import Array, Int64
 
 EMPTY = np.zeros(0, np.int64)
-
-
-def whole_numbers(name: str, given: Any) -> Int64[Array, " ..."]:
-    """Whole numbers as int64: different ones stay different, and others are refused.
-
-    Those from 2**63 on become negative, as ids that are hashes may be of 64 bits without a sign.
-
-    Raises:
-        PlanError: they are fractions, missing, truth values, texts, or have more than 64 bits.
-
-    >>> whole_numbers("ids", np.array([3, 2**63], np.uint64)).tolist(), whole_numbers("ids", [])
-    ([3, -9223372036854775808], array([], dtype=int64))
-    >>> whole_numbers("ids", np.array([3.0]))
-    Traceback (most recent call last):
-    ...
-    streamveil.errors.PlanError: ids must be whole numbers of 64 bits, not float64.
-      to fix  give integers, such as array.astype(numpy.int64), where none is missing
-    """
-    found = np.asarray(given)
-    if found.dtype.kind not in "iu" and found.size:
-        raise PlanError(
-            f"{name} must be whole numbers of 64 bits, not {found.dtype}.\n"
-            "  to fix  give integers, such as array.astype(numpy.int64), where none is missing"
-        )
-    return found.astype(np.int64, copy=False)
-
-
-def points_of(name: str, given: Any, domain: int) -> Int64[Array, " n"]:
-    """Points of a domain, from 0.
-
-    Raises:
-        PlanError: one is not of the domain, or no whole number.
-    """
-    found = whole_numbers(name, given)
-    if found.ndim != 1 or np.any((found < 0) | (found >= domain)):
-        raise PlanError(f"{name} must be numbers from 0 to {domain - 1}, in a list")
-    return found
 
 
 @dataclass(frozen=True, repr=False)  # secret
@@ -85,10 +49,10 @@ class Bag:
             sign: 1 for records that come, -1 for those that go.
 
         Raises:
-            PlanError: a label is no whole number.
+            PlanError: a label or the sign is no whole number.
         """
         found, counts = np.unique(whole_numbers("labels", labels), return_counts=True)
-        return cls(found, sign * counts.astype(np.int64))
+        return cls(found, whole("sign", sign) * counts.astype(np.int64))
 
     @classmethod
     def sum(cls, bags: Iterable[Bag]) -> Bag:
@@ -122,9 +86,9 @@ class Bag:
             domain: how many points there are.
 
         Raises:
-            PlanError: a label is not one of them.
+            PlanError: a label is not one of them, or `domain` is no number of points.
         """
-        out = np.zeros(domain, np.int64)
+        out = np.zeros(whole("domain", domain, 0), np.int64)
         out[points_of("labels", self.labels, domain)] = self.counts
         return out
 

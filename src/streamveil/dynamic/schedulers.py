@@ -20,16 +20,25 @@ from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag, OfStatic, require_same
 from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.errors import (
+    HorizonError,
     PlanError,
     at_least,
     require_between,
+    require_budget,
+    require_one_of,
     require_positive,
     require_with,
     whole,
 )
 from streamveil.linear.additive import Additive
-from streamveil.linear.budget_shares import Meter, Share
-from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
+from streamveil.linear.budget_shares import Meter, Share, require_share
+from streamveil.linear.protocol import (
+    ErrorBound,
+    QueryAnswers,
+    StaticMechanism,
+    combine,
+    require_static,
+)
 from streamveil.types import Array, Int64
 
 Data = TypeVar("Data")
@@ -88,6 +97,13 @@ class Budgeted:
         return self.whole.loss
 
 
+def require_schedule(plan: Any, least: int = 1) -> None:
+    """Refuses what no schedule is made of: a start, a budget and a chance to fail."""
+    at_least(least, start=plan.start)
+    require_budget(plan.budget)
+    exact_between("beta", plan.beta, 0, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BBScheduler(Budgeted):
     """Runs on the whole database each time it has grown by a factor 1 + gamma.
@@ -127,11 +143,9 @@ class BBScheduler(Budgeted):
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(start=self.start)
+        require_schedule(self)
         require_between(LEAST_GAMMA, 1, gamma=self.gamma)
-        exact_between("beta", self.beta, 0, 1)
-        if self.mode not in ("plus", "paper"):
-            raise PlanError(f"mode must be 'plus' or 'paper', not '{self.mode}'")
+        require_one_of("mode", self.mode, ("plus", "paper"))
 
     @classmethod
     def tuned(
@@ -257,8 +271,7 @@ class BBImprover(Budgeted):
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        at_least(2, start=self.start)
-        exact_between("beta", self.beta, 0, 1)
+        require_schedule(self, 2)
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
@@ -299,8 +312,7 @@ class DisjointDoubling(Budgeted):
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(start=self.start)
-        exact_between("beta", self.beta, 0, 1)
+        require_schedule(self)
 
     def run(self, index: int) -> ScheduledRun:
         """See `RunSchedule`."""
@@ -372,7 +384,8 @@ class Reruns(Generic[Data]):
         Raises:
             PlanError: they are too many.
         """
-        require_between(0, MOST_RECORDS, records=whole("records", records))
+        records = whole("records", records)
+        require_between(0, MOST_RECORDS, records=records)
         with self.place.drawn.turn():
             self.size += records
             last = self._last_due()
@@ -487,7 +500,10 @@ class Founded:
         if state.first is None:
             state.first = released(self.static, bag, self.share, place.inside(b"first"))
         else:
-            self.rest.step(state.rest, bag, place.inside(b"rest"))
+            try:
+                self.rest.step(state.rest, bag, place.inside(b"rest"))
+            except HorizonError as over:
+                raise HorizonError(over.horizon + 1) from None  # and the first
 
     def answers(self, state: FoundedState) -> QueryAnswers:
         """See `Accumulator`."""
@@ -523,10 +539,10 @@ def growing(
     >>> print(table.guarantee.protects.relation)
     event-change
     """
-    require_with("share", share, "loss", 'a share such as Share("pure", 1)')
-    require_with("static", static, "release", "one such as Mwem(queries=...)")
+    require_share(share)
+    require_static(static)
     if steps is not None:
-        at_least(1, steps=steps)
+        steps = whole("steps", steps, 1)
     if arity is not None:
         at_least(2, arity=arity)
     if isinstance(static, Additive):

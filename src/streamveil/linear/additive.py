@@ -9,9 +9,9 @@ from streamveil.core.accounting import Neighbours
 from streamveil.core.measure import rows_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public
-from streamveil.linear.budget_shares import Kind, Share
+from streamveil.linear.budget_shares import Kind, Share, require_share
 from streamveil.linear.protocol import NoiseBound, QueryAnswers
-from streamveil.linear.queries import Queries, check_histogram
+from streamveil.linear.queries import Queries, check_histogram, require_queries
 from streamveil.linear.strategies import Direct, Points, Strategy
 from streamveil.types import Array, Float64, Int64
 
@@ -100,7 +100,8 @@ class Additive:
         size_hat: float | None = None,
     ) -> QueryAnswers:
         """See `StaticMechanism`."""
-        check_histogram(self.queries, histogram)
+        histogram = check_histogram(self.queries, histogram)
+        require_share(share)
         exact = self.strategy.measure(histogram)
         laplace = share.kind == "pure"
         measured = rows_with_noise(exact, self.scales(share), place.draws(b"rows"), laplace=laplace)
@@ -130,12 +131,14 @@ def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
         replaced: neighbours replace a record instead of adding or removing one.
 
     Raises:
+        PlanError: `queries` is no class of queries.
         PlanError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_queries(Marginals.ways((2, 2), 1)).strategy.queries.size
     4
     """
+    require_queries(queries)
     return Additive(Direct(queries), replaced)
 
 
@@ -147,10 +150,12 @@ def noisy_histogram(queries: Queries, *, replaced: bool = False) -> Additive:
         replaced: neighbours replace a record instead of adding or removing one.
 
     Raises:
+        PlanError: `queries` is no class of queries.
         PlanError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_histogram(Marginals.ways((2, 2), 1)).strategy.queries.domain
     4
     """
+    require_queries(queries)
     return Additive(Points(queries), replaced)

@@ -17,17 +17,18 @@ from typing import Literal
 import numpy as np
 
 from streamveil.calibrate import gaussian_mu, zcdp_rho
-from streamveil.core.accounting import Budget, held, take_numbers
+from streamveil.core.accounting import Budget, exact, held, take_numbers
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
 from streamveil.core.measure import chosen, with_gaussian, with_laplace
 from streamveil.core.noise import Draws
 from streamveil.core.noisy import Noisy, post_process
-from streamveil.errors import BudgetError, PlanError, require_budget, require_one_of
+from streamveil.errors import BudgetError, PlanError, require_budget, require_one_of, require_with
 from streamveil.types import Array, Exact, Float64, Int64
 
 Kind = Literal["pure", "zcdp", "gdp"]
 CHARGING = Lock()  # of all meters: a charge is compared with what is left, and taken, at once
 GRID = 1 << 80  # shares are multiples of 1/GRID, so that sums of many stay short and exact
+MOST = 1 << 61  # of a number that noise fits beside
 LATTICE = 2.0**20  # public guesses are multiples of 1/LATTICE, see `on_lattice`
 
 
@@ -176,13 +177,14 @@ class Share:
             l2_squared: how far it moves it, squared.
 
         Raises:
-            PlanError: the share is nothing.
+            PlanError: the share is nothing, or a number is below 0.
         """
         if not self.amount:
             raise PlanError("a share of nothing cannot pay for a release")
-        if self.kind == "pure":
-            return Fraction(l1) / self.amount
-        return ceil_root(Fraction(l2_squared) / (2 * self.amount))
+        one, two = held("l1", l1), held("l2_squared", l2_squared)
+        if min(one, two) < 0:
+            raise PlanError(f"l1 and l2_squared must be at least 0, not {one} and {two}")
+        return one / self.amount if self.kind == "pure" else ceil_root(two / (2 * self.amount))
 
     def deviation(self, l1: Exact, l2_squared: Exact) -> float:
         """The standard deviation of the noise of one release, per coordinate.
@@ -207,8 +209,10 @@ class Share:
             l2_squared: how far it moves it, squared.
 
         Raises:
-            PlanError: the share is nothing.
+            PlanError: the share is nothing, or the number is not whole or beyond 2^61.
         """
+        if not isinstance(exact, int | np.integer) or not -MOST <= exact <= MOST:
+            raise PlanError("exact must be a whole number, from -2**61 to 2**61")  # not which
         law = with_laplace if self.kind == "pure" else with_gaussian
         return post_process(first, law(exact, self.spread(l1, l2_squared), draws))
 
@@ -231,6 +235,11 @@ def first(numbers: Int64[Array, " n"]) -> int:
     return int(numbers[0])
 
 
+def require_share(share: object) -> None:
+    """Raises PlanError for what is no `Share`."""
+    require_with("share", share, "for_noise", 'a share such as Share("pure", 1)')
+
+
 @dataclass
 class Meter:
     """A privacy filter: refuses a charge that would pass the limit, before anything is drawn.
@@ -241,7 +250,7 @@ class Meter:
 
     Raises:
         BudgetError: a charge would pass the limit; nothing is charged then.
-        PlanError: less than nothing is spent.
+        PlanError: less than nothing is spent, or the limit is no share.
 
     >>> meter = Meter(Share("pure", 1))
     >>> _ = meter.charge(Share("pure", Fraction(3, 4)))
@@ -253,7 +262,9 @@ class Meter:
     spent: Fraction = Fraction(0)  # in the currency of the limit, >= 0
 
     def __post_init__(self) -> None:
-        if not self.spent >= 0:  # nor what is no number
+        require_share(self.limit)
+        self.spent = exact("spent", self.spent)
+        if self.spent < 0:
             raise PlanError(f"spent must be at least 0, not {self.spent}")
 
     def fits(self, share: Share) -> bool:
@@ -261,7 +272,11 @@ class Meter:
 
         Args:
             share: part of a budget (`Share`) that it may spend, above 0.
+
+        Raises:
+            PlanError: it is no share.
         """
+        require_share(share)
         return share.kind == self.limit.kind and self.spent + share.amount <= self.limit.amount
 
     def charge(self, share: Share) -> Share:
@@ -272,6 +287,7 @@ class Meter:
 
         Raises:
             BudgetError: not so much is left.
+            PlanError: it is no share.
         """
         with CHARGING:
             if not self.fits(share):

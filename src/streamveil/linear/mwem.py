@@ -11,10 +11,10 @@ import numpy as np
 from streamveil.core.accounting import Neighbours, exact_between, take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
-from streamveil.errors import PlanError, at_least, require_between, require_positive
+from streamveil.errors import at_least, require_between, require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
-from streamveil.linear.queries import Queries, check_histogram
+from streamveil.linear.queries import Queries, check_histogram, require_queries
 from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Float64, Int64
 
@@ -66,13 +66,13 @@ class Mwem:
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_queries(self.queries)
         require_positive(rounds=1 if self.rounds is None else self.rounds)
         require_positive(most_rounds=self.most_rounds, step=self.step)
         require_between(0, MOST_STEP, step=self.step)
         exact_between("size_share", self.size_share, 0, 1)
         at_least(0, replays=0 if self.replays is None else self.replays)
-        if self.preset not in ("practical", "theorem"):
-            raise PlanError("preset is 'practical' or 'theorem'")
+        require_one_of("preset", self.preset, ("practical", "theorem"))
 
     @property
     def adaptive(self) -> bool:
@@ -111,7 +111,11 @@ class Mwem:
             share: part of a budget (`Share`) that it may spend, above 0.
             size: records, at least 0.
             beta: chance that it fails, above 0 and below 1.
+
+        Raises:
+            PlanError: beta is beyond its range.
         """
+        exact_between("beta", beta, 0, 1)
         many = math.log(self.queries.size)
         fall = size * np.sqrt(math.log(max(self.queries.domain, 2)) / (2 * rounds))
         tail = np.log(2 * rounds / beta)
@@ -166,7 +170,7 @@ class Mwem:
         size_hat: float | None = None,
     ) -> QueryAnswers:
         """See `StaticMechanism`."""
-        check_histogram(self.queries, histogram)
+        histogram = check_histogram(self.queries, histogram)
         share.require_choices()
         size, left = sized(histogram, share, self.size_share, place, size_hat)
         size = max(size, 1.0)

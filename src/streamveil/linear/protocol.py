@@ -15,11 +15,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours
+from streamveil.core.accounting import Neighbours, exact_between
 from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, restored, values
-from streamveil.errors import PlanError, require_between
-from streamveil.linear.budget_shares import Kind, Share
+from streamveil.errors import PlanError, require_between, require_with, whole
+from streamveil.linear.budget_shares import Kind, Share, require_share
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -84,15 +84,18 @@ def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnsw
     >>> combine([(1, ones), (-1, ones)], 2).values
     array([0., 0.])
     """
-    require_between(0, 2**40, size=size)
+    require_between(0, 2**40, size=whole("size", size))
+    require_with("parts", parts, "__len__", "pairs of a weight and answers")
     total_answers = np.zeros(size)
     for weight, answers in parts:
+        if len(answers.values) != size:
+            raise PlanError(f"size must be that of all answers, {len(answers.values)}, not {size}")
         total_answers += weight * answers.values
-    whole = [(weight, answers.synthetic) for weight, answers in parts]
-    if not whole or any(synthetic is None for _, synthetic in whole):
+    made = [(weight, answers.synthetic) for weight, answers in parts]
+    if not made or any(synthetic is None for _, synthetic in made):
         return QueryAnswers(restored(total_answers))
-    total = np.zeros_like(np.asarray(whole[0][1]))
-    for weight, synthetic in whole:
+    total = np.zeros_like(np.asarray(made[0][1]))
+    for weight, synthetic in made:
         total += weight * np.asarray(synthetic)
     return QueryAnswers(restored(total_answers), restored(total))
 
@@ -114,6 +117,9 @@ class ErrorBound(Protocol):
             share: part of a budget (`Share`) that it may spend, above 0.
             size: records, at least 0.
             beta: chance that it fails, above 0 and below 1.
+
+        Raises:
+            PlanError: beta is beyond its range.
         """
 
     def union(self, parts: Sequence[Part], beta: float) -> float:
@@ -193,8 +199,15 @@ class StaticMechanism(Protocol):
         """
 
 
+def require_static(static: object) -> None:
+    """Refuses what is no static mechanism, by the argument's name."""
+    require_with("static", static, "release", "one such as Mwem(queries=...)")
+
+
 def require_choices(static: StaticMechanism, share: Share) -> None:
     """Refuses a share for noise alone where a mechanism chooses: large tables alone would tell."""
+    require_static(static)
+    require_share(share)
     if static.adaptive:
         share.require_choices()
 
@@ -281,6 +294,7 @@ class NoiseBound:
 
     def union(self, parts: Sequence[Part], beta: float) -> float:
         """See `ErrorBound`: variances add up."""
+        exact_between("beta", beta, 0, 1)
         if not parts:
             return 0.0
         kind = parts[0][0].kind

@@ -9,14 +9,15 @@ Weights are multiples of 2**-shift: exact answers are integers in quanta of 2**-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from streamveil.core.accounting import take_numbers
-from streamveil.errors import PlanError, require_between
+from streamveil.errors import PlanError, got, require_between, require_with, whole
 from streamveil.types import Array, Float64, Int64
 
 LARGEST = 1 << 61  # quanta that one adaptive question may count: noise fits beside them
@@ -61,7 +62,7 @@ class Queries(Protocol):
             histogram: records at each point of the domain, whole numbers of at least 0.
 
         Raises:
-            PlanError: records are so many that the answers would not be exact.
+            PlanError: they are of another domain, or so many that answers would not be exact.
         """
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
@@ -69,20 +70,90 @@ class Queries(Protocol):
 
         Args:
             histogram: records at each point of the domain.
+
+        Raises:
+            PlanError: it is of another domain, or of no numbers.
         """
 
     def weights(self, index: int) -> Float64[Array, " N"]:
-        """The weights of one query, in [0, 1]; `index`: its number, from 0."""
+        """The weights of one query, in [0, 1]; `index`: its number, from 0.
+
+        Raises:
+            PlanError: there are not so many.
+        """
 
     def label(self, index: int) -> str:
         """A short public name of one query; `index`: its number, from 0."""
 
 
+def require_queries(queries: object) -> None:
+    """Raises PlanError for what is no class of queries."""
+    require_with("queries", queries, "domain", "queries such as Marginals.ways((2, 2), 1)")
+
+
+def as_array(name: str, given: Any) -> Array:
+    """Numbers as NumPy has them, or PlanError where they have no common shape."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise PlanError(f"{name} must be numbers, as many in each row") from None
+
+
+def whole_numbers(name: str, given: Any) -> Int64[Array, " ..."]:
+    """Whole numbers as int64: different ones stay different, and others are refused.
+
+    Those from 2**63 on become negative, as ids that are hashes may be of 64 bits without a sign.
+
+    Raises:
+        PlanError: they are fractions, missing, truth values, texts, or have more than 64 bits.
+
+    >>> whole_numbers("ids", np.array([3, 2**63], np.uint64)).tolist(), whole_numbers("ids", [])
+    ([3, -9223372036854775808], array([], dtype=int64))
+    >>> whole_numbers("ids", np.array([3.0]))
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.PlanError: ids must be whole numbers of 64 bits, not float64.
+      to fix  give integers, such as array.astype(numpy.int64), where none is missing
+    """
+    found = as_array(name, given)
+    if found.dtype.kind not in "iu" and found.size:
+        raise PlanError(
+            f"{name} must be whole numbers of 64 bits, not {found.dtype}.\n"
+            "  to fix  give integers, such as array.astype(numpy.int64), where none is missing"
+        )
+    return found.astype(np.int64, copy=False)
+
+
+def points_of(name: str, given: Any, domain: int) -> Int64[Array, " n"]:
+    """Points of a domain, from 0.
+
+    Raises:
+        PlanError: one is not of the domain, or no whole number.
+    """
+    found = whole_numbers(name, given)
+    if found.ndim != 1 or np.any((found < 0) | (found >= domain)):
+        raise PlanError(f"{name} must be numbers from 0 to {domain - 1}, in a list")
+    return found
+
+
+def reals(name: str, given: Any, size: int | None = None) -> Float64[Array, " ..."]:
+    """Numbers as float64, so many; PlanError for texts, complex ones and what is no number."""
+    found = as_array(name, given)
+    if size is not None and found.shape != (size,):
+        raise PlanError(f"{name} needs {size} entries, not {found.shape}")
+    with suppress(TypeError, ValueError):
+        if found.dtype.kind in "biufO":
+            return found.astype(np.float64, copy=False)
+    raise PlanError(f"{name} must be numbers, not {found.dtype}")
+
+
 def rounded_weights(weights: Array, shift: int, name: str) -> Int64[Array, "*shape"]:
     """Weights as whole quanta; refuses what is not a number in [0, 1]."""
-    weights = np.asarray(weights, np.float64)
+    weights = reals("weights", weights)
     if not np.all(np.isfinite(weights)) or weights.min(initial=0) < 0 or weights.max(initial=0) > 1:
         raise PlanError(f"the weights of {name} must be finite and in [0, 1]")
+    shift = whole("shift", shift)
+    require_between(0, 52, shift=shift)
     return np.asarray(np.rint(np.ldexp(weights, shift)), np.int64)
 
 
@@ -107,7 +178,7 @@ class Matrix:
     def __post_init__(self) -> None:
         take_numbers(self)
         require_between(0, 52, shift=self.shift)
-        require_quanta(self.quanta, self.shift)
+        object.__setattr__(self, "quanta", require_quanta(self.quanta, self.shift))
 
     @classmethod
     def of(cls, weights: object, shift: int | None = None) -> Matrix:
@@ -120,7 +191,7 @@ class Matrix:
         Raises:
             PlanError: it is no matrix, or has too many cells.
         """
-        rows = np.atleast_2d(np.asarray(weights, np.float64))
+        rows = np.atleast_2d(reals("weights", weights))
         if rows.ndim != 2 or not rows.size:
             raise PlanError(f"queries must be a matrix with a row each, not of shape {rows.shape}")
         if rows.size > CELLS:
@@ -154,16 +225,17 @@ class Matrix:
 
     def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
         """See `Queries`."""
-        if int(np.abs(histogram).sum()) >= 1 << (52 - self.shift):
-            raise PlanError("too many records for exact answers at this shift")
-        return np.asarray(np.rint(self.quanta @ histogram.astype(np.float64)), np.int64)
+        found = check_histogram(self, histogram, 1 << (52 - self.shift))
+        return np.asarray(np.rint(self.quanta @ found.astype(np.float64)), np.int64)
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
         """See `Queries`."""
-        return np.asarray(np.ldexp(self.quanta @ histogram, -self.shift))
+        found = reals("a histogram", histogram, self.domain)
+        return np.asarray(np.ldexp(self.quanta @ found, -self.shift))
 
     def weights(self, index: int) -> Float64[Array, " N"]:
         """See `Queries`."""
+        require_between(0, self.size - 1, index=whole("index", index))
         return np.asarray(np.ldexp(self.quanta[index], -self.shift))
 
     def label(self, index: int) -> str:
@@ -187,34 +259,43 @@ def functions(
     >>> functions([lambda x: x[:, 0] > 1], np.array([[0.0], [1.0], [2.0]])).weights(0)
     array([0., 0., 1.])
     """
-    if np.ndim(points) != 2:
-        raise PlanError(f"points must have a row each, not {np.ndim(points)} dimensions")
+    points = as_array("points", points)
+    if points.ndim != 2:
+        raise PlanError(f"points must have a row each, not {points.ndim} dimensions")
+    if not isinstance(asked, Sequence) or not all(map(callable, asked)):
+        raise PlanError(f"asked must be a list of functions of all points, not {got(asked)}")
     rows = np.empty((len(asked), len(points)))
     for row, function in zip(rows, asked, strict=True):
-        given = np.asarray(function(points), np.float64)
+        given = reals("what a query returns", function(points))
         if given.shape != row.shape:
             raise PlanError(f"a query must return one weight per point, {row.shape} in all")
         row[:] = given
     return Matrix.of(rows, shift)
 
 
-def require_quanta(quanta: Array, shift: int) -> None:
+def require_quanta(given: Any, shift: int) -> Float64[Array, "k N"]:
     """Refuses weights that are no whole numbers of quanta in [0, 1]: sensitivities rest on it."""
+    quanta = reals("weights", given)
+    if quanta.ndim != 2:
+        raise PlanError(f"weights must be a matrix with a row each, not of shape {quanta.shape}")
     if not (np.all(quanta == np.rint(quanta)) and np.all((quanta >= 0) & (quanta <= 2.0**shift))):
         raise PlanError(f"weights must be whole numbers from 0 to 2**{shift}: quanta of a record")
+    return quanta
 
 
-def check_histogram(queries: Queries, histogram: Array) -> None:
-    """Refuses a histogram of the wrong length or type; says nothing about its contents."""
-    if histogram.shape != (queries.domain,):
-        raise PlanError(f"a histogram needs {queries.domain} entries, not {histogram.shape}")
-    if histogram.dtype != np.int64:
-        raise PlanError(f"a histogram holds whole records (int64), not {histogram.dtype}")
+def check_histogram(queries: Queries, given: Any, beyond: int = LARGEST) -> Int64[Array, " N"]:
+    """Whole records at each point, fewer than `beyond` in all: sums of them are exact."""
+    found = whole_numbers("a histogram", given)
+    if found.shape != (queries.domain,):
+        raise PlanError(f"a histogram needs {queries.domain} entries, not {found.shape}")
+    if np.abs(found.astype(np.float64)).sum() >= beyond:  # of whole numbers it would wrap around
+        raise PlanError(f"a histogram must have fewer than {beyond} records for exact answers")
+    return found
 
 
 def whole_quanta(query: Array, shift: int, domain: int) -> Int64[Array, " N"]:
     """The weights of one question as quanta; refuses weights between two of them."""
-    query = np.asarray(query, np.float64)
+    query = reals("a question", query)
     if query.shape != (domain,):
         raise PlanError(
             f"a question needs one weight in [0, 1] for every point of the domain, {domain} in all,"

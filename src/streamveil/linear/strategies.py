@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.linear.budget_shares import Kind
-from streamveil.linear.queries import Queries, widths
+from streamveil.linear.queries import Queries, check_histogram, reals, widths
 from streamveil.linear.structured import Marginals
 from streamveil.types import Array, Float64, Int64
 
@@ -47,10 +47,17 @@ class Strategy(Protocol):
 
         Args:
             histogram: records at each point of the domain, whole numbers of at least 0.
+
+        Raises:
+            PlanError: the histogram is of another domain, or records are not whole.
         """
 
     def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
-        """All answers, in records; `measured`: what was measured, with noise."""
+        """All answers, in records; `measured`: what was measured, with noise.
+
+        Raises:
+            PlanError: there are more or fewer numbers than were measured.
+        """
 
     def scales(self, kind: Kind) -> Float64[Array, " rows"]:
         """The relative noise scale of each row.
@@ -121,6 +128,9 @@ class Direct:
 class Points:
     """Measure the histogram: best when queries are few points wide or cover everything.
 
+    Raises:
+        PlanError: a histogram is of another domain, or records are not whole.
+
     >>> Points(Marginals.ways((2, 2), 1)).measure(np.array([1, 2, 3, 4]))
     array([1, 2, 3, 4])
     """
@@ -135,11 +145,11 @@ class Points:
 
     def measure(self, histogram: Int64[Array, " N"]) -> Int64[Array, " rows"]:
         """See `Strategy`."""
-        return np.asarray(histogram, np.int64)
+        return check_histogram(self.queries, histogram)
 
     def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
         """See `Strategy`."""
-        return self.queries.answers(np.asarray(measured, np.float64))
+        return self.queries.answers(measured)
 
     def scales(self, kind: Kind) -> Float64[Array, " rows"]:
         """See `Strategy`."""
@@ -185,6 +195,9 @@ class Residuals:
         sum_j row_j[x]^2 / w_j = 1, of which the row of ones has 1/size. An interaction of the set B
         whose rows have scale s_B sqrt(w) therefore moves by prod (1 - 1/size) / s_B^2 in squared
         L2, the same for every record; these add up to 1. In L1 the maxima over records are summed.
+
+    Raises:
+        PlanError: what is recovered from has more or fewer numbers than were measured.
 
     >>> bits = Residuals(Marginals.ways((2,) * 9, 3))
     >>> bits.rows, round(bits.unit("zcdp"), 2), round(Direct(bits.queries).unit("zcdp"), 2)
@@ -255,6 +268,7 @@ class Residuals:
 
     def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
         """See `Strategy`."""
+        measured = reals("measured", measured, self.rows)
         out = np.empty(self.queries.size)
         for shape, _, at, rows in self.groups:
             out[at] = along_axes([inverse_contrasts(size) for size in shape], measured[rows])

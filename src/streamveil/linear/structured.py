@@ -15,7 +15,8 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting import take_numbers
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, require_between, require_with, whole
+from streamveil.linear.queries import check_histogram, points_of, reals, whole_numbers
 from streamveil.types import Array, Float64, Int64
 
 DENSE = 1 << 21  # entries up to which marginals are kept as a matrix
@@ -24,10 +25,11 @@ Shape = tuple[int, ...]
 
 def check_shape(shape: Sequence[int]) -> Shape:
     """The sizes of the attributes, validated."""
-    sizes = tuple(int(size) for size in shape)
-    if not sizes or min(sizes) < 1 or math.prod(sizes) > 1 << 40:
-        raise PlanError(f"a domain is a product of sizes of at least 1, not {tuple(shape)}")
-    return sizes
+    sizes = whole_numbers("shape", shape)
+    known = tuple(np.atleast_1d(sizes).tolist())
+    if sizes.ndim != 1 or not known or min(known) < 1 or math.prod(known) > 1 << 40:
+        raise PlanError(f"shape must be sizes of at least 1, of 2**40 points at most, not {known}")
+    return known
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,17 @@ class Marginals:
     def __post_init__(self) -> None:
         take_numbers(self)
         object.__setattr__(self, "shape", check_shape(self.shape))
-        if not self.names:
-            object.__setattr__(self, "names", tuple(f"a{i}" for i in range(len(self.shape))))
-        known = range(len(self.shape))
-        if not self.sets or any(
-            tuple(sorted(set(s))) != tuple(s) or not all(a in known for a in s) for s in self.sets
-        ):
-            raise PlanError(f"each set lists attributes of 0..{len(self.shape) - 1} in order")
+        many = len(self.shape)
+        require_with("names", self.names, "__iter__", "a text for each attribute")
+        names = tuple(self.names) or tuple(f"a{i}" for i in range(many))
+        require_with("sets", self.sets, "__iter__", "sets of attributes such as ((0,), (0, 1))")
+        sets = tuple(tuple(points_of("a set", one, many).tolist()) for one in self.sets)
+        if not sets or any(tuple(sorted(set(one))) != one for one in sets):
+            raise PlanError(f"each set lists attributes of 0..{many - 1} in order")
+        if len(names) != many:
+            raise PlanError(f"names must be {many}, one for each attribute, not {len(names)}")
+        object.__setattr__(self, "sets", sets)
+        object.__setattr__(self, "names", names)
 
     @classmethod
     def ways(cls, shape: Sequence[int], ways: int) -> Marginals:
@@ -74,8 +80,13 @@ class Marginals:
         Args:
             shape: points of each attribute, at least 1 each.
             ways: attributes of a marginal, from 0.
+
+        Raises:
+            PlanError: an argument is of another kind, or there are not so many attributes.
         """
-        return cls(tuple(shape), tuple(itertools.combinations(range(len(shape)), ways)))
+        sizes = check_shape(shape)
+        ways = whole("ways", ways, 0)
+        return cls(sizes, tuple(itertools.combinations(range(len(sizes)), ways)))
 
     @cached_property
     def starts(self) -> Int64[Array, " sets"]:
@@ -105,11 +116,11 @@ class Marginals:
 
     def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
         """See `Queries`."""
-        return self._tables(np.asarray(histogram, np.int64))
+        return self._tables(check_histogram(self, histogram))
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
         """See `Queries`."""
-        return self._tables(np.asarray(histogram, np.float64))
+        return self._tables(reals("a histogram", histogram, self.domain))
 
     def weights(self, index: int) -> Float64[Array, " N"]:
         """See `Queries`."""
@@ -122,7 +133,12 @@ class Marginals:
         return np.broadcast_to(mask, self.shape).reshape(-1).copy()
 
     def cell(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The attributes of a query and their values; `index`: its number, from 0."""
+        """The attributes of a query and their values; `index`: its number, from 0.
+
+        Raises:
+            PlanError: there are not so many.
+        """
+        require_between(0, self.size - 1, index=whole("index", index))
         which = int(np.searchsorted(self.starts, index, side="right")) - 1
         attributes = self.sets[which]
         sizes = tuple(self.shape[a] for a in attributes)
@@ -192,7 +208,8 @@ class Ranges:
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        sizes, at, to = check_shape(self.shape), self.low, self.high
+        sizes = check_shape(self.shape)
+        at, to = whole_numbers("low", self.low), whole_numbers("high", self.high)
         object.__setattr__(self, "shape", sizes)
         if at.shape != to.shape or at.shape[1:] != (len(sizes),) or not len(at):
             raise PlanError(f"low and high need one row of {len(sizes)} corners per range")
@@ -207,9 +224,12 @@ class Ranges:
             shape: points of each attribute, at least 1 each.
             low: first corner of each range, a row each.
             high: last corner of each, beyond it.
+
+        Raises:
+            PlanError: a corner is no whole number, or not of the domain.
         """
-        at, to = np.atleast_2d(np.asarray(low, np.int64)), np.atleast_2d(np.asarray(high, np.int64))
-        return cls(tuple(shape), at, to)
+        at, to = whole_numbers("low", low), whole_numbers("high", high)
+        return cls(check_shape(shape), np.atleast_2d(at), np.atleast_2d(to))
 
     @classmethod
     def prefixes(cls, size: int) -> Ranges:
@@ -248,14 +268,15 @@ class Ranges:
 
     def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
         """See `Queries`."""
-        return self._sums(histogram)
+        return self._sums(check_histogram(self, histogram))
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
         """See `Queries`."""
-        return self._sums(np.asarray(histogram, np.float64))
+        return self._sums(reals("a histogram", histogram, self.domain))
 
     def weights(self, index: int) -> Float64[Array, " N"]:
         """See `Queries`."""
+        require_between(0, self.size - 1, index=whole("index", index))
         box = np.zeros(self.shape)
         box[tuple(slice(a, b) for a, b in zip(self.low[index], self.high[index], strict=True))] = 1
         return box.reshape(-1)

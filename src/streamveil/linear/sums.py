@@ -11,11 +11,18 @@ from typing import ClassVar, get_args
 import numpy as np
 
 from streamveil.core.accounting import take_numbers
-from streamveil.errors import PlanError, fitting, require_one_of, require_with
+from streamveil.errors import (
+    PlanError,
+    fitting,
+    require_between,
+    require_one_of,
+    require_with,
+    whole,
+)
 from streamveil.linear.budget_shares import Kind
-from streamveil.linear.queries import CELLS, Queries, require_quanta
+from streamveil.linear.queries import CELLS, Queries, require_quanta, require_queries
 from streamveil.linear.strategies import Direct, Points, Residuals, Strategy
-from streamveil.linear.structured import Marginals
+from streamveil.linear.structured import Marginals, check_shape
 from streamveil.types import Array, Bool, Float64, Int64
 
 Wanted = tuple[tuple[int, ...], Bool[Array, " N"]]  # grouped by these attributes, these points
@@ -44,7 +51,9 @@ class Sums:
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_quanta(self.matrix, 0)
+        object.__setattr__(self, "matrix", require_quanta(self.matrix, 0))
+        if self.matrix.shape[1] != self.cells.size:
+            raise PlanError(f"matrix must have {self.cells.size} columns, one for each cell")
         parts = np.add.reduceat(self.matrix, self.cells.starts[:-1], axis=1)
         if np.any((parts > 0).sum(axis=1) > 1):
             raise PlanError("a sum has cells of one marginal: in two, a record would count twice")
@@ -61,10 +70,12 @@ class Sums:
             PlanError: groups and cells are too many.
             PlanError: an argument is beyond its range.
         """
+        shape = check_shape(shape)
+        require_with("wanted", wanted, "__len__", "pairs of attributes and points")
         needed = [
             tuple(sorted({*group, *varying(points.reshape(shape))})) for group, points in wanted
         ]
-        cells = Marginals(tuple(shape), tuple(dict.fromkeys(needed)))
+        cells = Marginals(shape, tuple(dict.fromkeys(needed)))
         groups = sum(prod(shape[axis] for axis in group) for group, _ in wanted)
         if groups * cells.size > MOST_ENTRIES:
             raise PlanError(
@@ -120,6 +131,7 @@ class Sums:
 
     def weights(self, index: int) -> Float64[Array, " N"]:
         """See `Queries`."""
+        require_between(0, self.size - 1, index=whole("index", index))
         shape, row = self.cells.shape, self.matrix[index]
         found = np.flatnonzero(row)
         if not len(found):
@@ -230,7 +242,7 @@ def best_strategy(queries: Queries, kind: Kind) -> Strategy:
     >>> type(best_strategy(Marginals.ways((2, 2, 2), 2), "zcdp")).__name__
     'Residuals'
     """
-    require_with("queries", queries, "domain", "queries such as Marginals.ways((2, 2), 1)")
+    require_queries(queries)
     require_one_of("kind", kind, get_args(Kind))
     known: list[Strategy] = [Direct(queries)]
     if queries.domain <= 1 << 20:
