@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import itemgetter, methodcaller
 
 import numpy as np
 import pyarrow as pa
@@ -122,7 +123,8 @@ class Adds:
 
 @pytest.mark.parametrize("wrong", [
     carrying(EXACT), carrying(3), partial(np.add, EXACT), State().scaled, EXACT.take, by_default,
-    by_name, Adds(), {"a": 1}.get, cache(carrying(EXACT)),
+    by_name, Adds(), {"a": 1}.get, cache(carrying(EXACT)), methodcaller("__add__", EXACT),
+    methodcaller("dot", b=EXACT), itemgetter(EXACT),
 ])  # fmt: skip
 def test_functions_that_remember_values_are_refused(wrong):
     with pytest.raises(TypeError, match="carries values"):

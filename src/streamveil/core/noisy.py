@@ -164,7 +164,8 @@ def _frozen_fields(kind: type) -> tuple[str, ...] | None:
 def _require_pure(function: Callable[..., Any]) -> None:
     """Refuses functions that carry values of the place where they were made."""
     called = isinstance(type(function).__call__, FunctionType)  # an object of a class of Python
-    owner = getattr(function, "__self__", function if called else None)
+    kept = function.__reduce__() if type(function).__module__ == "operator" else None
+    owner = getattr(function, "__self__", function if called else kept)
     named = tuple((getattr(function, "__kwdefaults__", None) or {}).values())
     carried = getattr(function, "__closure__", None) or hasattr(function, "keywords")
     bound = owner is not None and not isinstance(owner, ModuleType) and not is_setting(owner)
