@@ -230,6 +230,10 @@ def test_group_privacy_with_delta_walks_from_neighbour_to_neighbour() -> None:
     assert mixed.delta_at(mixed.epsilon(1e-9)) <= 1e-9
     with pytest.raises(ValueError, match="n must be a whole number of at least 0, not -1"):
         Gdp(1).times(-1)
+    with pytest.raises(ValueError, match="what is added must be a loss such as Gdp"):
+        Gdp(1) + 3
+    with pytest.raises(ValueError, match="budget must be a Budget"):
+        Gdp(1).fits(5)
     with pytest.raises(ValueError, match="compose losses first"):
         mixed.compose(Gdp(1))
 

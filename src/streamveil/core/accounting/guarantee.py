@@ -18,7 +18,7 @@ from streamveil.core.accounting import (
     float_above,
     float_below,
 )
-from streamveil.errors import PlanError, require_one_of, whole
+from streamveil.errors import PlanError, require_budget, require_one_of, require_with, whole
 
 if TYPE_CHECKING:
     from streamveil.core.accounting.coin_table import Tables
@@ -90,6 +90,8 @@ class Loss:
 
     def compose(self, *others: Loss) -> Loss:
         """Everything together, whoever chose what after seeing which release."""
+        for one in others:
+            require_with("what is added", one, "group_size", "a loss such as Gdp(1)")
         return Loss._sum([(loss, 1) for loss in (self, *others)])
 
     __add__ = compose
@@ -269,6 +271,7 @@ class Loss:
 
     def fits(self, budget: Budget) -> bool:
         """Whether this loss is inside the budget."""
+        require_budget(budget)
         if budget.epsilon is not None:
             return self._fits_epsilon(budget.epsilon, budget.delta or ZERO)
         slack = self.delta + self.chance
@@ -277,15 +280,12 @@ class Loss:
         if budget.mu is not None:
             return not (self.zcdp or self.pure) and self.gaussian <= budget.mu**2
         assert budget.rho is not None  # noqa: S101  (a budget has exactly one of the three)
-        if not self.pure:
-            return self.gaussian / 2 + self.zcdp <= budget.rho
-        return Fraction(self.rho()) <= budget.rho
+        rho = Fraction(self.rho()) if self.pure else self.gaussian / 2 + self.zcdp
+        return rho <= budget.rho
 
     def _fits_epsilon(self, epsilon: Fraction, delta: Fraction) -> bool:
-        tight = self.gaussian or self.zcdp or self.distance or self.tables
-        if tight or self.group_size > 1:
-            return bool(delta) and Fraction(self.delta_at(float_below(epsilon))) <= delta
-        if self.pure_total <= epsilon and self.delta + self.chance <= delta:
+        tight = self.gaussian or self.zcdp or self.distance or self.tables or self.group_size > 1
+        if not tight and self.pure_total <= epsilon and self.delta + self.chance <= delta:
             return True  # plain composition, in exact arithmetic
         return bool(delta) and Fraction(self.delta_at(float_below(epsilon))) <= delta
 
@@ -312,8 +312,7 @@ class Loss:
             from streamveil.core.accounting.coin_table import table_from  # compiles, as above
 
             tables = tuple((table_from(one), times) for one, times in saved["tables"])
-        size = saved.get("group_size", 1)
-        return cls(pure=pure, group_size=size, tables=tables, **numbers)
+        return cls(pure=pure, group_size=saved.get("group_size", 1), tables=tables, **numbers)
 
     def __str__(self) -> str:
         parts = []

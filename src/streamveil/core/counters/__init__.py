@@ -78,6 +78,7 @@ class CounterState:
 
     Raises:
         StoreError: the arrays given to `from_arrays` are no saved state.
+        PlanError: it is to grow by what is no number of keys.
 
     >>> from streamveil.counters import KaryTreeCounter
     >>> state = KaryTreeCounter(horizon=100, sigma=5).init(keys=3)
@@ -99,7 +100,11 @@ class CounterState:
         return CounterState(self.t, self.whole[:, columns], self.real[:, columns])
 
     def grow(self, keys: int) -> CounterState:
-        """`keys` further columns that start late: at the current step."""
+        """`keys` further columns that start late: at the current step.
+
+        Raises:
+            PlanError: they are not at least 0.
+        """
         return CounterState(self.t, _widen(self.whole, keys), _widen(self.real, keys))
 
     def to_arrays(self) -> dict[str, Array]:
@@ -118,7 +123,7 @@ class CounterState:
         """
         try:
             t, whole, real = int(saved["t"]), saved["whole"], saved["real"]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError):
             raise StoreError("a saved counter needs the arrays t, whole and real") from None
         shaped = whole.ndim == real.ndim == 2 and whole.shape[1] == real.shape[1]
         if t < 0 or not shaped or whole.dtype != np.int64 or real.dtype != np.float64:
@@ -295,7 +300,7 @@ def checked_times(t: Array, horizon: int) -> Int64[Array, " times"]:
 
 
 def _widen(rows: Array, keys: int) -> Array:
-    return np.concatenate([rows, np.zeros((len(rows), keys), rows.dtype)], axis=1)
+    return np.concatenate([rows, np.zeros((len(rows), whole("keys", keys, 0)), rows.dtype)], axis=1)
 
 
 def l2_loss(counter: Counter, moved: Exact = 1, keys: int | None = None) -> Loss:
@@ -317,8 +322,7 @@ class Stepping:
     ) -> tuple[Estimates, CounterState]:  # fmt: skip
         """See `Counter.step`."""
         t = next_step(self.horizon, own(self, state))
-        increments = column(increments, state.keys)
-        return self._advance(state, increments, draws_at(self, place, t), ids)
+        return self._advance(state, column(increments, state.keys), draws_at(self, place, t), ids)
 
     def _skipped(
         self: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
@@ -345,7 +349,8 @@ class Stepping:
         Raises:
             PlanError: the noise is no `Noise`.
         """
-        place = Place.opened(noise or KeyedNoise.fresh(), "counter", name.encode())
+        noise = KeyedNoise.fresh() if noise is None else noise
+        place = Place.opened(noise, "counter", name.encode())
         return CounterStream(self, self.init(whole("keys", keys, 1)), place)
 
     def resume(

@@ -30,7 +30,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from streamveil.errors import PlanError, ReusedNoiseError, StoreError, UncopiedNoiseError
+from streamveil.errors import PlanError, ReusedNoiseError, StoreError, UncopiedNoiseError, whole
 from streamveil.types import Array, UInt64
 
 SECRET_BYTES = 32
@@ -379,9 +379,8 @@ def SeededNoise(seed: int) -> KeyedNoise:  # noqa: N802  (reads as a kind of noi
     >>> int(SeededNoise(1).at("doc").words(1)[0])
     14220731111514320925
     """
-    return KeyedNoise(
-        hashlib.blake2b(b"insecure seed %d" % seed, digest_size=32).digest(), secure=False
-    )
+    text = b"insecure seed %d" % whole("seed", seed)
+    return KeyedNoise(hashlib.blake2b(text, digest_size=32).digest(), secure=False)
 
 
 @dataclass(frozen=True)
