@@ -241,6 +241,7 @@ BAD = [
     (dict(horizon=None), "round length"), (dict(calibration="textbook"), "below 1"),
     (dict(calibration="text-book"), "did you mean"),
     (dict(protects=Neighbours(relation="record")), "protects one of"),
+    (dict(protects=None), "protects"), (dict(budget=None), "budget"), (dict(clock=[]), "clock"),
     (dict(budget=Budget(epsilon=1)), "delta"), (dict(budget=Budget(rho=1)), "epsilon and delta"),
 ]  # fmt: skip
 

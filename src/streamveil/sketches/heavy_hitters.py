@@ -94,8 +94,8 @@ class HeavyHitters(Levels):
         require_positive(width=self.width, horizon=self.horizon)
         require_between(1, 16, digit=self.digit)
         require_between(1, 64, bits=self.bits)
-        warn_about_delta(self.budget, self.schedule_of(self.width))
         _ = self.noise.loss, self.tables  # every setting is checked now
+        warn_about_delta(self.budget, self.schedule_of(self.width))
 
     @property
     def level_bits(self) -> tuple[int, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.counters.cells import CellCounter
-from streamveil.errors import NoiseWarning, PlanError, warn
+from streamveil.errors import NoiseWarning, PlanError, require_one_of, warn
 from streamveil.sketches.hashing import Kind, Layout
 from streamveil.sketches.keys import Keys, Words, key_words
 from streamveil.sketches.levels import Levels, LevelWords
@@ -79,8 +79,8 @@ class LazySketch(Levels):
     def __post_init__(self) -> None:
         take_numbers(self)
         _ = self.layouts
-        warn_about_delta(self.budget, self.schedule)
         _ = self.noise.loss, self.tables  # every setting is checked now
+        warn_about_delta(self.budget, self.schedule)
 
     @cached_property
     def layout(self) -> Layout:
@@ -144,6 +144,7 @@ def make_schedule(config: Any, width: int, block: int | None) -> PushSchedule:
     """The schedule of a table of a sketch; defaults: ROUNDS rounds per horizon, a tick each."""
     length = config.round
     if length is None:
+        require_one_of("clock", config.clock, get_args(ClockName))
         if config.clock == "ticks":
             length = 1
         elif config.horizon is None:

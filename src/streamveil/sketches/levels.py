@@ -12,14 +12,7 @@ import numpy as np
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.counters.cells import CellCounter
-from streamveil.core.noise import (
-    KeyedNoise,
-    Noise,
-    Place,
-    once_of,
-    require_place,
-    saved_once,
-)
+from streamveil.core.noise import KeyedNoise, Noise, Place, once_of, require_place, saved_once
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
 from streamveil.errors import PlanError, require_between, require_with, whole
@@ -171,10 +164,10 @@ class Levels(Protocol):
             name: of the stream; two under one noise need two names.
 
         Raises:
-            PlanError: the noise is no `Noise`.
+            PlanError: the noise is no `Noise`, or the name no text.
         """
         state = [table.init() for table in self.tables]
-        place = Place.opened(noise or KeyedNoise.fresh(), *self._name(name))
+        place = Place.opened(KeyedNoise.fresh() if noise is None else noise, *self._name(name))
         return LiveSketch(self, state, place)
 
     def resume(self, arrays: Arrays, noise: Noise, name: str = "") -> LiveSketch:
@@ -199,6 +192,7 @@ class Levels(Protocol):
         return LiveSketch(self, state, place)
 
     def _name(self, name: str) -> tuple[str, bytes]:
+        require_with("name", name, "encode", "a text")
         return "sketch", (name or self.opened_as).encode()
 
 

@@ -13,7 +13,7 @@ from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter
 from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
-from streamveil.errors import PlanError, require_one_of
+from streamveil.errors import PlanError, require_budget, require_one_of, require_with
 from streamveil.sketches.cell_noise import buffer_norm
 from streamveil.sketches.hashing import Layout
 
@@ -88,6 +88,8 @@ class NoisePlan:
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_budget(self.budget)
+        require_with("protects", self.protects, "bound", "such as Neighbours('user', bound=5)")
         require_one_of("calibration", self.calibration, get_args(Calibration))
         if self.parts and (len(self.parts) != len(self.layouts) or min(self.parts) < 1):
             raise PlanError("parts must be a whole number of at least 1 for each layout")

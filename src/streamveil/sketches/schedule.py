@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from streamveil.core.accounting import take_numbers
 from streamveil.errors import PlanError, require_one_of
@@ -33,7 +33,7 @@ class PushSchedule:
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_one_of("clock", self.clock, ("arrivals", "ticks"))
+        require_one_of("clock", self.clock, get_args(ClockName))
         limits = {"round": (self.round, 2**62), "block": (self.block, self.width)}
         for name, (value, top) in limits.items():
             if not isinstance(value, int) or not 1 <= value <= top:
