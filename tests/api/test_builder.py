@@ -79,6 +79,9 @@ def test_a_step_adds_to_an_earlier_one():
         (lambda: sv.files("t.parquet").agg(n=sv.count()).release(budget=BUDGET), "who is"),
         (lambda: base().agg(n=sv.count(per_unit=(0, np.nan))).release(budget=BUDGET), "whole n"),
         (lambda: base().to(5).agg(n=sv.count()).release(budget=BUDGET), "must be text, not 5"),
+        (lambda: base().to("console", name=5), "name must be text, not 5"),
+        (lambda: base().group_by("url", sets=5), "sets must be"),
+        (lambda: sv.table(sv.memory({"u": [1]}), domains={"u": [1]}, id=5), "id must be text"),
         (lambda: sv.files("t.parquet", public="no"), "public must be True or False, not 'no'"),
         (lambda: sv.memory({"u": [1]}, name=5), "must be text, not 5"),
         (lambda: sv.tumble("1 day", offset=5), "offset must be a text such as"),
@@ -92,7 +95,7 @@ def test_refusals(make, message):
 
 @pytest.mark.parametrize(
     "option",
-    ["secret", "ledger", "rejects", "insecure", "progress", "keep_releases"],
+    ["secret", "ledger", "rejects", "insecure", "progress", "pace", "keep_releases"],
 )
 def test_an_option_of_another_kind_is_refused_before_there_is_a_state(option, tmp_path):
     query = sv.memory({"u": [1]}).protect("u").agg(n=sv.count()).bound(1).release(budget=BUDGET)

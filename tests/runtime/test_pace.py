@@ -94,7 +94,7 @@ def test_no_number_of_threads_changes_a_release(
     assert len(found[0][0][-1]["n"]) > 5
     assert all(one == found[0] for one in found)
     for threads in (0, 10**20):  # so many never began
-        with pytest.raises(PlanError, match=f"threads must be from 1 to 1,024, not {threads}"):
+        with pytest.raises(PlanError, match=f"threads must be between 1 and 1,024, not {threads}"):
             Pace(threads=threads)
 
 

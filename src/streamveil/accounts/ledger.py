@@ -15,7 +15,15 @@ from streamveil import accounts
 from streamveil.accounts import START, Amounts, Cost, Journal, Periods, PeriodTotals, Record
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
-from streamveil.errors import BudgetError, PlanError, StoreError, got, require_with, whole
+from streamveil.errors import (
+    BudgetError,
+    PlanError,
+    StoreError,
+    got,
+    require_path,
+    require_with,
+    whole,
+)
 
 if TYPE_CHECKING:
     from streamveil.accounts.server_journal import ServerJournal
@@ -557,6 +565,8 @@ def journal_at(where: Where | None) -> Journal | ServerJournal:
         from streamveil.accounts.server_journal import ServerJournal
 
         return ServerJournal(where)
+    if where is not None:
+        require_path("path", where, "a file, or the address of a server")
     return Journal(None if where is None else Path(where))
 
 

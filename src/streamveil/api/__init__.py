@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
-from streamveil.errors import OperatorWarning, PlanError, fitting, got, nearest, warn
+from streamveil.errors import OperatorWarning, PlanError, fitting, got, nearest, require_path, warn
 from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
@@ -174,8 +174,7 @@ class Query:
         """
         from streamveil.runtime.run import run  # loaded when it is needed
 
-        if not isinstance(state, str | PathLike):
-            raise PlanError(f"state must be the path of a directory, not {type(state).__name__}")
+        require_path("state", state)
         if (spark := spark_of(options)) is not None:
             return iter(spark.start(self.plan, state=state, **options))
         if "IPython" in sys.modules:

@@ -24,7 +24,7 @@ from streamveil.api import Query
 from streamveil.api.query_parts import Keys, Measure, RowCount, require_first
 from streamveil.batch import as_table
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, got, nearest, require_budget
+from streamveil.errors import PlanError, fitting, got, nearest, require_budget, require_with
 from streamveil.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.plan import options as options_of
 from streamveil.plan.check import require_known
@@ -250,6 +250,7 @@ class Stream(InTheMaking):
                 f"keys must be discover(min_units=...) or public([...]), not {got(keys)}"
             )
         groups = (*plain, *computed)
+        require_with("sets", () if sets is None else sets, "__iter__", 'sets such as [("url",)]')
         found = tuple(dict.fromkeys(tuple(some) for some in sets or ()))
         for name in itertools.chain.from_iterable(found):
             if name not in {key.name for key in groups}:

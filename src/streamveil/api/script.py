@@ -13,7 +13,7 @@ from streamveil.batch import Release
 from streamveil.core.accounting import exact
 from streamveil.core.accounting.guarantee import Guarantee, rounded_up
 from streamveil.display import Explanation, Section
-from streamveil.errors import PlanError, fitting
+from streamveil.errors import PlanError, fitting, require_path
 from streamveil.plan import Plan
 from streamveil.plan.joint import JointPlan
 from streamveil.sql.post import read_over
@@ -74,6 +74,7 @@ class JointQuery:
         """
         from streamveil.runtime.joint import run_joint
 
+        require_path("state", state)
         return run_joint(self.plan, state=state, spark=spark_of(options), **options)
 
     @fitting('answer(state="both.veil"), or answer() for jobs in memory')

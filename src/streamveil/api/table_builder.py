@@ -20,7 +20,7 @@ from streamveil.api import Query
 from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
 from streamveil.api.query_parts import Measure, RowCount, require_first
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, got, nearest, visible
+from streamveil.errors import PlanError, fitting, got, nearest, visible, whole
 from streamveil.plan import Aggregate, SinkSpec, TableSource
 from streamveil.plan.options import BUDGETS
 from streamveil.sql.assemble import Draft, assemble
@@ -76,7 +76,7 @@ class Table(InTheMaking):
         """
         require_first("group_by or marginals", not self.sets)
         known = [name for name, _ in self.source.domains]
-        if ways is not None and ways not in range(1, len(known) + 1):
+        if ways is not None and whole("ways", ways) not in range(1, len(known) + 1):
             raise PlanError(
                 f"ways must be a whole number from 1 to {len(known)}, the columns with public"
                 f" values, not {ways!r}"

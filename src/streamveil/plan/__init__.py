@@ -23,7 +23,7 @@ import numpy as np
 
 from streamveil.calendars import Cells, clock_of, digest, follows_clocks
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, got, require_file_name, require_outer
+from streamveil.errors import require_file_name, require_flag, require_outer, require_text
 from streamveil.kinds import AGGREGATES, SOURCES, Function, SourceKind
 from streamveil.types import own
 
@@ -181,10 +181,8 @@ class SourceSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", own_options(self.options))
-        if not isinstance(self.name, str):
-            raise PlanError(f"the name of a source must be text, not {got(self.name)}")
-        if self.public not in (True, False):  # 'no' is neither
-            raise PlanError(f"public must be True or False, not {got(self.public)}")
+        require_text(name=self.name)
+        require_flag(public=self.public)
 
     @property
     def omitted(self) -> tuple[str, ...]:
@@ -370,6 +368,7 @@ class SinkSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", own_options(self.options))
+        require_text(kind=self.kind, name=self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

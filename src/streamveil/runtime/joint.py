@@ -24,6 +24,7 @@ from streamveil.compiler import operator_of
 from streamveil.connectors import open_sinks, try_connectors
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noisy import Noisy, post_process
+from streamveil.disk import make_directory
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan import Plan, SinkSpec, combined_plan
 from streamveil.plan.joint import JointPlan
@@ -117,7 +118,7 @@ def embedded_jobs(
     """The jobs of all answers, and what each released in earlier runs."""
     places = [home / part.name for part in joint.parts]
     require_room(joint, places, ledger)
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(home)
     both = list(zip(joint.parts, places, strict=True))
     held = [archived(part, place) for part, place in both]
     new = [place for place in places if not place.exists()]
@@ -162,7 +163,7 @@ def spark_jobs(
                 f"the folder '{KEPT.format(part.name)}' is that of two things: the state of one"
                 " answer, and the releases of another.\n  to fix  give one of them another name"
             )
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(home)
     held = [archived(part, home / part.name) for part in joint.parts]
     jobs = []
     for part, heard in zip(joint.parts, listeners, strict=True):

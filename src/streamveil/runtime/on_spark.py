@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from streamveil.accounts.ledger import Where
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, at_least, require_text
 
 if TYPE_CHECKING:
     from streamveil.core.noise import Noise
@@ -36,8 +36,8 @@ class SparkEngine:
 
     def __post_init__(self) -> None:
         for name, value in (("shards", self.shards), ("tasks", self.tasks)):
-            if value is not None and (isinstance(value, bool) or value < 1):
-                raise PlanError(f"{name} counts from 1, so it cannot be {value}")
+            at_least(1, **{name: 1 if value is None else value})
+        require_text(master=self.master)
         if self.session is None and not re.fullmatch(MASTERS, self.master):
             raise PlanError(
                 f"Spark knows no master '{self.master}'.\n"

@@ -21,7 +21,14 @@ import pyarrow.compute as pc
 from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.errors import PlanError, SourceError, StoreError, nearest, require_file_name
+from streamveil.errors import (
+    PlanError,
+    SourceError,
+    StoreError,
+    nearest,
+    require_file_name,
+    require_path,
+)
 from streamveil.expressions.kernels import INT_MAX
 from streamveil.results.releases import Load, Releases, of_folder
 from streamveil.runtime import checkpoint, formats, wal
@@ -230,10 +237,7 @@ def require_one(source: str | Path) -> None:
 
 def opened(source: str | Path, operator: GroupBy | None = None) -> Releases:
     """The releases of a state directory or a sink's folder."""
-    if not isinstance(source, str | Path):
-        raise PlanError(
-            f"source must be the path of a state or of a sink's folder, not {type(source).__name__}"
-        )
+    require_path("source", source, "a state or of a sink's folder")
     require_one(source)
     return of_state(source) if is_state(source) else of_folder(source, operator)
 

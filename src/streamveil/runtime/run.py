@@ -27,7 +27,16 @@ from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release_kernels import take_names
 from streamveil.engines import within
-from streamveil.errors import NoiseWarning, OperatorWarning, PlanError, SourceError, warn
+from streamveil.errors import (
+    NoiseWarning,
+    OperatorWarning,
+    SourceError,
+    at_least,
+    require_between,
+    require_with,
+    warn,
+    whole,
+)
 from streamveil.plan import Clock, Plan, TableSource, combined_plan
 from streamveil.plan.look import first_alone, gives_options, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
@@ -70,10 +79,9 @@ class Pace:
     threads: int | None = None  # that compute; None: as many as the process has processors
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise PlanError(f"threads must be from 1 to {MOST_THREADS:,}, not {self.threads}")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise PlanError(f"max_rows of a micro-batch must be at least 1, not {self.max_rows}")
+        if self.threads is not None:
+            require_between(1, MOST_THREADS, threads=whole("threads", self.threads))
+        at_least(1, max_rows=1 if self.max_rows is None else self.max_rows)
 
     @cached_property
     def held(self) -> int:
@@ -122,6 +130,8 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
     are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
+    if pace is not None:
+        require_with("pace", pace, "max_rows", "a Pace such as Pace(threads=2)")
     keys, home = Randomness(secret, noise, insecure), Path(state)
     is_new = epoch_of(home) is None
     if is_new:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.errors import PlanError, nearest, require_between, whole
+from streamveil.errors import PlanError, nearest, require_between, require_text, whole
 from streamveil.expressions import compile_expression, compile_predicate
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.plan import Changelog, Plan, SourceSpec, TableSource
@@ -42,6 +42,7 @@ def table_source(
         word = shown(str(changelog))
         raise PlanError(f"unknown changelog '{word}'{nearest(word, CHANGELOGS)}")
     operation, record = values.get("operation"), values.get("id")
+    require_text(operation=operation or "", id=record or "")
     if changelog == "insert-delete" and not (operation and record):
         raise PlanError(
             "rows that delete must say so, and which record they mean.\n"
