@@ -70,6 +70,8 @@ def test_a_step_adds_to_an_earlier_one():
         (lambda: sv.tumble("1 fortnight"), "unknown unit"),
         (lambda: sv.tumble("day"), "must read like"),
         (lambda: sv.tumble(3600), "timedelta"),
+        (lambda: sv.tumble("1 day", tz=5), "tz must be text, not 5"),
+        (lambda: base().group_by("url", sets=[5]), "a set must be groups"),
         (lambda: sv.tumble("0 days"), "longer than zero"),
         (lambda: sv.rows(0), "at least 1"),
         (lambda: sv.rows(np.timedelta64(3, "s")), "whole number"),

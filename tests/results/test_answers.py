@@ -2,6 +2,7 @@
 
 import json
 import re
+from fractions import Fraction
 from unittest.mock import ANY
 
 import numpy as np
@@ -262,7 +263,9 @@ def test_errors_that_are_not_centred_do_not_average_out(measure, exact):
     answers, (before, now) = small_groups(measure, budget=sv.Budget(epsilon=4, delta=1e-6))
     one, two = exact(before), exact(now)
     assert share_held(answers.moving("x", 2), "x", (one + two) / 2) > 0.97
-    assert share_held(answers.moving("x", 2, confidence=0.5), "x", (one + two) / 2) > 0.97
+    assert (
+        share_held(answers.moving("x", 2, confidence=Fraction(1, 2)), "x", (one + two) / 2) > 0.97
+    )
     assert share_held(answers.difference("x", (1, 2), (0, 2)), "x", two - one) > 0.97
     assert share_held(answers.ratio("x", "n"), "ratio", two / 40) > 0.96
 

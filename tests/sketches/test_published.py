@@ -1,6 +1,7 @@
 """Public snapshots: what they hold, what may be computed, how wrong it is."""
 
 from dataclasses import fields
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -142,6 +143,8 @@ def test_a_bound_that_few_rows_cannot_give_is_refused():
             shown().error_bound(**{"beta": 0.1, name: wrong})
     with pytest.raises(PlanError, match="confidence"):
         shown().interval(shown().estimate([1]), 1)
+    half = shown().interval(shown().estimate([1]), Fraction(1, 2))
+    np.testing.assert_equal(half, shown().interval(shown().estimate([1]), 0.5))
 
 
 def test_snapshots_merge_when_their_public_seed_is_equal():

@@ -251,6 +251,8 @@ class Stream(InTheMaking):
             )
         groups = (*plain, *computed)
         require_with("sets", () if sets is None else sets, "__iter__", 'sets such as [("url",)]')
+        for some in sets or ():
+            require_with("a set", some, "__iter__", 'groups such as ("url",)')
         found = tuple(dict.fromkeys(tuple(some) for some in sets or ()))
         for name in itertools.chain.from_iterable(found):
             if name not in {key.name for key in groups}:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, product, takewhile
-from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
-from streamveil.errors import PlanError, at_least, got, whole
+from streamveil.errors import PlanError, at_least, got, is_real, whole
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import (
     ALLOWED,
@@ -517,9 +516,9 @@ class Answers(AnswerTable):
     def _confidence(self, given: float | None) -> float:
         if given is None:
             return float((self.releases.facts or {}).get("confidence", 0.95))
-        if not isinstance(given, Real) or not 0 < given < 1:
+        if not is_real(given) or not 0 < given < 1:
             raise PlanError(f"confidence must be a number above 0 and below 1, not {given!r}")
-        return given
+        return float(given)
 
     def _joint(
         self, parts: list[WeightedSum], about: Sequence[Moment] = ()

@@ -75,7 +75,7 @@ def rank(
     """
     at_least(1, k=k)
     facts, most, allowed = hidden
-    alpha = 1 - float(confidence)
+    alpha = 1 - confidence
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha
     z = -float(ndtri(own / (2 * max(len(value), 1))))
     interval = plain(value, sd**2, z, [RoundedPart(np.array(step), sd**2)])

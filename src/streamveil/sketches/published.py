@@ -176,7 +176,7 @@ class PublishedSketch:
             PlanError: the confidence is beyond its range.
         """
         exact_between("confidence", confidence, 0, 1)
-        z, found = float(ndtri((1 + confidence) / 2)), np.asarray(estimates, np.float64)
+        z, found = float(ndtri((1 + float(confidence)) / 2)), np.asarray(estimates, np.float64)
         whole = reach_of(np.array(self.sd), z, 1.0)  # noise is; estimates may be scaled for lag
         half = np.maximum(z * self.sd, whole)
         return found - half, found + half

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from streamveil.calendars import DAY, LAST_DAY, clock_of, day_of_month, instant_of
-from streamveil.errors import PlanError, got, nearest
+from streamveil.errors import PlanError, got, nearest, require_text
 from streamveil.expressions import conjunction, may_leave_out, normalize_expression, times
 from streamveil.kinds import AGGREGATES
 from streamveil.plan import Aggregate, Clock, KeyColumn, Plan, TableSource, Window
@@ -105,6 +105,7 @@ def window_of(
     kind: str, size: Length, second: Length | None = None, zone: str = "", **placed: Any
 ) -> Window:
     """Windows of a size that begin (or grow) every `second`; `placed`: see `origin_us`."""
+    require_text(tz=zone)
     if second is not None and bool(second.months) != bool(size.months) and kind != "cumulate":
         raise PlanError(
             "size and slide are both in months, or both in weeks, days and hours: a row would "
