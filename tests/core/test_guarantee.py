@@ -303,8 +303,9 @@ def test_nothing_is_finite_without_the_delta_it_needs() -> None:
     assert approx(1, 1e-6).epsilon(1e-9) == math.inf
     assert approx(1, 1e-9).epsilon(1e-9) <= 1.0 + 1e-9
     assert Pure(1).epsilon(0) == 1.0
-    with pytest.raises(ValueError, match="must not be negative"):
-        Zcdp(-1)
+    for call in (lambda: Zcdp(-1), lambda: Gdp(-1), lambda: Gdp(1).delta_at(math.nan)):
+        with pytest.raises(ValueError, match="must not be negative"):
+            call()
 
 
 def test_a_day_becomes_a_week_by_composition_or_by_group_privacy() -> None:

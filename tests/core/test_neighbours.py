@@ -54,6 +54,8 @@ def test_durations_read_as_words(span: timedelta | None, words: str) -> None:
         ({"relation": "add-removed"}, "did you mean 'add-remove'"),
         ({"period": timedelta(0)}, "period must be longer than zero"),
         ({"period": 1}, "period must be longer than zero"),
+        ({"unit": 5}, "must be texts"),
+        ({"calendar": True}, "must be texts"),
     ],
 )
 def test_what_is_not_a_relation_is_refused(wrong: dict[str, Any], says: str) -> None:

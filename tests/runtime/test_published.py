@@ -109,6 +109,8 @@ def test_a_sink_that_keeps_releases_is_read_instead(tmp_path):
         again = releases.table(published.Moment(release.window, release.trigger))
         assert bytes(to_bytes(again)) == bytes(to_bytes(release.table))
     assert sv.read(out, trigger=2).table.equals(made[1].table)
+    with pytest.raises(PlanError, match="trigger must be a whole number"):
+        sv.read(out, trigger=[])
 
 
 def test_only_what_was_released_is_given(tmp_path):

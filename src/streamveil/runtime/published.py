@@ -28,6 +28,7 @@ from streamveil.errors import (
     nearest,
     require_file_name,
     require_path,
+    whole,
 )
 from streamveil.expressions.kernels import INT_MAX
 from streamveil.results.releases import Load, Releases, of_folder
@@ -254,7 +255,7 @@ def pick(
     window = releases.window(window)
     if trigger is None:
         trigger = max((m.trigger for m in releases.moments if m.window == window), default=1)
-    moment = releases.require(Moment(window, trigger))
+    moment = releases.require(Moment(window, whole("trigger", trigger)))
     table = releases.noisy(moment)
     if key:
         table = restored(rows_of(values(table), releases.key_names, key))

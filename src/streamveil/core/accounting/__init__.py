@@ -242,6 +242,8 @@ class Neighbours:
         take_numbers(self)
         require_positive(bound=self.bound)
         require_one_of("relation", self.relation, RELATIONS)
+        if not all(isinstance(text, str) for text in (self.unit, self.calendar, self.begins)):
+            raise PlanError("unit, calendar and begins must be texts, such as unit='user_id'")
         long = isinstance(self.period, timedelta) and self.period > timedelta(0)
         if not (long or self.period is None):
             raise PlanError(f"period must be longer than zero, a timedelta, not {self.period}")
@@ -249,8 +251,7 @@ class Neighbours:
     @property
     def verb(self) -> str:
         """What happens to the unit's rows between two neighbours."""
-        replaced = self.relation in ("change-one", "event-change")
-        return "replacing" if replaced else "adding or removing"
+        return "replacing" if "change" in self.relation else "adding or removing"
 
     def covers(self, other: Neighbours) -> bool:
         """Whether both protect the same unit in the same way and periods, whatever the bound."""

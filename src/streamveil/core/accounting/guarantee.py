@@ -183,7 +183,7 @@ class Loss:
             Canonne, Kamath & Steinke; for tables the product with their laws; for mixtures the best
             of the sound combinations.
         """
-        if epsilon < 0:
+        if not epsilon >= 0:  # nor what is no number
             raise PlanError(f"epsilon must not be negative, not {epsilon}")
         if self.chance or self.distance:
             rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
@@ -348,7 +348,7 @@ def Zcdp(rho: Number) -> Loss:  # noqa: N802
 class _Gaussian:
     def __call__(self, mu: Number) -> Loss:
         """A mu-GDP mechanism: a Gaussian whose centre moves by mu standard deviations."""
-        return self.squared(exact("mu", mu) ** 2)
+        return self.squared(exact("mu", mu) * abs(exact("mu", mu)))  # refused below 0
 
     def squared(self, mu_squared: Number) -> Loss:
         """A Gaussian mechanism given by mu^2 = (L2 sensitivity / sigma)^2."""
