@@ -22,7 +22,7 @@ from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.counters import Counter, check_moved
 from streamveil.core.release import WeightRule, weighted_loss
 from streamveil.core.sensitivity import root_up
-from streamveil.errors import BudgetError, PlanError, at_least, require_budget
+from streamveil.errors import BudgetError, PlanError, at_least, require_budget, require_with
 from streamveil.kept import kept
 from streamveil.types import Exact
 
@@ -45,7 +45,7 @@ def fit(
     The loss falls as the scale grows, so bisection finds it; what is returned was checked.
 
     Raises:
-        PlanError: `moved` is not a finite number above 0, or the budget is no Budget.
+        PlanError: `moved` is not a finite number above 0, or the budget or counter is none.
         BudgetError: no noise scale fits the budget.
 
     >>> from streamveil.counters import BltCounter
@@ -54,6 +54,7 @@ def fit(
     (1.591, True)
     """
     require_budget(budget)
+    require_with("counter", counter, "loss", "one such as BltCounter(horizon=100, sigma=1)")
     if keys is not None:
         at_least(1, keys=keys)
     if not check_moved(moved):

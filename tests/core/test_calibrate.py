@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamveil.calibrate import gaussian_mu, gaussian_sigma, zcdp_rho
+from streamveil.calibrate import fit, gaussian_mu, gaussian_sigma, zcdp_rho
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
 from streamveil.core.sensitivity import root_up
@@ -77,6 +77,7 @@ def test_a_share_of_delta_leaves_the_rest_for_thresholds() -> None:
         (lambda: zcdp_rho(Budget(epsilon=1)), "needs a delta"),
         (lambda: zcdp_rho(Budget(mu=1)), "has no loss in mu"),
         (lambda: gaussian_sigma(0, Budget(mu=1)), "l2 must be above 0"),
+        (lambda: fit(5, Budget(mu=1)), "counter must be one such as"),  # type: ignore[type-var]
         *[
             (call, "must be a Budget such as")
             for call in (

@@ -155,6 +155,7 @@ class NoisyGradientDescent:
     def __post_init__(self) -> None:
         take_numbers(self)
         require_positive(radius=self.radius, max_steps=self.max_steps)
+        require_with("loss", self.loss, "curvature", 'one such as LOSSES["logistic"]')
 
     def steps_for(self, n: int, d: int, rho: float) -> int:
         """How many steps, from public numbers: until noise weighs more than what they still gain.
@@ -240,6 +241,7 @@ class OutputPerturbation:
 
     def __post_init__(self) -> None:
         require_positive(radius=self.radius, tolerance=self.tolerance)
+        require_with("loss", self.loss, "curvature", 'one such as LOSSES["logistic"]')
         if self.strength is not None:
             require_positive(strength=self.strength)
 
