@@ -202,7 +202,7 @@ def test_a_header_too_long_and_a_limit_that_is_none_are_refused_in_words(tmp_pat
     path.write_bytes(b"a," * 1000 + b"b\n1,2\n")
     with pytest.raises(SourceError, match=r"'t.csv' has a header of more than 100 bytes"):
         FilesSource(str(path), max_line_bytes=100).schema()
-    for wrong in (0, -1, 1 << 40, True):
+    for wrong in (0, -1, 1 << 40, True, None):
         with pytest.raises(SourceError, match="max_line_bytes is from 1 to"):
             FilesSource(str(path), max_line_bytes=wrong)
 

@@ -155,5 +155,6 @@ def test_a_bounded_archive_keeps_the_newest_releases(tmp_path: Path, stop: int) 
         published.read(folder, window=0, trigger=1)
     run(folder)  # without the bound: what is there stays, and nothing comes back
     assert read(folder) == kept
-    with pytest.raises(PlanError, match="keep_releases must be at least 1"):
-        run(folder, keep=0)
+    for none in (0, True):
+        with pytest.raises(PlanError, match="keep_releases must be a whole number"):
+            run(folder, keep=none)

@@ -96,6 +96,9 @@ def test_no_number_of_threads_changes_a_release(
     for threads in (0, 10**20):  # so many never began
         with pytest.raises(PlanError, match=f"threads must be between 1 and 1,024, not {threads}"):
             Pace(threads=threads)
+    for name in ("threads", "max_rows", "memory"):
+        with pytest.raises(PlanError, match=f"{name} must be a whole number"):
+            Pace(**{name: 2.5})
 
 
 @pytest.mark.parametrize("columns", [1, 2, 40, 4_000])

@@ -86,7 +86,7 @@ class FilesSource(TracedSource):
                 "fill_missing is for declared columns, and none are declared.\n"
                 "  to fix  declare those that some files lack, with their types"
             )
-        if isinstance(max_line_bytes, bool) or not 1 <= max_line_bytes <= MOST_BYTES:
+        if isinstance(max_line_bytes, bool | None) or not 1 <= max_line_bytes <= MOST_BYTES:
             raise SourceError(f"max_line_bytes is from 1 to {MOST_BYTES:,}, not {max_line_bytes}")
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter not in ",;\t|":
             raise SourceError(

@@ -28,7 +28,7 @@ from streamveil.batch import Moment, Release
 from streamveil.connectors import Sink
 from streamveil.core.noisy import restored
 from streamveil.disk import crash_only, write_all
-from streamveil.errors import PlanError, StoreError
+from streamveil.errors import StoreError, at_least
 from streamveil.runtime import formats, frame, wal
 from streamveil.runtime.checkpoint import Extent
 from streamveil.runtime.tables import Mark, from_parts, to_parts
@@ -85,8 +85,7 @@ class Contents:
 
 def require_most(most: int | None) -> None:
     """Refuses an archive of no release."""
-    if most is not None and most < 1:
-        raise PlanError(f"keep_releases must be at least 1, not {most}")
+    at_least(1, keep_releases=1 if most is None else most)
 
 
 class Archive:

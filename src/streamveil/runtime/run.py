@@ -82,6 +82,7 @@ class Pace:
         if self.threads is not None:
             require_between(1, MOST_THREADS, threads=whole("threads", self.threads))
         at_least(1, max_rows=1 if self.max_rows is None else self.max_rows)
+        at_least(1, memory=1 if self.memory is None else self.memory)
 
     @cached_property
     def held(self) -> int:
