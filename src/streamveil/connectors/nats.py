@@ -125,8 +125,8 @@ class NatsSource(Messages):
                 f"the stream '{self.stream}' forgets messages that somebody has acknowledged.\n"
                 "  to fix  read a stream with retention = limits, for instance a mirror of it"
             )
-        expire = getattr(config, "allow_msg_ttl", None)  # older clients do not tell
-        if config.max_msgs_per_subject > 0 or config.allow_rollup_hdrs or expire:
+        forgets = config.allow_rollup_hdrs or config.allow_msg_ttl
+        if config.max_msgs_per_subject > 0 or forgets:
             raise SourceError(
                 f"the stream '{self.stream}' forgets messages when others of their subject come, or"
                 " when their sender says, so a row could go before it was read.\n"
