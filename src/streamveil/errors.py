@@ -164,8 +164,10 @@ class MissingExtraError(StreamveilError, ImportError):
 
 
 @contextmanager
-def requires_extra(feature: str, extra: str) -> Iterator[None]:
+def requires_extra(feature: str, extra: str, least: tuple[str, str] = ("", "")) -> Iterator[None]:
     """Says which extra a feature needs, where an import inside finds no such package.
+
+    `least`: a package, and its oldest version that keeps the promise; an older one is refused.
 
     >>> with requires_extra("this feature", "duckdb"):
     ...     import no_such_package
@@ -178,6 +180,25 @@ def requires_extra(feature: str, extra: str) -> Iterator[None]:
         yield
     except ImportError:
         raise MissingExtraError(feature, extra) from None
+    package, oldest = least
+    if not package:
+        return
+    from importlib.metadata import version  # takes longer to load than all of this
+
+    if numbers_of(found := version(package)) < numbers_of(oldest):
+        raise StreamveilError(
+            f"{feature} needs {package} {oldest} or later, not {found}: older ones lose rows.\n"
+            f"  to fix  pip install --upgrade 'streamveil[{extra}]'"
+        )
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The numbers that begin a version.
+
+    >>> numbers_of("2.10.0rc1") > numbers_of("2.9")
+    True
+    """
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def require_positive(**numbers: object) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from collections import Counter
 from contextlib import closing, nullcontext
+from importlib import metadata
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import streamveil as sv
 from streamveil.connectors import open_source
 from streamveil.connectors.database_sources import in_reach, of_any, require_rows
 from streamveil.connectors.rejected_rows import traced
-from streamveil.errors import MissingExtraError, PlanError, SourceError
+from streamveil.errors import MissingExtraError, PlanError, SourceError, StreamveilError
 from tests.connectors.test_kafka import counts
 from tests.servers.postgres import PASSWORD
 
@@ -424,6 +425,12 @@ def test_a_table_of_a_schema_is_told_to_be_named_in_a_query(visits):
 def test_sqlite_needs_types():
     with pytest.raises(SourceError, match="SQLite keeps none"):
         open_source("sqlite", {"path": "x.db", "table": "t"})
+
+
+def test_an_older_duckdb_that_loses_rows_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(metadata, "version", lambda _: "1.4.1")
+    with pytest.raises(StreamveilError, match=r"needs duckdb 2\.0 or later, not 1\.4\.1"):
+        open_source("duckdb", {"path": str(tmp_path / "x.duckdb"), "table": "t"})
 
 
 @pytest.mark.parametrize(("kind", "module"), [("duckdb", "duckdb"), ("postgres", "psycopg")])

@@ -382,7 +382,7 @@ class DuckdbSource(DatabaseSource):
         query: str | None = None,
         columns: dict[str, str] | None = None,
     ) -> None:
-        with requires_extra("the source 'duckdb'", "duckdb"):
+        with requires_extra("the source 'duckdb'", "duckdb", least=("duckdb", "2.0")):
             import duckdb
         super().__init__(f"'{require_file(path)}'", table, query, columns)
         self.path, self._duckdb, self.error = path, duckdb, duckdb.Error

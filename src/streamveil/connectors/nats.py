@@ -52,7 +52,7 @@ class NatsSource(Messages):
         config: str | None = None,
         follow: bool = True,  # noqa: FBT001,FBT002
     ) -> None:
-        with requires_extra("NATS", "nats"):
+        with requires_extra("NATS", "nats", least=("nats-py", "2.12")):
             import nats  # noqa: F401
         if "@" in servers:
             raise SourceError(
