@@ -213,10 +213,12 @@ def test_a_column_may_come_and_be_called_otherwise(table):
     assert [row["place"] for row in whole if row["u"] == 1] == ["a b"]
 
 
-def test_files_of_other_programs_are_read_as_the_table_knows_them(catalog, tmp_path):
+@pytest.mark.parametrize("names", ["kept", "lost", "used again"])
+def test_files_of_other_programs_are_read_as_the_table_knows_them(names, catalog, tmp_path):
     """They have no numbers of columns, and none of the columns that their folders name."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
+    from pyiceberg.types import StringType
 
     made = catalog.create_table(
         NAME, pa.schema([("u", pa.int64()), ("page", pa.string()), ("day", pa.date32())])
@@ -236,13 +238,19 @@ def test_files_of_other_programs_are_read_as_the_table_knows_them(catalog, tmp_p
     with made.transaction() as work:
         with work.update_snapshot().fast_append() as change:
             change.append_data_file(file)
-        names = made.schema().name_mapping.model_dump_json()
-        work.set_properties({"schema.name-mapping.default": names})
+        if names == "kept":
+            mapping = made.schema().name_mapping.model_dump_json()
+            work.set_properties({"schema.name-mapping.default": mapping})
     with made.update_schema() as change:
         change.rename_column("page", "place")
     day = date(2026, 1, 1)
     wanted = [{"u": 1, "place": "a", "day": day}, {"u": 2, "place": "b", "day": day}]
     assert read(opened())[0] == wanted
+    if names == "used again":
+        with made.update_schema() as change:
+            change.add_column("page", StringType())
+        with pytest.raises(SourceError, match="two columns of the Iceberg table had one name"):
+            read(opened())
 
 
 def test_what_is_no_table_is_refused_without_a_library_s_words(table, catalog):

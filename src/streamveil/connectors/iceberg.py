@@ -220,10 +220,21 @@ def columns_of(file: pa.Schema, table: Any, data: Any) -> tuple[dict[str, str], 
 
 
 def by_names(file: pa.Schema, table: Any) -> dict[int, str]:
-    """Of each number of a column of a table what it is called in a file without numbers."""
+    """Of each number of a column of a table what it is called in a file without numbers.
+
+    Where the table keeps no names for that, it is a name that the column had at some time.
+    """
     known = table.name_mapping()
     if known is None:
-        known_names = [(field.field_id, [field.name]) for field in table.schema().fields]
+        had = {(one.field_id, one.name) for old in table.schemas().values() for one in old.fields}
+        if len({name for _, name in had}) < len(had):
+            raise SourceError(
+                "two columns of the Iceberg table had one name, and a file tells its columns by"
+                " their names alone.\n"
+                "  to fix  set schema.name-mapping.default, or rewrite its data files (compaction)"
+            )
+        known_names = [(one.field_id, [*(name for number, name in had if number == one.field_id),
+                                       one.name]) for one in table.schema().fields]  # fmt: skip
     else:
         known_names = [(field.field_id, field.names) for field in known]
     return {number: name for number, some in known_names for name in some if name in file.names}
