@@ -76,7 +76,10 @@ def boundary(schedule: Schedule, begun: int) -> int:
             f"one window holds the whole stream: a fork would lack it.\n  {SAYS_NOTHING}"
         )
     if schedule.steps is not None and begun >= schedule.steps:
-        raise PlanError(f"this job is at its end: nothing is left to fork.\n  {SAYS_NOTHING}")
+        raise PlanError(
+            "this job is at its end: nothing is left to fork.\n"
+            "  to fix  give the query a later end: the fork begins where this job ended"
+        )
     last = begun + MOST_STEPS if schedule.steps is None else schedule.steps - 1
     for step in range(begun, min(last, begun + MOST_STEPS) + 1):
         time = schedule.ticks.start(step)
