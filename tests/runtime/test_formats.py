@@ -93,6 +93,10 @@ def test_a_secret_that_the_state_kept_goes_with_its_file(begun, tmp_path):
         command = ["rekey", "own", "--new", f"file:{folder}/new.key"]
         assert CliRunner().invoke(cli.app, command).exit_code == 0
         assert not (folder / "own" / "secret").exists()
+        with pytest.raises(StoreError, match="or was last given by `rekey`"):
+            run(plan, state="own")
+        with pytest.raises(StoreError, match="a state that keeps its own give none"):
+            run(plan, state="twin", secret=NEW)
         shutil.copy("twin/secret", "own/secret")  # as a crash would leave it
         with run(plan, state="own", secret=NEW, pace=Pace(max_rows=70)) as job:
             rotated = [kept.digest(one) for one in job]

@@ -81,7 +81,7 @@ def read(
     from streamveil.plan import Plan
     from streamveil.plan.joint import JointPlan
     from streamveil.results.post import post_processed
-    from streamveil.runtime import published
+    from streamveil.runtime import published, store
     from streamveil.runtime.changed_query import read_by
     from streamveil.runtime.joint import releases_of
 
@@ -109,7 +109,7 @@ def read(
         print_release(release, MOST)
     else:
         write_rows(release.table, out)
-    drawn = [DRAWN] if sql is None and published.is_state(source) else []
+    drawn = [DRAWN] if sql is None and store.is_state(source) else []
     say_all([*release.notes, *drawn])
 
 

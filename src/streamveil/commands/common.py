@@ -182,9 +182,10 @@ def writing(path: Path) -> Iterator[None]:
 def open_ledger(where: str) -> Any:
     """The ledger of a state directory, of a file, or of a server."""
     from streamveil.accounts.ledger import Ledger
-    from streamveil.runtime.store import LEDGER
+    from streamveil.runtime.store import LEDGER, require_single
 
     path = Path(where)
+    require_single(path)
     return Ledger.load(path / LEDGER if path.is_dir() else where)
 
 

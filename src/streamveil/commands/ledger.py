@@ -61,7 +61,10 @@ def create(
 
     journal = journal_at(place)
     if journal.exists():
-        raise StoreError(f"the ledger '{journal.name}' exists already; a limit is never changed")
+        raise StoreError(
+            f"the ledger '{journal.name}' exists already; a limit is never changed.\n"
+            "  to fix  name a new one for other people; over the same people, both limits add up"
+        )
     length = None if per is None else length_of(per, "--per")
     periods = length and Cells(
         length_us=length.us, months=length.months, origin_us=origin_us(length)

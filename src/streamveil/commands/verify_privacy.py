@@ -231,7 +231,7 @@ def verify(
     its checksum and against what must agree with it. Changes nothing. Exit code 4: something is
     damaged, and a backup of one moment is needed.
     """
-    from streamveil.runtime.published import states_in
+    from streamveil.runtime.store import states_in
     from streamveil.runtime.verify import verify as examine
 
     several = states_in(state)  # of the private answers of one statement

@@ -34,11 +34,18 @@ from streamveil.results.releases import Releases, of_folder
 from streamveil.runtime.changed_query import read_by
 from streamveil.runtime.job import Job, Work, begin, require
 from streamveil.runtime.progress import Listener, tell_all
-from streamveil.runtime.published import is_state, of_state, opened, pick, states_in
+from streamveil.runtime.published import of_state, opened, pick
 from streamveil.runtime.run import prepared
 from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.secret import Randomness
-from streamveil.runtime.store import BEFORE_LOOK, discard, epoch_of, is_ready
+from streamveil.runtime.store import (
+    BEFORE_LOOK,
+    discard,
+    epoch_of,
+    is_ready,
+    is_state,
+    states_in,
+)
 from streamveil.runtime.watch import Watch
 
 NO_LEDGER_ON_SPARK = (

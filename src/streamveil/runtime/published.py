@@ -35,22 +35,10 @@ from streamveil.results.releases import Load, Releases, of_folder
 from streamveil.runtime import checkpoint, formats, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent
-from streamveil.runtime.store import HEADER, SPARK_HEADER, Header, require_header
+from streamveil.runtime.store import SPARK_HEADER, Header, is_state, require_header, states_in
 from streamveil.runtime.tables import Mark
 
 ATTEMPTS, PAUSE = 6, 0.1  # a job that runs commits, then publishes; seconds
-
-
-def is_state(path: str | Path) -> bool:
-    """Whether a folder is the state directory of a job."""
-    return (Path(path) / HEADER).is_file() or (Path(path) / SPARK_HEADER).is_file()
-
-
-def states_in(home: str | Path) -> list[Path]:
-    """The states of several private answers, where a folder holds those and is none itself."""
-    if is_state(home) or not Path(home).is_dir():
-        return []
-    return sorted(place for place in Path(home).iterdir() if is_state(place))
 
 
 def of_state(path: str | Path) -> Releases:

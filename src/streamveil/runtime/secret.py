@@ -68,9 +68,9 @@ def kept(directory: Path) -> bytes:
     if not path.exists():
         raise StoreError(
             f"the state directory '{directory.name}' does not hold its secret.\n"
-            "  to fix  give the secret it was created with (--secret, secret=..., or "
-            f"{ENVIRONMENT}); without it the same noise cannot be drawn again and the job must not"
-            " go on"
+            "  to fix  give the secret it was created with, or was last given by `rekey` (--secret,"
+            f" secret=..., or {ENVIRONMENT}); without it the same noise cannot be drawn again and"
+            " the job must not go on"
         )
     return read(path)
 

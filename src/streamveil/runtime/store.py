@@ -41,7 +41,8 @@ HEADER, SPARK_HEADER = "state.json", "spark.json"
 SECRET = "secret"  # the file's name, not a secret  # noqa: S105
 WRONG_KEY = (
     "the secret is not the one this state was created with, or was last given by `rekey`.\n"
-    "  to fix  give that secret; other noise on the same data would reveal it"
+    "  to fix  give that secret; to a state that keeps its own give none, and unset"
+    " STREAMVEIL_SECRET: other noise on the same data would reveal it"
 )
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
@@ -344,9 +345,32 @@ def read_header(directory: Path) -> Header | None:
         raise formats.damaged(path) from None
 
 
+def is_state(path: str | Path) -> bool:
+    """Whether a folder is the state directory of a job."""
+    return (Path(path) / HEADER).is_file() or (Path(path) / SPARK_HEADER).is_file()
+
+
+def states_in(home: str | Path) -> list[Path]:
+    """The states of several private answers, where a folder holds those and is none itself."""
+    if is_state(home) or not Path(home).is_dir():
+        return []
+    return sorted(place for place in Path(home).iterdir() if is_state(place))
+
+
+def require_single(directory: Path) -> None:
+    """Refuses the folder of several private answers, each of which has a state of its own."""
+    if states := states_in(directory):
+        raise StoreError(
+            f"'{directory.name}' holds the states of several private answers:"
+            f" {', '.join(place.name for place in states)}.\n"
+            f"  to fix  name one after another, as in {directory / states[0].name}"
+        )
+
+
 def require_header(directory: Path) -> Header:
     """The header of a state; StoreError where there is none."""
     header = read_header(directory) if directory.is_dir() else None
+    require_single(directory)
     if header is None and (directory / FORK).is_file():
         raise StoreError(
             f"'{directory.name}' is a fork that has not started: it holds no state yet.\n"
