@@ -22,7 +22,7 @@ from streamveil.runtime.inspect import inspect
 from streamveil.runtime.run import run
 from streamveil.runtime.store import read_header
 from streamveil.runtime.verify import verify
-from streamveil.sql.sql import Planned
+from streamveil.sql.sql import Planned, parse_script
 from tests.connectors.test_conformance import filled, small_disk
 from tests.runtime.test_changed_query import plan, rows, some, told
 from tests.schedules import fixed_schedule
@@ -215,6 +215,22 @@ def test_a_job_that_began_with_a_look_is_forked():
     assert other
     assert other.keys() <= original.keys()
     assert any(not other[place].equals(original[place]) for place in other)
+
+
+def test_a_job_of_sketches_is_forked_and_a_changing_table_is_not():
+    text = """CREATE STREAM visits
+        WITH (source = 'files', path = 'rows.parquet', event_time = 'ts');
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6,
+          privacy_unit_column = person, max_rows_contributed = 3, start = '2026-01-01',
+          end = '2026-01-04') window_start, HEAVY_HITTERS(page, k => 2, text_length => 8) AS n
+        FROM TUMBLE(TABLE visits, DESCRIPTOR(ts), size => INTERVAL 1 DAY)
+        EMIT EVERY INTERVAL 8 HOUR"""
+    found = parse_script(text, {}).query.plan
+    first = some(run(found, state="s"), 2)
+    fork(found, "s", "one")
+    assert min(told(run(found, state="one"))) == (first[0].window + 1, 1)
+    with pytest.raises(PlanError, match="a table all records: a fork would lack those"):
+        boundary(None, 1)
 
 
 def test_a_fork_is_forked_and_audited_like_any_job():

@@ -8,7 +8,7 @@ on, at which no window is open. That is a function of the query and of a step's 
 Proof: the fork is a job of the query that differs in its start alone, in a directory of its own: so
     with another epoch, under which no address is one of the first job's, and with a secret of its
     own. It takes nothing from the first state but the number of a step. Its loss is that of the
-    query (`GroupBy.loss` is derived anew for the later start) and is charged when it is made, so
+    query (derived anew for the later start) and is charged when it is made, so
     both jobs together lose what the two charges come to, whatever either reads.
 No window is in it by halves: all windows that its steps release begin at its start or later
     (`boundary` looks at those of its first step; later steps release no earlier ones, for a window
@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streamveil import disk
-from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler import operator_of
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan import Plan, combined_plan
@@ -48,8 +48,8 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     clock = first.clock or first.plan.clock
     if not clock.timed:
         raise PlanError(f"a fork begins at a time, and the steps have none.\n  {SAYS_NOTHING}")
-    schedule = compile_plan(combined_plan(replace(first.plan, clock=clock))).schedule
-    step = boundary(schedule, inspect(home).step)
+    operator = operator_of(combined_plan(replace(first.plan, clock=clock)))
+    step = boundary(getattr(operator, "schedule", None), inspect(home).step)
     require_empty(place)
     disk.make_directory(place)
     begins = clock.due_us(step) if step else int(clock.start_us or 0)
@@ -69,11 +69,15 @@ def kept_of(plan: Plan, state: Path) -> Kept:
     return require_kept(forked(plan, state), state)
 
 
-def boundary(schedule: Schedule, begun: int) -> int:
-    """The first step, from one that was begun on, after which all windows are new."""
-    if schedule.whole or schedule.ticks is None:
+def boundary(schedule: Schedule | None, begun: int) -> int:
+    """The first step, from one that was begun on, after which all windows are new.
+
+    A changing table has no schedule: it holds every record since its beginning.
+    """
+    if schedule is None or schedule.whole or schedule.ticks is None:
         raise PlanError(
-            f"one window holds the whole stream: a fork would lack it.\n  {SAYS_NOTHING}"
+            "one window holds the whole stream, or a table all records: a fork would lack those.\n"
+            f"  {SAYS_NOTHING}"
         )
     if schedule.steps is not None and begun >= schedule.steps:
         raise PlanError(
