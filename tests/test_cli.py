@@ -363,6 +363,7 @@ def test_a_live_job_that_is_run_before_a_step_ends_does_nothing_and_says_when(fo
     code, shown, said = first_hour("b.veil", "")
     assert (code, shown) == (cli.CODES[SourceError], "")
     assert "the first release is not due yet" in said
+    assert "a new state directory, for which a shared ledger is charged again" in said
 
 
 def test_a_followed_folder_without_new_rows_is_not_said_to_be_done(folder):

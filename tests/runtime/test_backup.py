@@ -14,6 +14,7 @@ from streamveil.commands.audit import audit_state
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.runtime import backup as backups
+from streamveil.runtime import run as runs
 from streamveil.runtime import store as stores
 from streamveil.runtime import watch as watches
 from streamveil.runtime.backup import backup, restore
@@ -215,6 +216,18 @@ def test_a_job_that_began_with_a_look_is_forked():
     assert other
     assert other.keys() <= original.keys()
     assert any(not other[place].equals(original[place]) for place in other)
+
+
+def test_a_job_that_ended_before_its_look_is_forked(monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    looked, limit = plan(options="min_privacy_units_per_group = 2"), Budget(epsilon=9, delta="1e-5")
+    Ledger.open(Path("l"), limit, Neighbours("person")).close()
+    monkeypatch.setattr(runs, "looked", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(looked, state="s", ledger="l")
+    assert fork(looked, "s", "one") == looked.clock.start_us
 
 
 def test_a_job_of_sketches_is_forked_and_a_changing_table_is_not():

@@ -159,7 +159,7 @@ def fits(plan: Plan, header: Header, state: Path) -> bool:
     if plan.fingerprint == header.identity.plan:
         return True
     if not (state / LOOK).is_file():
-        return False
+        return header.before_look and with_look(plan).fingerprint == header.identity.plan
     made_for: str = formats.read(state / LOOK, "look")["plan"]
     return made_for == with_look(plan).fingerprint
 

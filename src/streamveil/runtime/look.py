@@ -239,7 +239,8 @@ def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
     raise SourceError(
         "the first release is not due yet, and a look at its rows chooses the settings.\n"
         "  to fix  run again when it is, leave --once out (in Python, Pace(once=True)), or give"
-        " look_share = 0 and expected_rows: nothing is looked at then"
+        " look_share = 0 and expected_rows and a new state directory, for which a shared ledger is"
+        " charged again: nothing is looked at then"
     )
 
 
