@@ -542,7 +542,9 @@ class Ledger:
 
 
 def _in_epsilon(loss: Loss, limit: Budget) -> str:
-    """A loss in its own measure, and in that of a limit in epsilon."""
+    """A loss in its own measure, and in that of a limit in epsilon; with tables, as it counts."""
+    if loss.tables:
+        return f"{loss}, which counts as {loss.stated()}"
     if limit.epsilon is None or not (loss.gaussian or loss.zcdp):
         return str(loss)
     epsilon = loss.epsilon(limit.quoted_delta)
