@@ -73,6 +73,21 @@ def test_a_second_job_is_refused_by_the_shared_ledger(folder):
         call("ledger", "create", folder / "m", "--unit", "person")
 
 
+def test_show_says_that_tables_count_by_their_own_epsilon(folder, tmp_path):
+    """Nothing was left of a limit of 4 though less was spent, and no line said why."""
+    text = QUERY.format(folder=folder).replace("INSERT INTO pages", "")
+    (tmp_path / "q.sql").write_text(text.replace("epsilon = 4", "epsilon = 2, selection = 'table'"))
+    call("ledger", "create", tmp_path / "l", "--unit", "person", "--per", "1 day",
+         "--epsilon", "4", "--delta", "2e-6")  # fmt: skip
+    said = []
+    for state in ("a", "b"):
+        call("run", tmp_path / "q.sql", "--state", tmp_path / state, "--quiet",
+             "--ledger", tmp_path / "l")  # fmt: skip
+        said.append(call("ledger", "show", tmp_path / "l").stdout)
+    assert ["tables count by their own epsilon" in one for one in said] == [False, True]
+    assert "left:  epsilon = 0," in said[1]
+
+
 @pytest.mark.parametrize(("per", "begins"), [
     ("1 week", " of 7 days, one of which begins at 1970-01-05 00:00:"), ("7 days", " of 7 days:"),
     ("1 month", "each month:"),

@@ -19,6 +19,7 @@ from streamveil.terminal import Terminal, label, say
 
 LITTLE_LEFT = 7  # exit code
 DIVIDED = "the first charge divided the limit among kinds of loss, so spent and left do not add up"
+ADDED = "selection tables count by their own epsilon, so spent and left do not add up"
 
 app = typer.Typer(
     help="What was spent, by what, and what it means.",
@@ -98,6 +99,8 @@ def show(place: LedgerPlace) -> None:
         console.print(f"left:  {measure} = {left:.4g}, of loss {ledger.left()}")
         if measure == "epsilon" and ledger.caps is not None and not ledger.caps.pure:
             console.print(DIVIDED)
+        elif sum(bool(entry.loss.tables) for entry in ledger.entries()) > 1:
+            console.print(ADDED)
 
 
 @app.command("check", epilog="Example: streamveil ledger check clicks.ledger --warn-below 0.5")
