@@ -227,6 +227,8 @@ def test_a_job_that_ended_before_its_look_is_forked(monkeypatch):
     monkeypatch.setattr(runs, "looked", killed)
     with pytest.raises(KeyboardInterrupt):
         run(looked, state="s", ledger="l")
+    assert "a ledger that it shares may be" in inspect("s").limit
+    assert any("a ledger that it shares may be" in one.words for one in verify("s"))
     assert fork(looked, "s", "one") == looked.clock.start_us
 
 

@@ -18,7 +18,7 @@ from streamveil.connectors.manifest import MARK, LocalFiles, Manifest, files_in
 from streamveil.connectors.remote import RemoteFiles
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, formats, frame, wal
-from streamveil.runtime.store import LEDGER, SECRET, Header, require_header
+from streamveil.runtime.store import LEDGER, SECRET, UNCHARGED, Header, require_header
 
 FIRST = {  # what positions count, before the place of a source within them
     "step": "step {:,}", "version": "version {}", "snapshot": "snapshot {}",
@@ -223,7 +223,7 @@ def spending(folder: Path, header: Header) -> tuple[str, str, str, str, int]:
     """Whom the ledger protects, its limit, what is spent and left, and how many charges it has."""
     path = folder / LEDGER
     if not header.ready and not path.exists():
-        return "nobody yet", "not charged yet", "nothing", "everything", 0
+        return "nobody yet", UNCHARGED, "nothing", "everything", 0
     with Ledger.load(path) as ledger:
         whom, limit = ledger.protects.phrase, str(ledger.limit)
         return whom, limit, str(ledger.spent()), str(ledger.left()), len(ledger.entries())

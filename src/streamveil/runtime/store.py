@@ -45,6 +45,7 @@ WRONG_KEY = (
     " STREAMVEIL_SECRET: other noise on the same data would reveal it"
 )
 LEDGER = "ledger"
+UNCHARGED = "not charged yet (a ledger that it shares may be)"  # said of a state's own ledger
 SCRATCH = "scratch"  # swept partitions; not state
 LOOK = "look.json"  # what a look at the rows said
 FORK = "fork.json"  # when a fork begins

@@ -28,7 +28,14 @@ from streamveil.runtime.published import kept_by_sink, led_to, of_state, require
 from streamveil.runtime.secret import check
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
-from streamveil.runtime.store import LEDGER, SECRET, SPARK_HEADER, Header, require_header
+from streamveil.runtime.store import (
+    LEDGER,
+    SECRET,
+    SPARK_HEADER,
+    UNCHARGED,
+    Header,
+    require_header,
+)
 
 Words = str  # what was found whole
 
@@ -99,7 +106,7 @@ def secret(home: Path, header: Header) -> Words:
 def ledger(home: Path, header: Header | SparkHeader) -> Words:
     """All records of the ledger, and this job's charge."""
     if not header.ready:
-        return "not charged yet"
+        return UNCHARGED
     with Ledger.load(home / LEDGER) as opened:
         head = opened.verify()
         opened.require_charged(header.epoch)
