@@ -60,7 +60,7 @@ def test_the_folder_of_several_private_answers_is_refused_by_the_names_in_it(com
         run(plan(), state=f"both/{name}").close()
     refused = CliRunner().invoke(cli.app, command.split()).exception
     assert isinstance(refused, StoreError)
-    assert "several private answers: a, b.\n  to fix  name one after another" in str(refused)
+    assert "several private answers does: a, b.\n  to fix  name one after another" in str(refused)
     assert not Path("copy").exists()
 
 

@@ -359,10 +359,10 @@ def states_in(home: str | Path) -> list[Path]:
 
 
 def require_single(directory: Path) -> None:
-    """Refuses the folder of several private answers, each of which has a state of its own."""
+    """Refuses a folder of several states, such as that of several private answers."""
     if states := states_in(directory):
         raise StoreError(
-            f"'{directory.name}' holds the states of several private answers:"
+            f"'{directory}' holds several states, as the folder of several private answers does:"
             f" {', '.join(place.name for place in states)}.\n"
             f"  to fix  name one after another, as in {directory / states[0].name}"
         )
