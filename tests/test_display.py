@@ -14,7 +14,7 @@ import pytest
 import streamveil as sv
 from streamveil import display
 from streamveil.commands.common import print_release
-from streamveil.errors import MissingExtraError, OperatorWarning, PlanError
+from streamveil.errors import MissingExtraError, NoiseWarning, OperatorWarning, PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 HOSTILE = "<b>$x$\x1b[2J"
@@ -38,9 +38,14 @@ def test_sql_with_a_frame_answers_in_one_call(found):
 
 def test_a_state_answers_again_at_no_cost(tmp_path):
     state = str(tmp_path / "clicks.veil")
-    first = sv.sql(QUERY, clicks=CLICKS, state=state).table
-    assert sv.sql(QUERY, clicks=CLICKS, state=state).table.equals(first)
-    assert sv.sql(QUERY, {"clicks": CLICKS}).answer(state).table.equals(first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoiseWarning)
+        first = sv.sql(QUERY, clicks=CLICKS, state=state).table
+    with pytest.warns(NoiseWarning, match="nothing left to do in .*since are in none"):
+        assert sv.sql(QUERY, clicks=CLICKS, state=state).table.equals(first)
+    other = {name: column[:600] for name, column in CLICKS.items()}
+    with pytest.warns(NoiseWarning, match="give another state"):
+        assert sv.sql(QUERY, {"clicks": other}).answer(state).table.equals(first)
     assert not sv.sql(QUERY, clicks=CLICKS).table.equals(first), "new noise"
 
 

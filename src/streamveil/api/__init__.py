@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
-from streamveil.errors import OperatorWarning, PlanError, fitting, got, nearest, require_path, warn
+from streamveil.errors import (
+    NoiseWarning,
+    OperatorWarning,
+    PlanError,
+    fitting,
+    got,
+    nearest,
+    require_path,
+    warn,
+)
 from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
 
@@ -181,8 +190,16 @@ class Query:
             from streamveil.api.notebook import bar_for
 
             options.setdefault("progress", bar_for(self.plan.clock))
-        releases: Iterator[Release] = run(self.plan, state=state, **options)
-        return releases
+        job = run(self.plan, state=state, **options)
+        clock = self.plan.clock
+        if job.closed_steps == (1 if clock.kind == "once" else clock.steps):
+            warn(
+                f"nothing left to do in '{state}': all releases were made before; rows that came"
+                " since are in none.\n"
+                "  to fix  where another answer is meant, give another state: it is charged anew",
+                NoiseWarning,
+            )
+        return job
 
     @fitting('answer(state="clicks.veil"), or answer() for a job in memory')
     def answer(self, state: str | None = None, **options: Any) -> Answers:
