@@ -81,6 +81,16 @@ def test_fields_of_structures_are_columns(tmp_path):
     assert sorted(found, key=str) == sorted(flat, key=str)
 
 
+def test_fields_that_a_version_added_are_null_in_files_from_before(tmp_path):
+    early = pa.table({"user": [{"id": 1, "geo": {"city": "a"}}, None]})
+    later = pa.table({"user": [{"new": "n", "id": 2, "geo": {"lat": 0.5, "city": "b"}}]})
+    for rows in (early, later):
+        deltalake.write_deltalake(tmp_path, rows, mode="append", schema_mode="merge")
+    names = ["user.new", "user.geo.lat", "user.geo.city", "user.id"]
+    found = [(*row.values(),) for row in read(opened(tmp_path), columns=names)[0]]
+    assert {*found} == {(None, None, "a", 1), (None,) * 4, ("n", 0.5, "b", 2)}
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_table_whose_files_name_columns_otherwise_is_refused(depth, tmp_path):
     deltalake.write_deltalake(tmp_path, NESTED)

@@ -12,7 +12,7 @@ A job holds to the table it began with, by the identifier that the table gave it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ import pyarrow.fs
 
 from streamveil.batch import plain_schema, with_fields
 from streamveil.connectors import Chunk, select
-from streamveil.connectors.file_reader import TIMES_OF_96_BITS
+from streamveil.connectors.file_reader import TIMES_OF_96_BITS, columns_in
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.manifest import shown
 from streamveil.connectors.rejected_rows import fitted, groups_behind
@@ -180,17 +180,23 @@ def schema_of(table: Any) -> pa.Schema:
     """
     if is_mapped(json.loads(table.schema().to_json())):
         raise MappedColumnsError
-    own = pa.schema(table.schema().to_arrow()).empty_table()
-    return plain_schema(with_fields(own).schema).remove_metadata()
+    return columns_in(pa.schema(table.schema().to_arrow()))
 
 
-def as_stored(own: pa.Schema, file: pa.Schema) -> pa.Schema:
+def as_stored(own: Iterable[pa.Field], file: Iterable[pa.Field]) -> pa.Schema:
     """The columns of a version as a file stores them: its rows are cast one by one.
 
-    A library that casts a file stops at the first value that does not fit.
+    A library that casts a file stops at the first value that does not fit. Fields that a version
+    added to a structure are null in files from before.
     """
     kinds = {one.name: one.type for one in file}
-    return pa.schema([one.with_type(kinds.get(one.name, one.type)) for one in own])
+
+    def kind(one: pa.Field) -> pa.DataType:
+        held = kinds.get(one.name, one.type)
+        both = pa.types.is_struct(one.type) and pa.types.is_struct(held)
+        return pa.struct([*as_stored(one.type, held)]) if both else held
+
+    return pa.schema([one.with_type(kind(one)) for one in own])
 
 
 def require_columns(own: pa.Schema, wanted: pa.Schema, version: int) -> None:
