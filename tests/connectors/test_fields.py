@@ -11,7 +11,7 @@ import pytest
 import streamveil as sv
 from streamveil.connectors.files import FilesSource
 from streamveil.engines.spark import splits
-from streamveil.errors import SourceError
+from streamveil.errors import PlanError, SourceError
 from streamveil.plan import Clock
 
 N = 600
@@ -113,6 +113,37 @@ def test_each_place_in_a_file_goes_on_with_the_same_rows(tmp_path):
             rest = [row for chunk in again for row in chunk.rows.to_pylist()]
             assert rest == whole[len(whole) - len(rest) :]
             assert 0 < len(rest) < N
+
+
+def test_a_structure_may_hold_values_of_an_extension_type(tmp_path):
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16], pa.binary(16)))
+    user = pa.StructArray.from_arrays([ids], ["id"])
+    source = FilesSource(str(stored(tmp_path, pa.table({"user": user, "n": [1]}))))
+    assert source.schema() == pa.schema({"user.id": pa.binary(16), "n": pa.int64()})
+    (chunk,) = source.read(None, N)
+    assert chunk.rows.to_pylist() == [{"user.id": b"a" * 16, "n": 1}]
+
+
+def test_a_column_and_a_field_of_one_name_are_told_apart_by_nobody(tmp_path):
+    path = stored(tmp_path, pa.table({"user.id": [1], "user": [{"id": 2}]}))
+    query = sv.files(str(path)).protect("user.id").agg(n=sv.count())
+    with pytest.raises(PlanError, match=r"2 columns called 'user\.id'"):
+        query.release(budget=sv.Budget(epsilon=1, delta=1e-6)).run(state=tmp_path / "s.veil")
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        ("x.user.geo.city", r"did you mean 'user\.geo\.city'"),
+        ("transactions_2025.city", "did you mean 'city'"),
+        ("event.ms", r"did you mean 'event\.ms'.*event\.event\.ms"),
+    ],
+)
+def test_names_that_are_no_columns_lead_to_those_that_are(column, told, tmp_path):
+    form = {**PLAIN, "table": "events AS event", "ms": column}
+    query = sv.sql(QUERY.format(path=stored(tmp_path), **form))
+    with pytest.raises(PlanError, match=f"(?s){told}"):
+        query.run(state=tmp_path / "s.veil")
 
 
 def test_a_later_file_without_the_field_is_refused_and_one_of_another_type_is_read(tmp_path):

@@ -160,9 +160,11 @@ class ParquetReader(Reader):
             yield FilePart(rows, rejected, 0, numbers, rejected_rows)
 
 
-def columns_in(file: pa.Schema) -> pa.Schema:
-    """The columns of a Parquet file: those of its schema, and the fields of structures."""
-    return plain_schema(with_fields(file.empty_table()).schema).remove_metadata()
+def columns_in(schema: pa.Schema) -> pa.Schema:
+    """The columns that rows have once fields of structures are columns: see `with_fields`."""
+    while any(pa.types.is_struct(field.type) for field in schema):
+        schema = pa.schema([part for field in schema for part in field.flatten()])
+    return plain_schema(schema).remove_metadata()
 
 
 class RowGroup(NamedTuple):

@@ -292,7 +292,16 @@ def column_named(schema: pa.Schema, name: str) -> str:
     if sides:  # of a join
         words = " or ".join(shown(one.replace(":", ".")) for one in sides)
         raise PlanError(f"column '{shown(name)}' is in both tables of the join: write {words}")
-    raise PlanError(f"unknown column '{shown(name)}'{nearest(name, schema.names)}")
+    fields = [one for one in schema.names if one.lower().endswith(f".{name.lower()}")]
+    if fields:
+        table = fields[0].partition(".")[0]
+        raise PlanError(
+            f"unknown column '{shown(name)}'; did you mean '{shown(fields[0])}'?\n"
+            f"  to fix  write so; where the table is called {shown(table)} as well,"
+            f" {shown(table)}.{shown(fields[0])}"
+        )
+    known = field if field in schema.names else name  # behind what is no table
+    raise PlanError(f"unknown column '{shown(name)}'{nearest(known, schema.names)}")
 
 
 def kind_of(type_: Any) -> str | None:

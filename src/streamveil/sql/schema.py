@@ -128,7 +128,7 @@ def _check_names(plan: Plan, schema: pa.Schema) -> None:
 def check_typed(source: SourceSpec, columns: Iterable[str], schema: pa.Schema) -> None:
     """Refuses columns of no type: a frame without rows, nothing but nulls there or in a file."""
     for name in sorted(columns):
-        if pa.types.is_null(schema.field(name).type):
+        if any(one.name == name and pa.types.is_null(one.type) for one in schema):
             if source.kind == "files":
                 raise PlanError(
                     f"column '{shown(name)}' has no type: the first file has nothing but nulls"
