@@ -135,6 +135,7 @@ def test_python_says_the_same():
         ({"columns": COLUMNS.replace("0 AND 9", "0 AND 99999999")}, "coarser"),
         ({"columns": COLUMNS.replace("0 AND 9", "0 AND 999999")}, "points together"),
         ({"columns": COLUMNS.replace("CHECK (age", "CHECK (city")}, "says nothing"),
+        ({"columns": COLUMNS.replace("(age", "(person.age")}, "says nothing"),
         ({"columns": COLUMNS + ", x"}, "a name and a type"),
         ({"emit": "CHANGES"}, "refused"),
     ],
@@ -414,6 +415,12 @@ def test_wrong_types_of_a_source_are_found_before_a_row_is_read(tmp_path):
             tmp_path / "b"
         )
     next(sv.sql(script(columns=columns), {"rows": texts}).run(tmp_path / "c"), None)
+
+
+def test_a_field_of_a_structure_has_public_values():
+    columns = "`home.city` CHECK (home.city IN ('Oslo', 'Rome'))"
+    plan = plan_of("home.city, COUNT(*) AS n FROM people GROUP BY home.city", columns=columns)
+    assert plan.source.domains == (("home.city", ("Oslo", "Rome")),)
 
 
 @pytest.mark.parametrize("column", ["n", "n_sd", "trigger"])

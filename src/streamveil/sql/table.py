@@ -66,7 +66,8 @@ def domain_of(column: str, check: exp.Expr) -> Domain:
     """The public values of a column, from its CHECK."""
     tree = check.this if isinstance(check, exp.Paren) else check
     named = tree.this if isinstance(tree, exp.In | exp.Between) else None
-    if not isinstance(named, exp.Column) or named.name.lower() != column.lower():
+    parts = named.parts if isinstance(named, exp.Column) else ()
+    if ".".join(part.name for part in parts).lower() != column.lower():
         raise PlanError(f"CHECK of '{shown(column)}' says nothing about its values: {FORM}")
     what = f"CHECK of '{shown(column)}'"
     if isinstance(tree, exp.In):
