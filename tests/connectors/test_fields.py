@@ -100,6 +100,32 @@ def test_python_names_fields_as_sql_does(tmp_path):
     assert all(abs(found[city] - truth[city]) < 8 for city in truth)
 
 
+@pytest.mark.parametrize("table", ["", "t."])
+def test_fields_may_lie_at_any_depth(table, tmp_path):
+    held = [{"b": {"c": {"d": {"e": {"u": i, "k": "xy"[i % 2]}}}}} for i in range(N)]
+    deep = pa.table({"a": held, "k": ["x"] * N})
+    query = sv.sql(f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 900, delta = 1e-6,
+            privacy_unit_column = {table}a.b.c.d.e.u, public_groups = ['x', 'y'])
+          {table}a.b.c.d.e.k, COUNT(*) AS n
+        FROM '{stored(tmp_path, deep, "deep.parquet")}' AS t
+        WHERE {table}a.b.c.d.e.u < 400 GROUP BY 1
+    """)
+    (release,) = query.run(state=tmp_path / "s.veil")
+    assert all(abs(row["n"] - 200) < 8 for row in release.to_arrow().to_pylist())
+    assert release.to_arrow().column_names[:2] == ["k", "n"]
+
+
+def test_using_never_joins_by_the_last_name_of_a_field(tmp_path):
+    stored(tmp_path, pa.table({"city": ["none"], "land": ["L"]}), "p.parquet")
+    public = (
+        f"CREATE TABLE p WITH (source = 'files', path = '{tmp_path}/p.parquet', public = TRUE);"
+    )
+    form = {**PLAIN, "table": "events JOIN p USING (user.geo.city)"}
+    with pytest.raises(PlanError, match=r"unknown column 'user\.geo\.city'; known: city, land"):
+        sv.sql(public + QUERY.format(path=stored(tmp_path), **form)).run(state=tmp_path / "s.veil")
+
+
 def test_each_place_in_a_file_goes_on_with_the_same_rows(tmp_path):
     source = FilesSource(str(stored(tmp_path)))
     flat = NESTED.flatten().flatten()

@@ -49,8 +49,24 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
     NO_PAREN_FUNCTIONS: ClassVar[dict[str, Any]] = {}
 
     def _parse_column(self) -> Any:
-        """BigQuery's own cuts a quoted name at its dots; of a file it is the name of one column."""
-        return super(BigQueryParser, self)._parse_column()
+        """BigQuery's own cuts a quoted name at its dots; of a file it is the name of one column.
+
+        sqlglot has places for four parts of a name: of more, the third holds those between.
+        """
+        tree = super(BigQueryParser, self)._parse_column()
+        if not isinstance(tree, exp.Dot):
+            return tree
+        column, *fields = tree.flatten(unnest=False)
+        if not isinstance(column, exp.Column) or {*map(type, fields)} != {exp.Identifier}:
+            return tree
+        catalog, db, *between, last = tree.parts
+        table = exp.to_identifier(".".join(part.name for part in between), quoted=True)
+        return exp.Column(this=last, table=table, db=db, catalog=catalog)
+
+    def _parse_using_identifiers(self) -> Any:
+        """The whole of each name, of which sqlglot's own keeps the last word."""
+        columns = self._parse_wrapped_csv(self._parse_column, optional=True)
+        return [plain_names(column).this for column in columns]
 
     def _parse_as_command(self, start: Any) -> Any:
         self.raise_error("This is not a statement streamveil knows", start)
