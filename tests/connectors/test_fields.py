@@ -85,6 +85,13 @@ def test_the_unit_is_the_field_and_not_a_column_of_its_last_name(tmp_path):
     assert abs(sum(n for n, _ in found.values()) - 90) < 20  # by `id` there would be four rows
 
 
+@pytest.mark.parametrize("alias", ["AS e", "e"])
+def test_an_alias_hides_the_name_of_a_file_that_a_structure_has_too(alias, tmp_path):
+    path = stored(tmp_path, name="user.parquet")
+    form = {**PLAIN, "table": f"'{path}' {alias}", "lat": "2"}
+    assert sv.sql(QUERY.format(path=path, **form)).plan.unit == "`user.id`"  # and not `id`
+
+
 def test_python_names_fields_as_sql_does(tmp_path):
     query = (
         sv.memory(NESTED).protect("user.id")

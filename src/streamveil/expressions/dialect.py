@@ -179,9 +179,9 @@ def spelled(unit: str, select: exp.Expr) -> str:
 
 
 def names_of(relation: exp.Expr) -> set[str]:
-    """What a relation of FROM may be called: its alias, and the name of a table."""
+    """What a relation of FROM may be called: its alias, or else the name of a table."""
     names = {relation.alias}
-    if isinstance(relation, exp.Table):
+    if isinstance(relation, exp.Table) and not relation.alias:
         path = ".".join(part.name for part in relation.parts)
         call = relation.this if isinstance(relation.this, exp.Anonymous) else None
         of_call = [one.name for one in call.expressions[:1]] if call else []

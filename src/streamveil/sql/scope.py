@@ -85,7 +85,8 @@ def _relation(node: exp.Expr, known: InReach) -> From:
         rest = {key: value for key, value in known.named.items() if key != name.lower()}
         inner = known.named[name.lower()]
         return _subquery(inner, node.alias or name, replace(known, named=rest))
-    return From(_source(name, known.sources), names={node.alias or name, PurePath(name).stem})
+    names = {node.alias} if node.alias else {name, PurePath(name).stem}
+    return From(_source(name, known.sources), names=names)
 
 
 def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
@@ -319,7 +320,7 @@ def _windowed(node: exp.Expr, scope: InReach) -> From:
         )
     inner.source = replace(inner.source, event_time=known)
     inner.window = window_of(kind, lengths["size"], lengths.get(second or ""), **placed)
-    inner.names |= {node.alias} if node.alias else set()
+    inner.names = {node.alias} if node.alias else inner.names
     return inner
 
 
