@@ -12,7 +12,7 @@ A job holds to the table it began with, by the identifier that the table gave it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,7 +115,7 @@ class DeltaSource(LakeSource):
             scanned = file.subset(row_group_ids=groups).to_batches(
                 schema=as_stored(own, file.physical_schema), columns=held, batch_size=max_rows
             ) if groups else ()  # fmt: skip
-            tables = (with_fields(pa.Table.from_batches([batch])).select(wanted.names)
+            tables = (filled(with_fields(pa.Table.from_batches([batch])), wanted)
                       for batch in scanned)  # fmt: skip
             return FileRows(file.path, sum(sizes), fitted(tables, row, start, wanted, max_rows))
 
@@ -183,20 +183,21 @@ def schema_of(table: Any) -> pa.Schema:
     return columns_in(pa.schema(table.schema().to_arrow()))
 
 
-def as_stored(own: Iterable[pa.Field], file: Iterable[pa.Field]) -> pa.Schema:
+def as_stored(own: pa.Schema, file: pa.Schema) -> pa.Schema:
     """The columns of a version as a file stores them: its rows are cast one by one.
 
-    A library that casts a file stops at the first value that does not fit. Fields that a version
-    added to a structure are null in files from before.
+    A library that casts a file stops at the first value that does not fit.
     """
     kinds = {one.name: one.type for one in file}
+    return pa.schema([one.with_type(kinds.get(one.name, one.type)) for one in own])
 
-    def kind(one: pa.Field) -> pa.DataType:
-        held = kinds.get(one.name, one.type)
-        both = pa.types.is_struct(one.type) and pa.types.is_struct(held)
-        return pa.struct([*as_stored(one.type, held)]) if both else held
 
-    return pa.schema([one.with_type(kind(one)) for one in own])
+def filled(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The wanted columns; null those of a field that was not in a structure yet."""
+    for field in wanted:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows.select(wanted.names)
 
 
 def require_columns(own: pa.Schema, wanted: pa.Schema, version: int) -> None:
