@@ -50,7 +50,9 @@ BOUNDS = {"default": "", "32 rows": " max_rows_contributed = 32,"}
 MANY = """
 import streamveil as sv
 from streamveil import Budget
-rows = sv.memory({"user": [1], "key": [1], "ts": ["2026-01-01"]}, event_time="ts")
+from datetime import UTC, datetime
+rows = sv.memory({"user": [1], "key": [1], "ts": [datetime(2026, 1, 1, tzinfo=UTC)]},
+                 event_time="ts")
 query = rows.protect(unit="user").group_by("key").agg(n=sv.count()).bound(max_rows=32)
 query.release(every="1 s", start="2026-01-01", end="2026-01-02",
               budget=Budget(epsilon=6, delta=1e-9)).explain()
