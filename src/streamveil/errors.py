@@ -156,9 +156,10 @@ class SourceError(StreamveilError):
 class MissingExtraError(StreamveilError, ImportError):
     """A feature whose optional dependency is not installed."""
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, extra: str, outdated: str = "") -> None:
         super().__init__(
-            f"{feature} needs the extra '{extra}'.\n  to fix  pip install 'streamveil[{extra}]'"
+            f"{feature} needs the extra '{extra}'{outdated}.\n"
+            f"  to fix  pip install 'streamveil[{extra}]'"
         )
         self.extra = extra
 
@@ -186,10 +187,8 @@ def requires_extra(feature: str, extra: str, least: tuple[str, str] = ("", "")) 
     from importlib.metadata import version  # takes longer to load than all of this
 
     if numbers_of(found := version(package)) < numbers_of(oldest):
-        raise StreamveilError(
-            f"{feature} needs {package} {oldest} or later, not {found}: older ones lose rows.\n"
-            f"  to fix  pip install --upgrade 'streamveil[{extra}]'"
-        )
+        outdated = f" with {package} {oldest} or later: {found} loses rows"
+        raise MissingExtraError(feature, extra, outdated)
 
 
 def numbers_of(version: str) -> tuple[int, ...]:

@@ -92,5 +92,5 @@ def test_the_command_tests_a_job_that_was_stopped_twice(tmp_path):
     assert "do not publish this" in result.output
     *_, last = sv.sql(text).run(state=str(tmp_path / "state"))
     assert last.table.num_rows == len(keys)
-    wrong = CliRunner().invoke(app, [*asked[:3], str(tmp_path)])
+    wrong = CliRunner().invoke(app, [*asked[:3], str(tmp_path / "no")])
     assert "is not a state directory" in str(wrong.exception or wrong.output)

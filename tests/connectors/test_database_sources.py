@@ -16,7 +16,7 @@ import streamveil as sv
 from streamveil.connectors import open_source
 from streamveil.connectors.database_sources import in_reach, of_any, require_rows
 from streamveil.connectors.rejected_rows import traced
-from streamveil.errors import MissingExtraError, PlanError, SourceError, StreamveilError
+from streamveil.errors import MissingExtraError, PlanError, SourceError
 from tests.connectors.test_kafka import counts
 from tests.servers.postgres import PASSWORD
 
@@ -429,7 +429,7 @@ def test_sqlite_needs_types():
 
 def test_an_older_duckdb_that_loses_rows_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(metadata, "version", lambda _: "1.4.1")
-    with pytest.raises(StreamveilError, match=r"needs duckdb 2\.0 or later, not 1\.4\.1"):
+    with pytest.raises(MissingExtraError, match=r"duckdb 2\.0 or later: 1\.4\.1 loses rows"):
         open_source("duckdb", {"path": str(tmp_path / "x.duckdb"), "table": "t"})
 
 

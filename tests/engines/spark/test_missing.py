@@ -30,7 +30,7 @@ def test_a_missing_pyspark_names_the_extra(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["shards", "tasks"])
 def test_a_number_of_shards_or_tasks_is_one_at_least(name):
     for wrong in (0, -1, True):
-        with pytest.raises(ValueError, match=f"{name} counts from 1"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number"):
             sv.spark(**{name: wrong})
 
 
