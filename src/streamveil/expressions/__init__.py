@@ -281,7 +281,7 @@ def column_named(schema: pa.Schema, name: str) -> str:
         raise PlanError(
             f"column '{shown(outer)}' is a structure, and its fields are read from Parquet files,"
             " Delta tables and rows in memory alone.\n"
-            f"  to fix  have the database give '{shown(field)}' as a column"
+            f"  to fix  make '{shown(field)}' a column of its own in the source"
         )
     if holders:
         raise PlanError(
@@ -297,7 +297,7 @@ def column_named(schema: pa.Schema, name: str) -> str:
         table = fields[0].partition(".")[0]
         raise PlanError(
             f"unknown column '{shown(name)}'; did you mean '{shown(fields[0])}'?\n"
-            f"  to fix  write so; where the table is called {shown(table)} as well,"
+            f"  to fix  write it in full; where the table is called {shown(table)} as well,"
             f" {shown(table)}.{shown(fields[0])}"
         )
     known = field if field in schema.names else name  # behind what is no table

@@ -238,7 +238,7 @@ def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
             raise PlanError(f"option '{name}' is not supported: {REFUSED_OPTIONS[name]}")
         if name in OF_TABLES:
             raise PlanError(
-                f"option '{name}' is no option of a query.\n"
+                f"'{name}' is no option of a query.\n"
                 f"  to fix  CREATE STREAM ... WITH ({name} = ...)"
             )
         require_known(name, OPTIONS)
