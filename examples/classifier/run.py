@@ -5,10 +5,10 @@ import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import typer
 from sklearn.linear_model import LogisticRegression
 
 import streamveil as sv
@@ -18,7 +18,10 @@ BUDGET = sv.Budget(epsilon=1, delta="1e-6")
 START = 600  # people before the first training; then again at each doubling
 
 
-def main(out: Path = Path("out/classifier"), people: int = 22272) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/classifier")
+@click.option("--people", default=22272)
+def main(out: Path, people: int) -> None:
     """Lets people arrive by hundreds, scores the model that stands, draws both curves."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -77,4 +80,4 @@ def draw(curve: np.ndarray, trivial: float, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

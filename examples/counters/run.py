@@ -4,10 +4,10 @@ import shutil
 from math import sqrt
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import numpy as np
 import opendp.prelude as dp
-import typer
 
 import streamveil as sv
 from streamveil.demo import departures
@@ -17,7 +17,10 @@ RUNS = 200  # of each way, to see its error
 dp.enable_features("contrib")
 
 
-def main(out: Path = Path("out/counters"), days: int = 365) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/counters")
+@click.option("--days", default=365)
+def main(out: Path, days: int) -> None:
     """Counts flights day by day in three ways with one budget, and draws their errors."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -84,4 +87,4 @@ def draw(error: dict[str, np.ndarray], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

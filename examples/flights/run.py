@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow.parquet as pq
-import typer
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from streamveil.demo import departures
@@ -16,7 +16,10 @@ from streamveil.demo import departures
 HERE = Path(__file__).parent
 
 
-def main(out: Path = Path("out/flights"), days: int = 365) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/flights")
+@click.option("--days", default=365)
+def main(out: Path, days: int) -> None:
     """Writes the rows, runs flights.sql as the command line would, draws the picture."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -53,4 +56,4 @@ def draw(flights, private, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

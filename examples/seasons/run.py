@@ -6,9 +6,9 @@ from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import pandas as pd
-import typer
 
 import streamveil as sv
 
@@ -16,7 +16,10 @@ EVERY = 500  # seasons from one release to the next, as seasons.sql says
 QUERY = Path(__file__).with_name("seasons.sql").resolve()
 
 
-def main(out: Path = Path("out/seasons"), years: int = 137) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/seasons")
+@click.option("--years", default=137)
+def main(out: Path, years: int) -> None:
     """Writes the seasons in the order in which they were played, runs seasons.sql, draws."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -57,4 +60,4 @@ def draw(seasons, private, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

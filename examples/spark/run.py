@@ -4,11 +4,11 @@ import shutil
 from contextlib import chdir
 from pathlib import Path
 
+import click
 import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import typer
 from deltalake import DeltaTable
 
 import streamveil as sv
@@ -17,7 +17,11 @@ from streamveil.demo import departures
 QUERY = Path(__file__).with_name("spark.sql").resolve()
 
 
-def main(out: Path = Path("out/spark"), months: int = 12, workers: int = 2) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=Path, default="out/spark")
+@click.option("--months", default=12)
+@click.option("--workers", default=2)
+def main(out: Path, months: int, workers: int) -> None:
     """Writes a file for each month, runs spark.sql on Spark, draws what the table holds."""
     shutil.rmtree(out, ignore_errors=True)
     (out / "flights").mkdir(parents=True)
@@ -56,4 +60,4 @@ def draw(private: pd.DataFrame, flights, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

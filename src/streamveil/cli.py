@@ -19,29 +19,31 @@ from errno import ENOMEM
 from importlib.abc import MetaPathFinder
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import click
 import pyarrow as pa
-import typer
 from rich.table import Table
-from typer.core import TyperGroup
 
 from streamveil import __version__
 from streamveil.commands import answers, audit, ledger, run, tuning, verify_privacy
 from streamveil.commands.common import (
-    QueryFile,
-    Secret,
-    StateFolder,
-    Tables,
-    Wanted,
+    PATH,
+    Commands,
+    argument,
     at_least,
     print_answer,
     print_explanation,
+    query_file,
     read_query,
     read_script,
     require_used,
+    secret,
     size_of,
+    state_folder,
+    tables,
     time_text,
+    wanted_query,
 )
 from streamveil.commands.stopping import Stopped, count_down, stop
 from streamveil.errors import (
@@ -79,43 +81,22 @@ PANELS = {  # of the help, with their commands in the order in which people need
     "Promises": ("ledger", "audit", "verify-privacy"),
     "States": ("inspect", "verify", "backup", "restore", "fork", "rekey"),
 }
-ORDER = [name for names in PANELS.values() for name in names]
-EXAMPLES = {"integer": ("a whole number", "10"), "number": ("a number", "0.95")}  # by typer's word
 
 
-class Commands(TyperGroup):
-    """The commands in the order of `PANELS`, and what they say of values that are no numbers."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """See `TyperGroup.list_commands`."""
-        return sorted(super().list_commands(ctx), key=ORDER.index)
-
-    def invoke(self, ctx: Any) -> Any:
-        """See `TyperGroup.invoke`; says of a value that is no number what to give instead."""
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:
-            kind = next((kind for kind in EXAMPLES if f"valid {kind}" in error.message), None)
-            if kind is not None and error.param is not None:
-                words, example = EXAMPLES[kind]
-                option = max(error.param.opts, key=len)
-                error.message = f"it is {words}.\n  to fix  {option} {example}"
-            raise
-
-
-app = typer.Typer(
-    name="streamveil",
+@click.group(
+    "streamveil",
     cls=Commands,
-    help="Differentially private answers over data that never stops changing.",
+    panels=PANELS,
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
     "4 state or ledger, 5 source, 6 refuted by an audit, 7 little is left in a ledger, "
     "130 interrupted, 143 stopped by SIGTERM.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    add_completion=False,
+    context_settings={"show_default": True},
 )
-app.command(epilog="Example: streamveil run pages.sql --state pages.veil")(run.run)
+@click.version_option(
+    __version__, message="streamveil %(version)s", help="Show the version and exit."
+)
+def app() -> None:
+    """Differentially private answers over data that never stops changing."""
 
 
 class HiddenPandas(MetaPathFinder):
@@ -163,7 +144,7 @@ def main() -> None:
         left.tell()
         raise
     except SystemExit as left:
-        if left.code == INTERRUPTED:  # Ctrl-C: typer turns it into this
+        if left.code == INTERRUPTED:  # Ctrl-C: `Commands` turns it into this
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one waits for no thread
             say("interrupted; what is committed stays. Run again to resume.", err=True)
         raise
@@ -231,14 +212,18 @@ def fail(error: StreamveilError) -> None:
 @app.command(
     epilog="Example: streamveil ask shop.sql \"COUNT(*) WHERE city = 'Oslo'\" --state shop.veil"
 )
+@query_file
+@argument("question", "COUNT(*) WHERE condition")
+@click.option(
+    "--state", type=PATH, required=True, help="State directory of a job that is not running."
+)
+@secret
+@tables
+@wanted_query
 def ask(
-    query: QueryFile,
-    question: Annotated[str, typer.Argument(help="COUNT(*) WHERE condition")],
-    state: Annotated[Path, typer.Option(help="State directory of a job that is not running.")],
-    secret: Secret = None,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
+    query: Path, question: str, state: Path, secret: str | None, table: tuple[str, ...],
+    name: str | None,
+) -> None:  # fmt: skip
     """Asks a changing table about its last closed step; the same question again is free.
 
     What follows from the releases, or what the synthetic table answers well, costs nothing; a
@@ -248,13 +233,12 @@ def ask(
 
 
 @app.command(epilog="Example: streamveil fork pages.sql pages.veil second.veil")
-def fork(
-    query: QueryFile,
-    state: StateFolder,
-    new: Annotated[Path, typer.Argument(help="A new directory, for the fork.")],
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
+@query_file
+@state_folder
+@argument("new", "A new directory, for the fork.", type=PATH)
+@tables
+@wanted_query
+def fork(query: Path, state: Path, new: Path, table: tuple[str, ...], name: str | None) -> None:
     """A second job of a state's query, from where it stands, with noise and a charge of its own.
 
     It begins at the first time from which all its windows are new. Run it with the same query and
@@ -272,10 +256,9 @@ def fork(
 
 
 @app.command(epilog="Example: streamveil backup pages.veil pages.backup")
-def backup(
-    state: StateFolder,
-    copy: Annotated[Path, typer.Argument(help="A new directory, for the copy.")],
-) -> None:
+@state_folder
+@argument("copy", "A new directory, for the copy.", type=PATH)
+def backup(state: Path, copy: Path) -> None:
     """Copies the state of a job that is not running, and verifies the copy.
 
     No job runs in a backup. It holds exact counts and maybe the secret: keep it as safe as STATE.
@@ -287,10 +270,9 @@ def backup(
 
 
 @app.command(epilog="Example: streamveil restore pages.backup pages.veil")
-def restore(
-    copy: Annotated[Path, typer.Argument(help="What `streamveil backup` made.")],
-    state: Annotated[Path, typer.Argument(help="A new directory, for the state.")],
-) -> None:
+@argument("copy", "What `streamveil backup` made.", type=PATH)
+@argument("state", "A new directory, for the state.", type=PATH)
+def restore(copy: Path, state: Path) -> None:
     """Makes a state from a backup, at a place where nothing is yet.
 
     Only if the original is gone for good. Where it went on over rows that cannot be read again as
@@ -302,13 +284,10 @@ def restore(
 
 
 @app.command(epilog="Example: streamveil rekey pages.veil --new file:new.key")
-def rekey(
-    state: StateFolder,
-    new: Annotated[str, typer.Option(help="env:NAME, command:PROGRAM or file:PATH.")],
-    secret: Annotated[
-        str | None, typer.Option(help="The old secret; default: the one kept in the state.")
-    ] = None,
-) -> None:
+@state_folder
+@click.option("--new", required=True, help="env:NAME, command:PROGRAM or file:PATH.")
+@click.option("--secret", help="The old secret; default: the one kept in the state.")
+def rekey(state: Path, new: str, secret: str | None) -> None:
     """Gives a state another secret. The noise key that it opens stays: nothing is drawn anew.
 
     Destroy the old secret and old copies of STATE: together they still open the noise key.
@@ -323,28 +302,23 @@ def rekey(
 
 
 @app.command(epilog="Example: streamveil explain pages.sql --forecast")
+@query_file
+@click.option("--forecast", is_flag=True, help="Errors and chances for groups of some sizes.")
+@click.option("--json", "as_json", is_flag=True, help="Numbers instead of text.")
+@click.option("--memory", help="A limit such as 4GB: how many groups and units fit in it?")
+@click.option(
+    "--groups", type=int, callback=at_least(1),
+    help="Groups you expect; with --memory, whether they fit.",
+)  # fmt: skip
+@click.option(
+    "--units", type=int, callback=at_least(1), help="Privacy units you expect, such as 10000000."
+)
+@tables
+@wanted_query
 def explain(
-    query: QueryFile,
-    forecast: Annotated[
-        bool, typer.Option("--forecast", help="Errors and chances for groups of some sizes.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Numbers instead of text.")] = False,
-    memory: Annotated[
-        str | None, typer.Option(help="A limit such as 4GB: how many groups and units fit in it?")
-    ] = None,
-    groups: Annotated[
-        int | None,
-        typer.Option(
-            help="Groups you expect; with --memory, whether they fit.", callback=at_least(1)
-        ),
-    ] = None,
-    units: Annotated[
-        int | None,
-        typer.Option(help="Privacy units you expect, such as 10000000.", callback=at_least(1)),
-    ] = None,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
+    query: Path, forecast: bool, as_json: bool, memory: str | None, groups: int | None,
+    units: int | None, table: tuple[str, ...], name: str | None,
+) -> None:  # fmt: skip
     """The promise in words, the plan, the noise and every default. Reads no row."""
     from streamveil.advise.explain_memory import Limit
 
@@ -360,11 +334,8 @@ def explain(
 
 
 @app.command()
-def demo(
-    folder: Annotated[Path, typer.Option(help="Folder for data, state and picture.")] = Path(
-        "demo-out"
-    ),
-) -> None:
+@click.option("--folder", type=PATH, default="demo-out", help="Folder for data, state and picture.")
+def demo(folder: Path) -> None:
     """Counts real flights privately, and draws a picture."""
     from streamveil.demo import main as show
 
@@ -372,13 +343,10 @@ def demo(
 
 
 @app.command()
-def inspect(
-    state: StateFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    files: Annotated[
-        str | None, typer.Option(help="Files as the query names them: says which were read.")
-    ] = None,
-) -> None:
+@state_folder
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--files", help="Files as the query names them: says which were read.")
+def inspect(state: Path, as_json: bool, files: str | None) -> None:
     """What a state directory holds: job, place, sizes, what was spent. No row is shown."""
     from streamveil.runtime.inspect import inspect as describe
 
@@ -402,40 +370,8 @@ def inspect(
     Terminal(soft_wrap=True, highlight=False).print(table)
 
 
-app.add_typer(ledger.app, name="ledger")
-app.command("tune", epilog="Example: streamveil tune q.sql --sample public.parquet")(tuning.tune)
-app.command("what-if", epilog="Example: streamveil what-if q.sql --units 500")(tuning.what_if)
-app.command("verify", epilog="Example: streamveil verify pages.veil")(verify_privacy.verify)
-app.add_typer(answers.app, name="derive")
-app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
-    answers.read
-)
-app.command("audit", epilog="Example: streamveil audit pages.sql --plant")(audit.audit)
-app.command("verify-privacy", epilog="Example: streamveil verify-privacy pages.sql --seconds 60")(
-    verify_privacy.verify_privacy
-)
-app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
-    answers.dashboard
-)
-parts: list[Any] = [*app.registered_commands, *app.registered_groups]
-for part in parts:
-    called = part.name or part.callback.__name__
-    part.rich_help_panel = next(title for title, names in PANELS.items() if called in names)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(f"streamveil {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Differentially private answers over data that never stops changing."""
+for command in (
+    run.run, tuning.tune, tuning.what_if, ledger.app, answers.app, answers.read, answers.dashboard,
+    audit.audit, verify_privacy.verify, verify_privacy.verify_privacy,
+):  # fmt: skip
+    app.add_command(command)

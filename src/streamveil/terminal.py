@@ -3,7 +3,7 @@
 Groups come from other people's rows. A terminal takes ESC and its like as commands (to move, to
 rewrite what stands above, to answer into the shell), and marks of direction turn what is read
 around. Nothing but this module opens a console: ruff refuses `rich.console.Console` and
-`typer.echo` elsewhere.
+`click.echo` elsewhere.
 """
 
 from __future__ import annotations

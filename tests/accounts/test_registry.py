@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from jsonschema import Draft7Validator
-from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger

@@ -6,7 +6,7 @@ from math import exp
 import numpy as np
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli

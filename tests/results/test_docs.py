@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from streamveil import cli
 

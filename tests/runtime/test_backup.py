@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger

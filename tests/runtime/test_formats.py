@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from streamveil import cli
 from streamveil.errors import StoreError

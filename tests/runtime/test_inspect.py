@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from streamveil.cli import app
 from streamveil.core.accounting import Budget

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from scipy.stats import norm
-from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil.accounts import Journal

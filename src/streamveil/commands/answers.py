@@ -6,22 +6,24 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from streamveil.commands.common import (
-    Out,
-    Releases,
-    Sql,
-    Tables,
-    Wanted,
+    PATH,
+    Commands,
+    argument,
     at_least,
+    out_file,
     print_release,
     print_rows,
     query_of,
     read_script,
     require_used,
+    source,
+    tables,
+    wanted_query,
     write_rows,
     writing,
 )
@@ -38,45 +40,48 @@ DRAWN = (
     " LIMIT that the query makes of them"
 )
 
-app = typer.Typer(
-    help="Differences, recent sums, ratios and top groups across releases, with correct intervals. "
-    "Post-processing: nothing is drawn and nothing is charged.",
-    epilog="Example: streamveil derive last pages.veil n --triggers 4",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+number = argument("name", "A number of the releases, such as n.")
+query_sql = click.option(
+    "--sql", type=PATH, help="The query; needed if metadata files of CSV or JSON are gone."
 )
-
-Name = Annotated[str, typer.Argument(help="A number of the releases, such as n.")]
-At = Annotated[
-    str | None,
-    typer.Option(
-        help="WINDOW/TRIGGER (2026-01-01/4), WINDOW or TRIGGER. Default: the last release."
-    ),
-]
-Level = Annotated[
-    float | None, typer.Option(help="Confidence of the intervals; default: that of the releases.")
-]
+moment = click.option(
+    "--at", help="WINDOW/TRIGGER (2026-01-01/4), WINDOW or TRIGGER. Default: the last release."
+)
+level = click.option(
+    "--confidence", type=float,
+    help="Confidence of the intervals; default: that of the releases.",
+)  # fmt: skip
 
 
+@click.group(
+    "derive", cls=Commands, epilog="Example: streamveil derive last pages.veil n --triggers 4"
+)
+def app() -> None:
+    """Differences, recent sums, ratios and top groups across releases, with correct intervals.
+
+    Post-processing: nothing is drawn and nothing is charged.
+    """
+
+
+@click.command(epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")
+@source
+@click.option("--window", help="Its time (2026-01-01) or number. Default: the last.")
+@click.option("--trigger", type=int, help="Default: the last.")
+@click.option(
+    "--key", multiple=True,
+    help="column=value, or 'column IS NULL': the rows of one group. Repeatable.",
+)  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List the releases instead.")
+@click.option(
+    "--sql", type=PATH, help="The query: computes its columns, HAVING, ORDER BY and LIMIT again."
+)
+@tables
+@wanted_query
+@out_file
 def read(
-    source: Releases,
-    window: Annotated[
-        str | None, typer.Option(help="Its time (2026-01-01) or number. Default: the last.")
-    ] = None,
-    trigger: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
-    key: Annotated[
-        list[str] | None,
-        typer.Option(help="column=value, or 'column IS NULL': the rows of one group. Repeatable."),
-    ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the releases instead.")] = False,
-    sql: Annotated[
-        Path | None,
-        typer.Option(help="The query: computes its columns, HAVING, ORDER BY and LIMIT again."),
-    ] = None,
-    table: Tables = None,
-    name: Wanted = None,
-    out: Out = None,
-) -> None:
+    source: Path, window: str | None, trigger: int | None, key: tuple[str, ...], listing: bool,
+    sql: Path | None, table: tuple[str, ...], name: str | None, out: Path | None,
+) -> None:  # fmt: skip
     """A release that was made before: the same bytes, nothing drawn, nothing charged."""
     from streamveil.plan import Plan
     from streamveil.plan.joint import JointPlan
@@ -99,8 +104,8 @@ def read(
             window = str(place.window) if known is None else known.name
             say(f"{place.trigger}" if window == "0" else f"{window}/{place.trigger}")
         return
-    wanted = dict(pair(item) for item in key or [])
-    if len(wanted) < len(key or []):
+    wanted = dict(pair(item) for item in key)
+    if len(wanted) < len(key):
         raise PlanError("--key names a column twice: give one value for each")
     release = published.pick(releases, window, trigger, wanted)
     if isinstance(plan, Plan):
@@ -129,11 +134,22 @@ def pair(text: str) -> tuple[str, str | None]:
 
 
 @app.command(epilog="Example: streamveil derive difference pages.veil n --at 4 --since 1")
+@source
+@number
+@moment
+@click.option("--since", help="Default: the release before.")
+@level
+@query_sql
+@out_file
 def difference(
-    source: Releases, name: Name, at: At = None,
-    since: Annotated[str | None, typer.Option(help="Default: the release before.")] = None,
-    confidence: Level = None, sql: Sql = None, out: Out = None,
-) -> None:  # fmt: skip
+    source: Path,
+    name: str,
+    at: str | None,
+    since: str | None,
+    confidence: float | None,
+    sql: Path | None,
+    out: Path | None,
+) -> None:
     """How much a number changed between two releases: of a total, what arrived in between."""
     answers = opened(source, sql)
     found = answers.difference(name, place(at), place(since), confidence=confidence)
@@ -141,39 +157,70 @@ def difference(
 
 
 @app.command(epilog="Example: streamveil derive last pages.veil n --triggers 4")
+@source
+@number
+@click.option("--triggers", type=int, required=True, help="How many triggers to look back.")
+@moment
+@level
+@query_sql
+@out_file
 def last(
-    source: Releases, name: Name,
-    triggers: Annotated[int, typer.Option(help="How many triggers to look back.")],
-    at: At = None, confidence: Level = None, sql: Sql = None, out: Out = None,
-) -> None:  # fmt: skip
+    source: Path,
+    name: str,
+    triggers: int,
+    at: str | None,
+    confidence: float | None,
+    sql: Path | None,
+    out: Path | None,
+) -> None:
     """A count or sum over the last triggers only, across windows that lie side by side."""
     found = opened(source, sql).last(name, triggers, place(at), confidence=confidence)
     show(found, f"{name} over the last {triggers} triggers", out)
 
 
 @app.command(epilog="Example: streamveil derive moving pages.veil n --windows 7")
+@source
+@number
+@click.option("--windows", type=int, required=True, help="How many windows, with the last.")
+@moment
+@level
+@query_sql
+@out_file
 def moving(
-    source: Releases, name: Name,
-    windows: Annotated[int, typer.Option(help="How many windows, with the last.")],
-    at: At = None, confidence: Level = None, sql: Sql = None, out: Out = None,
-) -> None:  # fmt: skip
+    source: Path,
+    name: str,
+    windows: int,
+    at: str | None,
+    confidence: float | None,
+    sql: Path | None,
+    out: Path | None,
+) -> None:
     """The mean of a number over the last windows, each at its last release."""
     found = opened(source, sql).moving(name, windows, place(at), confidence=confidence)
     show(found, f"mean of {name} over {windows} windows", out)
 
 
 @app.command(epilog="Example: streamveil derive ratio pages.veil seconds n --triggers 4")
+@source
+@argument("top", "The number to divide.")
+@argument("bottom", "What to divide it by.")
+@moment
+@click.option("--to", help="The release of BOTTOM; default: --at.")
+@click.option("--triggers", type=int, help="Take both over the last triggers only.")
+@level
+@query_sql
+@out_file
 def ratio(
-    source: Releases,
-    top: Annotated[str, typer.Argument(help="The number to divide.")],
-    bottom: Annotated[str, typer.Argument(help="What to divide it by.")],
-    at: At = None,
-    to: Annotated[str | None, typer.Option(help="The release of BOTTOM; default: --at.")] = None,
-    triggers: Annotated[
-        int | None, typer.Option(help="Take both over the last triggers only.")
-    ] = None,
-    confidence: Level = None, sql: Sql = None, out: Out = None,
-) -> None:  # fmt: skip
+    source: Path,
+    top: str,
+    bottom: str,
+    at: str | None,
+    to: str | None,
+    triggers: int | None,
+    confidence: float | None,
+    sql: Path | None,
+    out: Path | None,
+) -> None:
     """One number divided by another, with Fieller's interval."""
     found = opened(source, sql).ratio(
         top, bottom, place(at), place(to), triggers=triggers, confidence=confidence
@@ -182,21 +229,29 @@ def ratio(
 
 
 @app.command(epilog="Example: streamveil derive top pages.veil n -k 10")
+@source
+@number
+@click.option("-k", type=int, default=10, help="How many.")
+@moment
+@click.option("--since", help="An earlier release: says who entered, left or stayed.")
+@click.option(
+    "--hidden", type=int, default=1_000_000, callback=at_least(0),
+    help="How many groups may exist without being shown.",
+)  # fmt: skip
+@level
+@query_sql
+@out_file
 def top(
-    source: Releases, name: Name,
-    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
-    at: At = None,
-    since: Annotated[
-        str | None, typer.Option(help="An earlier release: says who entered, left or stayed.")
-    ] = None,
-    hidden: Annotated[
-        int,
-        typer.Option(
-            help="How many groups may exist without being shown.", callback=at_least(0)
-        ),
-    ] = 1_000_000,
-    confidence: Level = None, sql: Sql = None, out: Out = None,
-) -> None:  # fmt: skip
+    source: Path,
+    name: str,
+    k: int,
+    at: str | None,
+    since: str | None,
+    hidden: int,
+    confidence: float | None,
+    sql: Path | None,
+    out: Path | None,
+) -> None:
     """The groups that may be among the k largest, and which of them certainly are."""
     found = opened(source, sql).top(
         name, k, place(at), since=place(since), hidden=hidden, confidence=confidence
@@ -238,23 +293,29 @@ def say_all(notes: Sequence[str]) -> None:
         say(f"note: {note}")
 
 
+@click.command(epilog="Example: streamveil dashboard pages.veil --open")
+@source
+@click.option("--out", type=PATH, default=PAGE, help="The page to write.")
+@click.option("--ledger", type=PATH, help="A ledger, when SOURCE is a sink's folder.")
+@query_sql
+@click.option("--open", "show", is_flag=True, help="Open it in a browser.")
+@click.option("--serve", is_flag=True, help="Serve it and keep it up to date, until interrupted.")
+@click.option(
+    "--host", default=HOST,
+    help="With --serve: the address to listen on; others cannot reach this.",
+)  # fmt: skip
+@click.option(
+    "--port", type=int, default=PORT, help="With --serve: the port; 0 for any that is free."
+)
 def dashboard(
-    source: Releases,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
-    ledger: Annotated[
-        Path | None, typer.Option(help="A ledger, when SOURCE is a sink's folder.")
-    ] = None,
-    sql: Sql = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve it and keep it up to date, until interrupted.")
-    ] = False,
-    host: Annotated[
-        str, typer.Option(help="With --serve: the address to listen on; others cannot reach this.")
-    ] = HOST,
-    port: Annotated[
-        int, typer.Option(help="With --serve: the port; 0 for any that is free.")
-    ] = PORT,
+    source: Path,
+    out: Path,
+    ledger: Path | None,
+    sql: Path | None,
+    show: bool,
+    serve: bool,
+    host: str,
+    port: int,
 ) -> None:
     """Writes a web page: charts with intervals, the largest groups, what changed, the ledger.
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 from rich.table import Table
 
 from streamveil.commands.common import (
-    QueryFile,
-    Tables,
-    Wanted,
+    PATH,
     checked_plans,
     print_whole,
+    query_file,
     read_query,
+    tables,
+    wanted_query,
 )
 from streamveil.errors import PlanError
 from streamveil.terminal import say
@@ -32,20 +33,19 @@ PRIVATE = (
 )
 
 
+@click.command(epilog="Example: streamveil audit pages.sql --plant")
+@query_file
+@click.option(
+    "--alpha", type=float, default=1e-6, help="Chance that one of the bounds shown is wrong."
+)
+@click.option("--plant", is_flag=True, help="Halve the noise that runs: the audit must catch it.")
+@click.option("--state", type=PATH, help="Test the noise that the job in this state holds.")
+@tables
+@wanted_query
 def audit(
-    query: QueryFile,
-    alpha: Annotated[
-        float, typer.Option(help="Chance that one of the bounds shown is wrong.")
-    ] = 1e-6,
-    plant: Annotated[
-        bool, typer.Option("--plant", help="Halve the noise that runs: the audit must catch it.")
-    ] = False,
-    state: Annotated[
-        Path | None, typer.Option(help="Test the noise that the job in this state holds.")
-    ] = None,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
+    query: Path, alpha: float, plant: bool, state: Path | None, table: tuple[str, ...],
+    name: str | None,
+) -> None:  # fmt: skip
     """Tests the noise, the selection and the bounding of a query, each against its own claim.
 
     The query is reduced to a few triggers and keys (same budget, bounding, aggregates, counter and

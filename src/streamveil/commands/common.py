@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
 import pyarrow as pa
-import typer
 from rich.console import RenderableType
 from rich.measure import Measurement
 
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import WRITERS
-from streamveil.errors import PlanError
+from streamveil.errors import INTERRUPTED, PlanError
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import read_facts
@@ -35,41 +36,86 @@ SHOWN_ROWS = 10
 WIDEST = 10_000  # characters of a table: a wide one is cut by nobody
 ENDINGS = ("csv", "json", "parquet", "arrow")
 
-QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
-Releases = Annotated[
-    Path, typer.Argument(help="State directory of a job, or the folder that its sink wrote.")
-]
-StateFolder = Annotated[Path, typer.Argument(help="State directory of a job.")]
-LedgerPlace = Annotated[
-    str, typer.Argument(help="State directory, ledger file, or postgresql://user@host/db#name.")
-]
-Tables = Annotated[
-    list[str] | None,
-    typer.Option("--table", help="name=path: a table the query names, in files. Repeatable."),
-]
-Wanted = Annotated[
-    str | None, typer.Option("--query", help="Name of the query, when the script has several.")
-]
-Secret = Annotated[
-    str | None,
-    typer.Option(help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."),
-]
-Sql = Annotated[
-    Path | None,
-    typer.Option("--sql", help="The query; needed if metadata files of CSV or JSON are gone."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="Write the rows to this file: .csv, .json, .parquet or .arrow."),
-]
+Command = TypeVar("Command", bound=Callable[..., Any])
+Panels = Mapping[str, Sequence[str]]  # title -> names of commands
+
+PATH = click.Path(path_type=Path)
 
 
-def at_least(least: float) -> Callable[[float | None], float | None]:
-    """The check of an option; unlike `min=` of typer it repeats the value."""
+class Positional(click.Argument):
+    """What is given by its place, with a line in the help."""
 
-    def check(value: float | None) -> float | None:
+    def __init__(self, declared: Sequence[str], *, about: str, **more: Any) -> None:
+        super().__init__(declared, **more)
+        self.help = about  # click before 8.5 has none
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """See `click.Parameter.get_help_record`."""
+        return self.human_readable_name, str(self.help)
+
+
+def argument(name: str, about: str, **more: Any) -> Callable[[Command], Command]:
+    """The decorator of an argument; `more`: as of `click.argument`."""
+    return click.argument(name, cls=Positional, about=about, **more)
+
+
+query_file = argument("query", "A file with SQL; `-` reads standard input.", type=PATH)
+source = argument(
+    "source", "State directory of a job, or the folder that its sink wrote.", type=PATH
+)
+state_folder = argument("state", "State directory of a job.", type=PATH)
+ledger_place = argument("place", "State directory, ledger file, or postgresql://user@host/db#name.")
+tables = click.option(
+    "--table", multiple=True, help="name=path: a table the query names, in files. Repeatable."
+)
+wanted_query = click.option(
+    "--query", "name", help="Name of the query, when the script has several."
+)
+secret = click.option(
+    "--secret", help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."
+)
+out_file = click.option(
+    "--out", type=PATH, help="Write the rows to this file: .csv, .json, .parquet or .arrow."
+)
+
+
+class Commands(click.Group):
+    """Commands in panels, each with its first paragraph; errors in words that no terminal obeys."""
+
+    def __init__(self, *arguments: Any, panels: Panels | None = None, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.panels = panels
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Group.format_commands`."""
+        for title, names in (self.panels or {"Commands": tuple(self.commands)}).items():
+            first = [(self.commands[name].help or "").split("\n\n")[0] for name in names]
+            with formatter.section(title):
+                formatter.write_dl([*zip(names, first, strict=True)])
+
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        """See `click.Command.main`."""
+        try:
+            super().main(*arguments, **{**more, "standalone_mode": False})
+        except click.ClickException as error:
+            error.show(told := StringIO())
+            say(told.getvalue(), err=True, nl=False)
+            sys.exit(error.exit_code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Command.invoke`; Ctrl-C ends with `INTERRUPTED`."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+
+
+def at_least(least: float) -> Callable[[object, object, float | None], float | None]:
+    """The check of an option."""
+
+    def check(_: object, __: object, value: float | None) -> float | None:
         if value is not None and not value >= least:
-            raise typer.BadParameter(f"it is at least {least:g}, not {value:g}")
+            raise click.BadParameter(f"it is at least {least:g}, not {value:g}")
         return value
 
     return check
@@ -85,14 +131,14 @@ def require_used(why: str, options: Mapping[str, object]) -> None:
             raise PlanError(f"{option} {why}")
 
 
-def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:
+def read_query(path: Path, tables: Sequence[str] = (), wanted: str | None = None) -> Planned:
     """The query of a file."""
     script = read_script(path, tables)
     found = script.query if wanted is None else script.named(wanted)
     return found if isinstance(found, Planned) else script.query
 
 
-def read_script(path: Path, tables: list[str] | None = None) -> Script:
+def read_script(path: Path, tables: Sequence[str] = ()) -> Script:
     """All statements of a file."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
@@ -100,7 +146,7 @@ def read_script(path: Path, tables: list[str] | None = None) -> Script:
         raise PlanError(f"the query file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise PlanError(f"the query file '{path}' cannot be read: it is no UTF-8 text") from None
-    return parse_script(text, dict(_table(item) for item in tables or []))
+    return parse_script(text, dict(_table(item) for item in tables))
 
 
 def checked_plans(plan: Plan | JointPlan) -> tuple[Plan, ...]:

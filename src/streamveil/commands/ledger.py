@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import sys
 
-import typer
+import click
 from rich.table import Table
 
 from streamveil.commands.common import (
-    LedgerPlace,
+    Commands,
+    argument,
     at_least,
+    ledger_place,
     open_ledger,
     print_whole,
 )
@@ -21,33 +23,28 @@ LITTLE_LEFT = 7  # exit code
 DIVIDED = "the first charge divided the limit among kinds of loss, so spent and left do not add up"
 ADDED = "selection tables count by their own epsilon, so spent and left do not add up"
 
-app = typer.Typer(
-    help="What was spent, by what, and what it means.",
-    epilog="Example: streamveil ledger show pages.veil",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+head_noted = click.option("--head", help="A hash noted earlier: checks that nothing was cut off.")
+
+
+@click.group("ledger", cls=Commands, epilog="Example: streamveil ledger show pages.veil")
+def app() -> None:
+    """What was spent, by what, and what it means."""
 
 
 @app.command("create", epilog="Example: streamveil ledger create clicks.ledger --unit user_id "
              "--per '1 day' --epsilon 8 --delta 1e-7")  # fmt: skip
+@argument("place", "A new file, or postgresql://user@host/database#name.")
+@click.option("--unit", required=True, help="The privacy unit, as the queries name it.")
+@click.option("--epsilon", help="The limit, with --delta.")
+@click.option("--delta", help="With --epsilon: a chance far below 1 / number of units.")
+@click.option("--rho", help="The limit as zCDP instead of epsilon.")
+@click.option(
+    "--per",
+    help="The period of a unit, such as '1 day'; default: all of its time. Weeks begin on Mondays,"
+    " 7 days do not.",
+)
 def create(
-    place: Annotated[
-        str, typer.Argument(help="A new file, or postgresql://user@host/database#name.")
-    ],
-    unit: Annotated[str, typer.Option(help="The privacy unit, as the queries name it.")],
-    epsilon: Annotated[str | None, typer.Option(help="The limit, with --delta.")] = None,
-    delta: Annotated[
-        str | None, typer.Option(help="With --epsilon: a chance far below 1 / number of units.")
-    ] = None,
-    rho: Annotated[str | None, typer.Option(help="The limit as zCDP instead of epsilon.")] = None,
-    per: Annotated[
-        str | None,
-        typer.Option(
-            help="The period of a unit, such as '1 day'; default: all of its time."
-            " Weeks begin on Mondays, 7 days do not."
-        ),
-    ] = None,
+    place: str, unit: str, epsilon: str | None, delta: str | None, rho: str | None, per: str | None
 ) -> None:
     """A ledger whose limit several jobs over the same data share.
 
@@ -78,7 +75,8 @@ def create(
 
 
 @app.command("show", epilog="Example: streamveil ledger show pages.veil")
-def show(place: LedgerPlace) -> None:
+@ledger_place
+def show(place: str) -> None:
     """Every charge, what is spent and what is left."""
     from streamveil.accounts.deployment import measured
     from streamveil.core.accounting.guarantee import rounded_up
@@ -104,18 +102,13 @@ def show(place: LedgerPlace) -> None:
 
 
 @app.command("check", epilog="Example: streamveil ledger check clicks.ledger --warn-below 0.5")
-def check(
-    place: LedgerPlace,
-    warn_below: Annotated[
-        float,
-        typer.Option(
-            help="Warn when less is left, in the measure of the limit.", callback=at_least(0)
-        ),
-    ],
-    head: Annotated[
-        str | None, typer.Option(help="A hash noted earlier: checks that nothing was cut off.")
-    ] = None,
-) -> None:
+@ledger_place
+@click.option(
+    "--warn-below", type=float, required=True, callback=at_least(0),
+    help="Warn when less is left, in the measure of the limit.",
+)  # fmt: skip
+@head_noted
+def check(place: str, warn_below: float, head: str | None) -> None:
     """For cron: whether the ledger is whole, and whether enough of its limit is left.
 
     What is left is what a charge for all rows could still take, as epsilon at the limit's delta,
@@ -129,16 +122,13 @@ def check(
         say(f"left: {measure} = {left:.4g} of {ledger.limit}, hash {hash_of_all}")
         if left < warn_below:
             say(f"less than {warn_below:g} is left in the ledger '{ledger.name}'", err=True)
-            raise typer.Exit(LITTLE_LEFT)
+            sys.exit(LITTLE_LEFT)
 
 
 @app.command("verify", epilog="Example: streamveil ledger verify pages.veil --head 3f2a…")
-def verify(
-    place: LedgerPlace,
-    head: Annotated[
-        str | None, typer.Option(help="A hash noted earlier: checks that nothing was cut off.")
-    ] = None,
-) -> None:
+@ledger_place
+@head_noted
+def verify(place: str, head: str | None) -> None:
     """Reads the whole file again and checks every record; prints the hash that vouches for it.
 
     Note the hash somewhere else: given as --head later, it shows that no record was cut off.
@@ -149,10 +139,9 @@ def verify(
 
 
 @app.command("convert", epilog="Example: streamveil ledger convert pages.veil --to user-year")
-def convert(
-    place: LedgerPlace,
-    to: Annotated[str, typer.Option(help="user-week, user-month or user-year.")] = "user-year",
-) -> None:
+@ledger_place
+@click.option("--to", default="user-year", help="user-week, user-month or user-year.")
+def convert(place: str, to: str) -> None:
     """What one unit may lose in a longer time, from what was charged per unit-period."""
     with open_ledger(place) as ledger:
         guarantee = ledger.convert(to)
@@ -161,7 +150,8 @@ def convert(
 
 
 @app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")
-def export(place: LedgerPlace) -> None:
+@ledger_place
+def export(place: str) -> None:
     """The deployment as a JSON record for registries and audits (see docs/ledger.md)."""
     from streamveil.accounts.deployment import record
 
@@ -170,18 +160,24 @@ def export(place: LedgerPlace) -> None:
 
 
 @app.command("register", epilog="Example: docs/ledger.md")
+@ledger_place
+@click.option("--name", required=True, help="Name of the data product.")
+@click.option("--about", required=True, help="What is published, in a sentence or two.")
+@click.option("--use", required=True, help="What it is for.")
+@click.option(
+    "--curator", multiple=True, required=True, help="Who publishes it; may be given again."
+)
+@click.option("--region", required=True, help="Which region the data are about.")
+@click.option("--published", required=True, help="Day of the first publication, YYYY-MM-DD.")
+@click.option(
+    "--author", multiple=True, required=True, help="Who writes this entry; may be given again."
+)
+@click.option("--sector", default="Technology", help="Sector of the data.")
+@click.option("--sources", default="", help="Links: a paper, the data, the code.")
 def register(
-    place: LedgerPlace,
-    name: Annotated[str, typer.Option(help="Name of the data product.")],
-    about: Annotated[str, typer.Option(help="What is published, in a sentence or two.")],
-    use: Annotated[str, typer.Option(help="What it is for.")],
-    curator: Annotated[list[str], typer.Option(help="Who publishes it; may be given again.")],
-    region: Annotated[str, typer.Option(help="Which region the data are about.")],
-    published: Annotated[str, typer.Option(help="Day of the first publication, YYYY-MM-DD.")],
-    author: Annotated[list[str], typer.Option(help="Who writes this entry; may be given again.")],
-    sector: Annotated[str, typer.Option(help="Sector of the data.")] = "Technology",
-    sources: Annotated[str, typer.Option(help="Links: a paper, the data, the code.")] = "",
-) -> None:
+    place: str, name: str, about: str, use: str, curator: tuple[str, ...], region: str,
+    published: str, author: tuple[str, ...], sector: str, sources: str,
+) -> None:  # fmt: skip
     """A draft of tier 3 for OpenDP's public registry of deployments, as JSON, which is YAML too.
 
     The unit, the budget, mechanisms, bounds and versions are those of the ledger; the options say
@@ -190,8 +186,8 @@ def register(
     from streamveil.accounts.registry import Publisher, entry
 
     told = Publisher(
-        name=name, description=about, intended_use=use, curators=tuple(curator), region=region,
-        published=published, authors=tuple(author), sector=sector, sources=sources,
+        name=name, description=about, intended_use=use, curators=curator, region=region,
+        published=published, authors=author, sector=sector, sources=sources,
     )  # fmt: skip
     with open_ledger(place) as ledger:
         say(json.dumps(entry(ledger, told), indent=2, allow_nan=False))

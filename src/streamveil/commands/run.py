@@ -7,24 +7,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import typer
+import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streamveil.batch import Release
 from streamveil.commands.common import (
-    QueryFile,
-    Secret,
-    Tables,
-    Wanted,
+    PATH,
     at_least,
     print_answer,
     print_explanation,
     print_release,
+    query_file,
     read_script,
+    secret,
     size_of,
+    tables,
     time_text,
+    wanted_query,
 )
 from streamveil.commands.stopping import stopping
 from streamveil.errors import PlanError, require_one_of
@@ -43,81 +44,57 @@ STARTING = "starting"
 ENDS = "nothing is left to do", "what is due is done"  # without --once, with it
 
 
+@click.command(epilog="Example: streamveil run pages.sql --state pages.veil")
+@query_file
+@click.option(
+    "--state", type=PATH, help="Directory of the job, always needed; created, or resumed."
+)
+@secret
+@click.option(
+    "--once", is_flag=True,
+    help="Close the steps that are due, with the rows that are there, and stop.",
+)  # fmt: skip
+@tables
+@wanted_query
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option(
+    "--memory",
+    help="Memory of the process, such as 4GB; units beyond it live on disk. Not with Spark.",
+)
+@click.option(
+    "--threads", type=int, callback=at_least(1),
+    help="Threads that compute; default: all processors. Not with Spark.",
+)  # fmt: skip
+@click.option("--engine", default="embedded", help="embedded, or spark (the extra 'spark').")
+@click.option("--master", help="Spark's master, with --engine spark; default: local[*].")
+@click.option(
+    "--shards", type=int, help="Partitions of a new state, with --engine spark; default: 8."
+)
+@click.option("--storage", help="URI of shard state, with --engine spark; default: in STATE.")
+@click.option("--ledger", "shared", help="A ledger that several jobs share (ledger create).")
+@click.option(
+    "--rejects", type=PATH,
+    help="Keep rows that cannot be used, as they came, in this directory. They are private.",
+)  # fmt: skip
+@click.option(
+    "--keep-releases", type=int, callback=at_least(1),
+    help="How many of the newest releases STATE keeps, at least; default: all.",
+)  # fmt: skip
+@click.option("--log", help="Log public facts on stderr instead of progress: text or json.")
+@click.option(
+    "--metrics", help="Serve /metrics and /health at PORT of this machine, or at HOST:PORT."
+)
+@click.option(
+    "--exact-metrics", is_flag=True,
+    help="With --metrics: exact counts too, which depend on people's rows.",
+)  # fmt: skip
 def run(
-    query: QueryFile,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the job, always needed; created, or resumed."),
-    ] = None,
-    secret: Secret = None,
-    once: Annotated[
-        bool,
-        typer.Option(
-            "--once",
-            help="Close the steps that are due, with the rows that are there, and stop.",
-        ),
-    ] = False,
-    table: Tables = None,
-    name: Wanted = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of the process, such as 4GB; units beyond it live on disk. Not with Spark."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads that compute; default: all processors. Not with Spark.",
-            callback=at_least(1),
-        ),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="embedded, or spark (the extra 'spark').")
-    ] = "embedded",
-    master: Annotated[
-        str | None, typer.Option(help="Spark's master, with --engine spark; default: local[*].")
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(help="Partitions of a new state, with --engine spark; default: 8.")
-    ] = None,
-    storage: Annotated[
-        str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
-    ] = None,
-    shared: Annotated[
-        str | None,
-        typer.Option("--ledger", help="A ledger that several jobs share (ledger create)."),
-    ] = None,
-    rejects: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep rows that cannot be used, as they came, in this directory. They are private."
-        ),
-    ] = None,
-    keep_releases: Annotated[
-        int | None,
-        typer.Option(
-            help="How many of the newest releases STATE keeps, at least; default: all.",
-            callback=at_least(1),
-        ),
-    ] = None,
-    log: Annotated[
-        str | None,
-        typer.Option(help="Log public facts on stderr instead of progress: text or json."),
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(help="Serve /metrics and /health at PORT of this machine, or at HOST:PORT."),
-    ] = None,
-    exact_metrics: Annotated[
-        bool,
-        typer.Option(
-            "--exact-metrics",
-            help="With --metrics: exact counts too, which depend on people's rows.",
-        ),
-    ] = False,
-) -> None:
+    query: Path, state: Path | None, secret: str | None, once: bool, table: tuple[str, ...],
+    name: str | None, quiet: bool, memory: str | None, threads: int | None, engine: str,
+    master: str | None, shards: int | None, storage: str | None, shared: str | None,
+    rejects: Path | None, keep_releases: int | None, log: str | None, metrics: str | None,
+    exact_metrics: bool,
+) -> None:  # fmt: skip
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
     Kill it at any moment and run the same command again: nothing is lost, nothing is counted

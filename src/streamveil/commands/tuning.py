@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import pyarrow as pa
-import typer
 from rich.table import Table
 
 from streamveil.commands.common import (
+    PATH,
     SHOWN_ROWS,
-    QueryFile,
-    Tables,
-    Wanted,
     at_least,
     checked_plans,
     print_whole,
+    query_file,
     read_query,
     require_used,
+    tables,
+    wanted_query,
     writing,
 )
 from streamveil.errors import PlanError, SourceError, require_one_of
@@ -30,28 +31,33 @@ if TYPE_CHECKING:
     from streamveil.core.accounting import Budget
 
 
+public_sample = click.option("--sample", help="A PUBLIC sample: it is read without any noise.")
+fraction_of_units = click.option(
+    "--fraction", type=float, default=1.0, help="Share of the units that the sample holds."
+)
+
+
+@click.command(epilog="Example: streamveil what-if q.sql --units 500")
+@query_file
+@click.option(
+    "--units", type=int, default=100, callback=at_least(1),
+    help="People in the group that is forecast.",
+)  # fmt: skip
+@click.option("--epsilon", type=float, multiple=True, help="An epsilon to try; repeatable.")
+@click.option("--max-rows", type=int, multiple=True, help="A bound to try; repeatable.")
+@click.option(
+    "--releases", type=int, multiple=True, help="A number of releases to try; repeatable."
+)
+@public_sample
+@fraction_of_units
+@click.option("--plot", type=PATH, help="Draw errors over settings into this file.")
+@tables
+@wanted_query
 def what_if(
-    query: QueryFile,
-    units: Annotated[
-        int, typer.Option(help="People in the group that is forecast.", callback=at_least(1))
-    ] = 100,
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="An epsilon to try; repeatable.")
-    ] = None,
-    max_rows: Annotated[list[int] | None, typer.Option(help="A bound to try; repeatable.")] = None,
-    releases: Annotated[
-        list[int] | None, typer.Option(help="A number of releases to try; repeatable.")
-    ] = None,
-    sample: Annotated[
-        str | None, typer.Option(help="A PUBLIC sample: it is read without any noise.")
-    ] = None,
-    fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw errors over settings into this file.")
-    ] = None,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
+    query: Path, units: int, epsilon: tuple[float, ...], max_rows: tuple[int, ...],
+    releases: tuple[int, ...], sample: str | None, fraction: float, plot: Path | None,
+    table: tuple[str, ...], name: str | None,
+) -> None:  # fmt: skip
     """Errors and odds under other settings, before anything is spent. Reads no private row."""
     from streamveil.advise.what_if import what_if as forecast_settings
 
@@ -87,34 +93,30 @@ NO_SURVEY = (
 NO_SAMPLE = "is for --sample, which is not given.\n  to fix  leave it out, or give a public sample"
 
 
+@click.command(epilog="Example: streamveil tune q.sql --sample public.parquet")
+@query_file
+@public_sample
+@fraction_of_units
+@click.option("--metric", default="l1", help="l1, l2, linf or keys.")
+@click.option(
+    "--target", type=float,
+    help="Find the epsilon with this error: of --metric or, with --units, a share.",
+)  # fmt: skip
+@click.option(
+    "--units", type=int,
+    help="Without a sample: how many people are in the group that errs by --target.",
+)  # fmt: skip
+@click.option("--private", help="PRIVATE rows to survey with noise, paid by --epsilon.")
+@click.option("--epsilon", default=EPSILON, help="What the survey may cost.")
+@click.option("--delta", default=DELTA, help="The delta of the survey.")
+@click.option("--ledger", help="The ledger that pays for the survey.")
+@tables
+@wanted_query
 def tune(
-    query: QueryFile,
-    sample: Annotated[
-        str | None, typer.Option(help="A PUBLIC sample: it is read without any noise.")
-    ] = None,
-    fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
-    metric: Annotated[str, typer.Option(help="l1, l2, linf or keys.")] = "l1",
-    target: Annotated[
-        float | None,
-        typer.Option(
-            help="Find the epsilon with this error: of --metric or, with --units, a share."
-        ),
-    ] = None,
-    units: Annotated[
-        int | None,
-        typer.Option(
-            help="Without a sample: how many people are in the group that errs by --target."
-        ),
-    ] = None,
-    private: Annotated[
-        str | None, typer.Option(help="PRIVATE rows to survey with noise, paid by --epsilon.")
-    ] = None,
-    epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = EPSILON,
-    delta: Annotated[str, typer.Option(help="The delta of the survey.")] = DELTA,
-    ledger: Annotated[str | None, typer.Option(help="The ledger that pays for the survey.")] = None,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
+    query: Path, sample: str | None, fraction: float, metric: str, target: float | None,
+    units: int | None, private: str | None, epsilon: str, delta: str, ledger: str | None,
+    table: tuple[str, ...], name: str | None,
+) -> None:  # fmt: skip
     """Forecasts the error under several bounds, or finds the epsilon that an error takes."""
     from streamveil.advise.tune import METRICS
     from streamveil.core.accounting import Budget

@@ -7,23 +7,25 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from streamveil.commands.audit import REFUTED
 from streamveil.commands.common import (
-    QueryFile,
-    Tables,
-    Wanted,
+    PATH,
+    argument,
     at_least,
     checked_plans,
     open_ledger,
     print_whole,
+    query_file,
     read_script,
+    tables,
+    wanted_query,
 )
 from streamveil.terminal import Terminal, say
 
@@ -35,15 +37,17 @@ if TYPE_CHECKING:
     from streamveil.plan import Plan
 
 
+@click.command(epilog="Example: streamveil verify-privacy pages.sql --seconds 60")
+@query_file
+@click.option(
+    "--seconds", type=float, default=10.0, callback=at_least(0.1),
+    help="How long to look for a worse pair of inputs.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=1, help="Another seed tries other inputs.")
+@tables
+@wanted_query
 def verify_privacy(
-    query: QueryFile,
-    seconds: Annotated[
-        float,
-        typer.Option(help="How long to look for a worse pair of inputs.", callback=at_least(0.1)),
-    ] = 10.0,
-    seed: Annotated[int, typer.Option(help="Another seed tries other inputs.")] = 1,
-    table: Tables = None,
-    name: Wanted = None,
+    query: Path, seconds: float, seed: int, table: tuple[str, ...], name: str | None
 ) -> None:
     """Looks for the inputs on which the query loses most, and compares that with its claim.
 
@@ -221,10 +225,10 @@ def shown(worst: WorstFound, title: str) -> Table:
 DAMAGED = 4  # exit code
 
 
-def verify(
-    state: Annotated[Path, typer.Argument(help="State directory of a job that is not running.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
+@click.command(epilog="Example: streamveil verify pages.veil")
+@argument("state", "State directory of a job that is not running.", type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def verify(state: Path, as_json: bool) -> None:
     """Reads everything in a state directory and says what is whole and what is damaged.
 
     Identity, secret, ledger, checkpoint, log, every release and every rejected row, each against
@@ -246,4 +250,4 @@ def verify(
             mark = "[green]whole[/]  " if one.is_whole else "[bold red]damaged[/]"
             console.print(f"{mark}  {one.part}: {escape(one.words)}")
     if not all(one.is_whole for one in findings):
-        raise typer.Exit(DAMAGED)
+        sys.exit(DAMAGED)
