@@ -41,7 +41,7 @@ def test_a_state_answers_again_at_no_cost(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoiseWarning)
         first = sv.sql(QUERY, clicks=CLICKS, state=state).table
-    with pytest.warns(NoiseWarning, match="nothing left to do in .*since are in none"):
+    with pytest.warns(NoiseWarning, match="nothing left to do: .*since are in none"):
         assert sv.sql(QUERY, clicks=CLICKS, state=state).table.equals(first)
     other = {name: column[:600] for name, column in CLICKS.items()}
     with pytest.warns(NoiseWarning, match="give another state"):

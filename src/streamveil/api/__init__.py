@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
 from streamveil.errors import (
+    NOTHING_LEFT,
     NoiseWarning,
     OperatorWarning,
     PlanError,
@@ -185,21 +186,21 @@ class Query:
 
         require_path("state", state)
         if (spark := spark_of(options)) is not None:
-            return iter(spark.start(self.plan, state=state, **options))
-        if "IPython" in sys.modules:
-            from streamveil.api.notebook import bar_for
+            job: Any = spark.start(self.plan, state=state, **options)
+        else:
+            if "IPython" in sys.modules:
+                from streamveil.api.notebook import bar_for
 
-            options.setdefault("progress", bar_for(self.plan.clock))
-        job = run(self.plan, state=state, **options)
-        clock = self.plan.clock
-        if job.closed_steps == (1 if clock.kind == "once" else clock.steps):
+                options.setdefault("progress", bar_for(self.plan.clock))
+            job = run(self.plan, state=state, **options)
+        if self.plan.clock.is_over(job.closed_steps):
             warn(
-                f"nothing left to do in '{state}': all releases were made before; rows that came"
-                " since are in none.\n"
-                "  to fix  where another answer is meant, give another state: it is charged anew",
+                f"{NOTHING_LEFT}.\n"
+                f"  to fix  where another answer is meant, give another state than '{state}': it is"
+                " charged anew",
                 NoiseWarning,
             )
-        return job
+        return iter(job)
 
     @fitting('answer(state="clicks.veil"), or answer() for a job in memory')
     def answer(self, state: str | None = None, **options: Any) -> Answers:

@@ -28,7 +28,7 @@ from streamveil.commands.common import (
     wanted_query,
 )
 from streamveil.commands.stopping import stopping
-from streamveil.errors import PlanError, require_one_of
+from streamveil.errors import NOTHING_LEFT, PlanError, require_one_of
 from streamveil.plan import Plan
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import look_sentence
@@ -166,12 +166,11 @@ def run(
 def idle(plan: Plan, closed: int) -> str:
     """Why a run did nothing, after so many closed steps."""
     clock, step = plan.clock, closed + 1
-    more = closed < (clock.steps or step)
-    if more and clock.kind == "wall":
+    if not clock.is_over(closed) and clock.kind == "wall":
         return f"nothing to do yet: step {step:,} ends at {time_text(clock.due_us(step) / 1e6)}"
-    if more and plan.source.is_endless:
+    if not clock.is_over(closed) and plan.source.is_endless:
         return f"nothing to do yet: step {step:,} has not all of its rows"
-    return "nothing left to do: all releases were made before; rows that came since are in none"
+    return NOTHING_LEFT
 
 
 def without_state(query: Path) -> NoReturn:

@@ -24,7 +24,7 @@ import pyarrow.fs
 
 from streamveil.batch import plain_schema, with_fields
 from streamveil.connectors import Chunk, select
-from streamveil.connectors.file_reader import TIMES_OF_96_BITS, columns_in
+from streamveil.connectors.file_reader import TIMES_OF_96_BITS, as_named, columns_in
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.manifest import shown
 from streamveil.connectors.rejected_rows import fitted, groups_behind
@@ -115,8 +115,9 @@ class DeltaSource(LakeSource):
             scanned = file.subset(row_group_ids=groups).to_batches(
                 schema=as_stored(own, file.physical_schema), columns=held, batch_size=max_rows
             ) if groups else ()  # fmt: skip
-            tables = (filled(with_fields(pa.Table.from_batches([batch])), wanted)
-                      for batch in scanned)  # fmt: skip
+            rows = (with_fields(pa.Table.from_batches([batch])) for batch in scanned)
+            tables = (as_named(some, {name: name for name in some.column_names}, {}, wanted)
+                      for some in rows)  # fmt: skip
             return FileRows(file.path, sum(sizes), fitted(tables, row, start, wanted, max_rows))
 
         last = replace(place, version=place.version + 1, file=0, row=0)
@@ -190,14 +191,6 @@ def as_stored(own: pa.Schema, file: pa.Schema) -> pa.Schema:
     """
     kinds = {one.name: one.type for one in file}
     return pa.schema([one.with_type(kinds.get(one.name, one.type)) for one in own])
-
-
-def filled(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The wanted columns; null those of a field that was not in a structure yet."""
-    for field in wanted:
-        if field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    return rows.select(wanted.names)
 
 
 def require_columns(own: pa.Schema, wanted: pa.Schema, version: int) -> None:

@@ -6,7 +6,7 @@ Also what footers of Parquet files, or first rows, tell of times before a job re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
@@ -107,6 +107,21 @@ class Reader:
                 " columns are then null in files that lack them"
             )
         select(own, wanted.names, f"'{shown(path.name)}'")
+
+
+def as_named(
+    rows: pa.Table, names: Mapping[str, str], known: Mapping[str, Any], wanted: pa.Schema
+) -> pa.Table:
+    """The wanted columns of a file's rows, by `names` in the file; null where it is older than one.
+
+    `known`: what its table knows of columns that the file lacks.
+    """
+    columns = [
+        rows.column(names[field.name]) if field.name in names
+        else pa.repeat(pa.scalar(known.get(field.name), field.type), rows.num_rows)
+        for field in wanted
+    ]  # fmt: skip
+    return pa.table(columns, wanted.names)
 
 
 def parquet_file(file: Any, **how: Any) -> pq.ParquetFile:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from streamveil.batch import Release, plain_schema
 from streamveil.connectors import Chunk, in_words, select, signed
 from streamveil.connectors.databases import plain
-from streamveil.connectors.file_reader import parquet_file
+from streamveil.connectors.file_reader import as_named, parquet_file
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.rejected_rows import FittedRows, fitted, groups_behind
@@ -176,21 +176,6 @@ class IcebergSource(LakeSource):
                 for batch in file.iter_batches(max_rows, row_groups=groups, columns=own)
             )
             yield from fitted(tables, first, start, wanted, max_rows)
-
-
-def as_named(
-    table: pa.Table, names: dict[str, str], known: dict[str, Any], wanted: pa.Schema
-) -> pa.Table:
-    """Columns by the names that the table gives them; null where the file is older than one.
-
-    `known`: what the table itself knows of columns that its file lacks.
-    """
-    columns = [
-        table.column(names[field.name]) if field.name in names
-        else pa.repeat(pa.scalar(known.get(field.name), field.type), table.num_rows)
-        for field in wanted
-    ]  # fmt: skip
-    return pa.table(columns, wanted.names)
 
 
 def columns_of(file: pa.Schema, table: Any, data: Any) -> tuple[dict[str, str], dict[str, Any]]:

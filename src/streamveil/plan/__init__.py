@@ -281,6 +281,14 @@ class Clock:
         ended = max(0, self.ticks.number(int(now * 1e6)))
         return ended if self.steps is None else min(ended, self.steps)
 
+    def is_over(self, closed: int) -> bool:
+        """Whether no step is left after so many closed ones.
+
+        >>> Clock(kind="once").is_over(1), Clock(kind="rows", every=10).is_over(1)
+        (True, False)
+        """
+        return closed == (1 if self.kind == "once" else self.steps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:

@@ -300,7 +300,7 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> BltSchedule:
 
 
 def squared_norms(schedule: BltSchedule, n: Int64[Array, " some"]) -> Float64[Array, " some"]:
-    """S_n in a fixed order of basic operations; see `BltSchedule.scale`."""
+    """S_n in a fixed order of basic operations, for scales; see `BltSchedule.scale`."""
     rates, omega = np.array(schedule.p), np.array(schedule.omega)
     both = base = (rates[:, None] + rates - rates[:, None] * rates).reshape(-1, 1)
     powers, left = np.zeros((len(both), len(n))), n - 1
@@ -313,12 +313,13 @@ def squared_norms(schedule: BltSchedule, n: Int64[Array, " some"]) -> Float64[Ar
 def unit_variances(schedule: BltSchedule) -> Float64[Array, "2 horizon"]:
     """Per step: variance for sigma = 1 without rounding, and of rounding errors of variance 1."""
     steps = np.arange(schedule.horizon, 0, -1)
-    left = _squared_norms(np.array(schedule.p), np.array(schedule.omega), steps)
+    left = _norms_for_variances(np.array(schedule.p), np.array(schedule.omega), steps)
     variances: Array = _variances(schedule.keep, schedule.drain, np.sqrt(left / left[0]))
     return variances
 
 
-def _squared_norms(p: Array, omega: Array, n: Array) -> Array:
+def _norms_for_variances(p: Array, omega: Array, n: Array) -> Array:
+    """`squared_norms` of all steps at once: no scale follows from them."""
     total = np.ones(len(n))
     for i in range(len(p)):
         for j in range(len(p)):
