@@ -20,7 +20,8 @@ from streamveil.connectors.manifest import FileGoneError
 from streamveil.connectors.remote import address, asked, opened
 from streamveil.core.noise import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
-from streamveil.errors import SourceError
+from streamveil.errors import OperatorWarning, SourceError
+from streamveil.runtime.run import warn_of_nothing
 from tests.connectors.object_store import object_store
 from tests.servers.web import WebServer
 
@@ -345,6 +346,30 @@ def test_a_bucket_or_a_folder_of_the_web_that_goes_is_told_from_files_that_go(
     shutil.rmtree(folder)
     with pytest.raises(SourceError, match=rf"{what} '.*', of which files were read, is missing"):
         list(made.read(position, 9))
+
+
+def test_a_bucket_or_file_of_a_slip_is_told_before_anything_is_charged(store):
+    """A job over it was charged, and released nothing."""
+    store.put("in/a.csv", text(1))
+    once = f"s3://bucket/{{}}?{store.settings}"
+
+    def asked(path, **more):
+        stream = sv.files(once.format(path), columns=COLUMNS, **more)
+        counted = stream.protect("n").agg(n=sv.count()).bound(max_rows=1)
+        every = (
+            {"every": "1 hour", "start": "2026-01-01", "clock": "wall", "steps": 3} if more else {}
+        )
+        return counted.release(**every, budget=sv.Budget(epsilon=1, delta=1e-6)).plan
+
+    warn_of_nothing(asked("in"))
+    with pytest.raises(SourceError, match="no file matches"):
+        warn_of_nothing(asked("inn/a.csv"))
+    with pytest.warns(OperatorWarning, match="no file is there yet"):
+        warn_of_nothing(asked("inn/*.csv"))
+    store.gone = "bucket"
+    for path, more in (("in/*.csv", {}), ("in", {"follow": True})):
+        with pytest.warns(OperatorWarning, match="no file is there yet: the bucket 'bucket' is"):
+            warn_of_nothing(asked(path, **more))
 
 
 def test_a_web_server_that_refuses_or_sends_elsewhere_is_told_without_words(web, monkeypatch):

@@ -207,24 +207,27 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
     Raises SourceError where a file is named, is to be read once, and is not there: a slip. Whether
     it is there depends on nobody's rows, as a file without rows is there.
     """
-    if not getattr(source, "on_disk", False):
+    named: list[str] | None = getattr(source, "patterns", None)
+    if named is None:
         return None
-    files: list[Path] = source.files()  # type: ignore[attr-defined]  # whoever says so has them
-    if not files:
-        named: list[str] = source.patterns  # type: ignore[attr-defined]  # likewise
-        if source.bounded and not any(has_magic(one) or Path(one).exists() for one in named):
+    files: Any = source  # whatever has patterns
+    if not files.found():
+        plain = [one.partition("?")[0] if "://" in one else one for one in named]
+        if files.bounded and not any(has_magic(one) or Path(one).exists() for one in plain):
             raise SourceError(
                 f"no file matches {', '.join(map(shown, named))}.\n"
-                "  to fix  check the path; a folder, or *, may be empty and wait for files"
+                "  to fix  check the path; a folder of a disk, or *, may be empty"
             )
-        if source.declared is None:  # type: ignore[attr-defined]  # likewise
+        if files.declared is None:
             return None  # no file tells the columns: the job is refused, and nothing is spent
-        return f"no file is there yet{folders_of(named)}"
+        return f"no file is there yet{not_there(source)}{folders_of(named)}"
+    if not files.on_disk:
+        return None
     if span is None or column is None:
         return None if has_row(source) else NO_ROW
     start_us, end_us = span
     try:
-        spans = [group.span for group in row_groups(files, column) or [UNKNOWN]]
+        spans = [group.span for group in row_groups(files.files(), column) or [UNKNOWN]]
     except (OSError, pa.ArrowException):
         spans = [None]  # no Parquet
     known = [span for span in spans if span is not None]
@@ -234,6 +237,12 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
     if first < end_us and start_us <= last:
         return None
     return "no file holds a time between start and end"
+
+
+def not_there(source: Source) -> str:
+    """Says of files whose folder or bucket is not there that it is not; else nothing."""
+    gone = getattr(source, "missing", lambda: None)()
+    return "" if gone is None else f": the {gone} is missing"
 
 
 def has_row(source: Source) -> bool:

@@ -135,7 +135,15 @@ class FilesSource(TracedSource):
                 "this reads files on disk, not in an object store.\n"
                 "  to fix  run on the embedded engine, or copy the files to a disk"
             )
-        return [Path(name) for name in self._store.found(self.patterns)]
+        return [Path(name) for name in self.found()]
+
+    def found(self) -> list[str]:
+        """Names of all present files in canonical order, as their store has them."""
+        return self._store.found(self.patterns)
+
+    def missing(self) -> str | None:
+        """The folder or bucket that is to hold files, in words, if it is not there."""
+        return self._store.missing(self.patterns)
 
     def read_as_times(self, columns: list[str]) -> None:
         """Tells which columns a query reads as times: files of text need not declare them."""
@@ -145,7 +153,7 @@ class FilesSource(TracedSource):
         """Declared columns, and the others of the first file that has any bytes."""
         if self.known is not None:
             return self.known  # without a listing
-        names = self._store.found(self.patterns)
+        names = self.found()
         if not names and self.on_disk:
             require_formats(self.patterns)
         made = self._schema(names)
@@ -218,7 +226,7 @@ class FilesSource(TracedSource):
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
-        names = self._store.found(self.patterns)
+        names = self.found()
         present = dict(zip(self._store.below(self.patterns, names), names, strict=True))
         place = self._resumed(position)
         left = self._left(present, place)
@@ -293,7 +301,7 @@ class FilesSource(TracedSource):
 
         The disk of the folder may be missing: to wait for files would say that none had come.
         """
-        gone = self._store.missing(self.patterns)
+        gone = self.missing()
         names = [Path(one.partition("?")[0]).name for one in self.patterns]
         if gone is not None and not any(self._manifest.holds(names)):  # else it was a file
             raise SourceError(

@@ -236,12 +236,14 @@ def nothing_in_files(plan: Plan) -> str | None:
     clock = plan.clock
     ends = clock.start_us, clock.end_us
     span = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])
-    if span is None and clock.kind != "once":
-        return None
-    from streamveil.connectors.file_reader import nothing_to_read  # loaded where files are read
+    # loaded where files are read
+    from streamveil.connectors.file_reader import not_there, nothing_to_read
 
     column = clock.arrival or plan.source.event_time
     source = open_source(plan.source.kind, plan.source.options, column)
+    if span is None and clock.kind != "once":
+        gone = not_there(source)
+        return f"no file is there yet{gone}" if gone else None
     return nothing_to_read(source, column, span)
 
 
