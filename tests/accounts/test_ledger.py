@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import sys
 import threading
 from collections import defaultdict
@@ -815,3 +817,11 @@ def test_ledgers_give_their_files_back(tmp_path):
         Ledger.load(path)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_ledger_is_not_copied():
+    """Two copies took the whole limit each."""
+    ledger = Ledger.open(None, RHO, USER)
+    for way in (copy.copy, copy.deepcopy, pickle.dumps, lambda one: copy.deepcopy([one])):
+        with pytest.raises(PlanError, match="a ledger is not copied"):
+            way(ledger)

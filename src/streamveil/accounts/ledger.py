@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from streamveil import accounts
 from streamveil.accounts import START, Amounts, Cost, Journal, Periods, PeriodTotals, Record
@@ -172,6 +172,13 @@ class Ledger:
         self._totals = PeriodTotals()
         self._charges: list[Charge] = []
         self._by_key: dict[str, Charge] = {}
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """Copies by `copy` and `pickle` are refused: each would take charges up to the limit."""
+        raise PlanError(
+            "a ledger is not copied: each copy would take charges up to the whole limit.\n"
+            "  to fix  pass the ledger itself on; processes share one by the path of its file"
+        )
 
     @classmethod
     def open(
