@@ -393,13 +393,18 @@ def bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def norm(table: pa.Table) -> float:
     """The square root of the sum of the squares of all real numbers that are finite."""
-    return hypot(*(length(numbers(table.column(place))) for place in computed(table.schema)))
+    return norm_of([numbers(table.column(place)) for place in computed(table.schema)])
+
+
+@np.errstate(over="ignore")
+def norm_of(columns: Iterable[Array]) -> float:
+    """`norm` of columns of real numbers."""
+    return hypot(*map(length, columns))
 
 
 def length(values: Array) -> float:
     """The norm of the numbers that are finite."""
-    with np.errstate(over="ignore"):
-        square = float(np.square(values).sum())
+    square = float(np.square(values).sum())
     if isfinite(square):
         return sqrt(square)
     finite = values[np.isfinite(values)]

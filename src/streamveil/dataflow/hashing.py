@@ -469,7 +469,7 @@ def _pieces(
     values: Int64[Array, " rows"], key: bytes, place: int
 ) -> Iterator[tuple[int, UInt64[Array, "piece 2"]]]:
     """The names of a few values at a time, in memory that is used again: it stays in the cache."""
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 (see _encrypt)
+    encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()  # noqa: S305 (see _encrypt)
     rows = min(len(values), PIECE)
     blocks, names = np.empty((rows, 2), "<u8"), np.empty((rows + 1, 2), "<u8")
     blocks[:, 1] = place
@@ -496,7 +496,7 @@ def _take_firsts(names: UInt64[Array, "rows 2"], words: UInt64[Array, " rows"]) 
 
 def _encrypt(blocks: UInt64[Array, "rows 2"], key: bytes) -> UInt64[Array, "rows 2"]:
     # distinct blocks under one key: ECB is the block cipher itself, used as a permutation
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+    encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()  # noqa: S305
     return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2)
 
 

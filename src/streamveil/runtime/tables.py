@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import hypot
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -24,8 +23,8 @@ from streamveil.batch import (
     exact_columns,
     is_near,
     is_real,
-    length,
     norm,
+    norm_of,
 )
 from streamveil.core.noisy import post_process, values
 from streamveil.disk import crc32, filled
@@ -119,7 +118,7 @@ def settled_columns(columns: ReleaseColumns) -> Settled:
     numbers = [plain(pa.chunked_array([column])) for column in columns.others]
     exact = [cells for cells in numbers if cells is not None and cells.dtype.kind != "f"]
     reals = [cells for cells in numbers if cells is not None and cells.dtype.kind == "f"]
-    norms = [hypot(*(length(cells[span]) for cells in reals)) for span in spans]
+    norms = [norm_of([cells[span] for cells in reals]) for span in spans]
     keys, marks = list[tuple[pa.Array, ...]](), list[tuple[int, int, float]]()
     laid = LaidKeys((), (), [], memoryview(b""))
     for own, span, near in zip(columns.keys, spans, norms, strict=True):

@@ -101,7 +101,7 @@ class KeyedDraws:
         if start % 2:
             raise PlanError(f"start must be even, a block being two words, not {start}")
         counter = (start // 2).to_bytes(16, "big")
-        encryptor = Cipher(algorithms.AES(self.subkey), modes.CTR(counter)).encryptor()
+        encryptor = Cipher(algorithms.AES256(self.subkey), modes.CTR(counter)).encryptor()
         out = np.empty(n + 2, "<u8")  # the cipher asks for 15 spare bytes
         for at in range(0, n, CHUNK):
             size = min(CHUNK, n - at)
@@ -147,7 +147,7 @@ class KeyedDraws:
     def _encryptor(self, use: int) -> CipherContext:
         key = hashlib.blake2b(struct.pack("<q", use), key=self.subkey, digest_size=32).digest()
         # one block per id, ids distinct: ECB is the block cipher itself, used as a PRF
-        return Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+        return Cipher(algorithms.AES256(key), modes.ECB()).encryptor()  # noqa: S305
 
 
 def as_bytes(words: UInt64[Array, ...]) -> memoryview:
