@@ -266,7 +266,7 @@ def stream(given: argparse.Namespace, home: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("files", "stream"))
+    parser.add_argument("what", nargs="?", default="files", choices=("files", "stream"))
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--kills", type=int)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between two of a writer")

@@ -9,7 +9,7 @@ Error at equal memory well below the paper's form.
 All times are CPU times of one thread, smallest of interleaved repetitions in one process (the C++
 program runs in its own). Noise is exact and from the keyed cipher throughout.
 
-    python -m benchmarks.sketches [--quick] [--speed]
+    python benchmarks/sketches.py [--quick] [--speed]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -28,6 +29,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plain_sketches import CountMin, LinearSketch, PunctualSketch
 from benchmarks.saved import save

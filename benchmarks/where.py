@@ -38,7 +38,7 @@ from streamveil.compiler.by_unit import ByUnit
 from streamveil.dataflow import grouping, stages
 from streamveil.engines import EmbeddedGroupBy
 from streamveil.plan import Bounding
-from streamveil.runtime import changed_query, job, run, survey
+from streamveil.runtime import changed_query, job, noisy_bins, run, survey
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import Store
 from streamveil.sql.sql import parse_script
@@ -55,7 +55,7 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("look: histograms of units", survey,
      ("shape_of", "histograms", "groups_by_size", "rows_by_bucket")),
     ("look: histograms of units", by_unit, ("order_by_unit", "count_different")),  # as above
-    ("look: laws of groups", survey, ("likely_laws",)),
+    ("look: laws of groups", noisy_bins, ("likely_laws",)),
     ("choose a design", changed_query, ("fits",)),
     ("choose a design", run, ("work_of",)),
     ("cut into batches", MicroBatches, ("batches",)),
