@@ -173,6 +173,19 @@ def test_a_fork_has_noise_and_a_charge_of_its_own():
         run(plan(), state="three", ledger="clicks.ledger")
 
 
+def test_a_fork_whose_start_was_edited_is_refused():
+    """Its steps were counted from the edited start, so it ended before the query did."""
+    some(run(plan(), state="s"), 4)
+    begins = fork(plan(), "s", "one")
+    for start in ("2026-01-02", "2026-01-03"):
+        with pytest.raises(PlanError, match="start or EMIT EVERY of its query changed"):
+            run(plan(start=start), state="one")
+    assert plan(start="2026-01-03").clock.start_us == begins, "not even that one"
+    with pytest.raises(PlanError, match="start or EMIT EVERY of its query changed"):
+        run(plan(every="12 HOUR"), state="one")
+    assert told(run(plan(), state="one"))
+
+
 def test_a_fork_is_watched_by_its_own_calendar(monkeypatch):
     """By that of the first job it was days behind, and not healthy, before it had begun."""
     some(run(plan(), state="s"), 4)

@@ -42,14 +42,14 @@ def rows(tmp_path, monkeypatch):
 
 
 def plan(end="2026-01-04", key="page", n="n", sink="", options=PUBLIC, given=GIVEN, daily=DAILY,
-         every="8 HOUR"):  # fmt: skip
+         every="8 HOUR", start="2026-01-01"):  # fmt: skip
     name = key.split()[-1]
     into = f"CREATE SINK {sink} WITH (sink = 'files', path = '{sink}'); INSERT INTO {sink}"
     return parse_script(
         f"""CREATE STREAM visits WITH (source = 'files', path = 'rows.parquet', event_time = 'ts');
         {into if sink else ""}
         SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({given}, {options},
-          start = '2026-01-01', end = '{end}')
+          start = '{start}', end = '{end}')
         {"window_start," if daily else ""} {key}, COUNT(*) AS {n}
         {daily or "FROM visits GROUP BY "} {name} EMIT EVERY INTERVAL {every}""", {},
     ).query.plan  # fmt: skip

@@ -98,6 +98,13 @@ def boundary(schedule: Schedule | None, begun: int) -> int:
 def forked(plan: Plan, state: Path) -> Plan:
     """The plan that runs in a directory: of a fork, the one with its start."""
     found, clock = told(state), plan.clock
+    begins = found.get("start_us")
+    if begins is not None and not (clock.timed and clock.due_us(found["skipped"]) == begins):
+        raise PlanError(
+            f"'{state.name}' is a fork, and start or EMIT EVERY of its query changed: it would end"
+            " too early or too late.\n"
+            "  to fix  leave both as the first job's query has them: a fork begins later by itself"
+        )
     if not found["skipped"]:
         return plan
     steps = None if clock.steps is None else clock.steps - found["skipped"]
