@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors import open_sink
+from streamveil.connectors import kafka_sink, open_sink
 from streamveil.errors import MissingExtraError, SourceError, StoreError
 from streamveil.release_metadata import ReleaseTime, kept_time, noted
 from streamveil.runtime.job import Job
@@ -19,12 +19,22 @@ from tests.connectors.test_kafka import needs_broker
 from tests.connectors.test_sinks import ODD
 from tests.released import made
 from tests.runtime.toy import Stream, work
+from tests.servers.kafka import free_port
 
 EFFECTS = ("init_transactions", "begin_transaction", "produce", "commit_transaction")
 
 
 def opened(broker, topic):
     return open_sink("kafka", {"servers": broker.servers, "topic": topic})
+
+
+def test_brokers_that_do_not_tell_how_marks_are_kept_are_named(monkeypatch):
+    pytest.importorskip("confluent_kafka")
+    monkeypatch.setattr(kafka_sink, "WAIT", 0.01)
+    monkeypatch.setattr(kafka_sink, "ends_of", lambda _: {})  # the topic is there
+    sink = open_sink("kafka", {"servers": f"127.0.0.1:{free_port()}", "topic": "t"})
+    with pytest.raises(SourceError, match=r"cannot write to the topic 't': no answer[^$]*to fix"):
+        sink.write("job", made(TABLE, 0, 1, 1))
 
 
 def rows(broker, topic):

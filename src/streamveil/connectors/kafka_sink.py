@@ -23,7 +23,16 @@ from typing import Any
 
 from streamveil.batch import Release
 from streamveil.connectors import in_words
-from streamveil.connectors.kafka_topic import QUIET, WAIT, Range, Topic, ends_of, messages
+from streamveil.connectors.kafka_topic import (
+    FIRST,
+    POLL,
+    QUIET,
+    WAIT,
+    Range,
+    Topic,
+    ends_of,
+    messages,
+)
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.sinks import to_json as to_json_lines
 from streamveil.display import rows_of
@@ -56,12 +65,14 @@ class KafkaSink(MarkedSink):
         from confluent_kafka import KafkaException
 
         return in_words(
-            KafkaException,
+            (KafkaException, TimeoutError),
             f"the sink cannot write to {self.what}",
             "check that the brokers answer, know the topic and let this user write to it and to"
             f" '{self.marks.topic}', and that no other job of this name writes there, then start"
             " again: it is sent then",
-            lambda error: reason(str(error.args[0].name())),
+            lambda error: (
+                reason(error.args[0].name()) if isinstance(error, KafkaException) else "no answer"
+            ),
         )
 
     def try_out(self) -> None:
@@ -168,12 +179,20 @@ def make_compacted(topic: Topic) -> None:
     wanted = NewTopic(topic.topic, 1, config={"cleanup.policy": "compact"})
     try:
         client.create_topics([wanted])[topic.topic].result(WAIT)
-    except KafkaException:  # it is there, or may not be made: then the next look tells
+    except (KafkaException, TimeoutError):  # it is there, or may not be made: the next look tells
         pass
     else:
         wait_for(topic)
     place = ConfigResource(ConfigResource.Type.TOPIC, topic.topic)
-    policy = client.describe_configs([place])[place].result(WAIT)["cleanup.policy"].value
+    until = time.monotonic() + FIRST
+    while True:
+        try:
+            policy = client.describe_configs([place])[place].result(WAIT)["cleanup.policy"].value
+            break
+        except KafkaException:  # another broker than the one that made it may be asked
+            if time.monotonic() > until:
+                raise
+        time.sleep(POLL)
     if policy != "compact":
         raise SourceError(
             f"the topic '{topic.topic}' would forget which releases were sent: its cleanup.policy "
