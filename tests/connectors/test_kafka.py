@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import socketserver
 import time
 from datetime import UTC, datetime, timedelta
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -167,6 +169,47 @@ def test_brokers_that_do_not_answer_are_named(monkeypatch):
     port = kafka.free_port()
     with pytest.raises(SourceError, match=rf"127.0.0.1:{port}' do not answer"):
         list(KafkaSource(f"127.0.0.1:{port}", "t", COLUMNS).read(None, 10))
+
+
+def test_brokers_that_speak_no_tls_are_told_soon(tmp_path):
+    """It took 33 seconds, and the message was of an address that does not answer."""
+    pytest.importorskip("confluent_kafka")
+    config = tmp_path / "kafka.json"
+    config.write_text('{"security.protocol": "SSL"}')
+
+    class Ends(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        servers, began = f"127.0.0.1:{server.server_address[1]}", time.monotonic()
+        with pytest.raises(
+            SourceError, match=r"make no connection by TLS.\n[^$]*security.protocol"
+        ):
+            list(KafkaSource(servers, "t", COLUMNS, str(config)).read(None, 10))
+        assert time.monotonic() - began < 20
+        server.shutdown()
+
+
+def test_a_leader_that_moves_when_a_broker_goes_is_waited_for():
+    """The job stopped within a second, and said to check the address."""
+    client = pytest.importorskip("confluent_kafka")
+    said = iter(["_DESTROY_BROKER", "NOT_LEADER_FOR_PARTITION", "OFFSET_NOT_AVAILABLE"])
+
+    class Moving:
+        def list_topics(self, *_, timeout):
+            return SimpleNamespace(topics={"t": SimpleNamespace(error=None, partitions=[0])})
+
+        def get_watermark_offsets(self, *_, timeout):
+            if (name := next(said, None)) is not None:
+                raise client.KafkaException(client.KafkaError(getattr(client.KafkaError, name)))
+            return 2, 5
+
+        def poll(self, _):
+            pass
+
+    assert Topic(servers="", topic="t").ends(Moving()) == {0: (2, 5)}
 
 
 def rows_of(chunks):

@@ -22,6 +22,7 @@ AT_ONCE = 50_000  # messages
 MOST = 1 << 31  # partitions
 NONE = "A" * 22  # the identifier of no topic
 QUIET = 2  # of librdkafka's log: it repeats the same error ten times a second
+PLAIN = "PLAINTEXT broker listener"  # librdkafka's guess where a broker ends what begins as TLS
 SILENT = "do not answer.\n  to fix  check the address and config"
 REFUSED = {  # kinds of errors, and what they mean
     "_AUTHENTICATION": "refuse this user or its password.\n  to fix  check sasl.mechanism,"
@@ -77,7 +78,7 @@ class Topic:
         """
         return self.made(self.client().Consumer, {
             "fetch.wait.max.ms": 10, "log_level": QUIET, **self.settings(),
-            "error_cb": lambda error: self.heard.add(error.name()),
+            "error_cb": lambda one: self.heard.add("_SSL" if PLAIN in str(one) else one.name()),
             "bootstrap.servers": self.servers, "group.id": "streamveil",
             "enable.auto.commit": False, "auto.offset.reset": "error",
             "enable.partition.eof": True, "isolation.level": isolation,
@@ -163,10 +164,7 @@ class Topic:
         try:
             known = self._known(consumer)
             places = {p: TopicPartition(self.topic, p) for p in self._read(known.partitions)}
-            found = {
-                p: consumer.get_watermark_offsets(place, timeout=WAIT)
-                for p, place in places.items()
-            }
+            found = self._edges(consumer, places)
         except KafkaException:
             raise SourceError(
                 f"the brokers at '{self.servers}' {self._why(consumer) or SILENT}, then start"
@@ -178,6 +176,22 @@ class Topic:
                 " now.\n  to fix  create the topic, or start again when all partitions have one"
             )
         return found
+
+    def _edges(self, consumer: Any, places: dict[int, Any]) -> dict[int, Any]:
+        """Where partitions begin and end. Leaders that move, as a broker goes, are waited for."""
+        from confluent_kafka import KafkaException
+
+        until = time.monotonic() + WAIT
+        while True:
+            try:
+                return {
+                    p: consumer.get_watermark_offsets(place, timeout=WAIT / 3)
+                    for p, place in places.items()
+                }
+            except KafkaException:
+                if self._why(consumer) is not None or time.monotonic() > until:
+                    raise
+            time.sleep(POLL)
 
     def _known(self, consumer: Any) -> Any:
         """What the brokers know of the topic. Whoever is refused is told so without a wait."""
