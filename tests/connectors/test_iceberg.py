@@ -143,6 +143,63 @@ def test_rows_that_are_taken_away_are_refused(table, way):
     assert read(opened(follow=True))[0]  # a new state begins after it
 
 
+def add_deletes(table, content, rows, columns=None):
+    """Deletes rows as Spark and Flink do, in a file of its own; PyIceberg cannot."""
+    from pyiceberg import manifest
+    from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+    from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
+    from pyiceberg.typedef import Record
+
+    class Deletes(manifest.ManifestWriterV2):
+        def content(self):
+            return manifest.ManifestContent.DELETES
+
+    table.refresh()
+    last, folder = table.current_snapshot(), table.location().removeprefix("file://")
+    pq.write_table(rows, f"{folder}/deletes.parquet")
+    file = manifest.DataFile.from_args(
+        content=content, file_path=f"{folder}/deletes.parquet", partition=Record(),
+        file_format=manifest.FileFormat.PARQUET, record_count=1, file_size_in_bytes=1,
+        equality_ids=columns,
+    )  # fmt: skip
+    own, number = last.snapshot_id + 1, table.metadata.last_sequence_number + 1
+    out = table.io.new_output(f"{folder}/deletes.avro")
+    with Deletes(table.spec(), table.schema(), out, own, "deflate") as written:
+        written.add_entry(manifest.ManifestEntry.from_args(
+            status=manifest.ManifestEntryStatus.ADDED, snapshot_id=own, data_file=file
+        ))  # fmt: skip
+    out = table.io.new_output(f"{folder}/list.avro")
+    with manifest.write_manifest_list(
+        2, out, own, last.snapshot_id, number, "deflate"
+    ) as manifests:
+        manifests.add_manifests([written.to_manifest_file(), *last.manifests(table.io)])
+    made = Snapshot(
+        snapshot_id=own, parent_snapshot_id=last.snapshot_id, sequence_number=number,
+        timestamp_ms=last.timestamp_ms + 1, manifest_list=f"{folder}/list.avro",
+        summary=Summary(Operation.DELETE), schema_id=0,
+    )  # fmt: skip
+    to_main = SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=own)
+    table.catalog.commit_table(table, (), (AddSnapshotUpdate(snapshot=made), to_main))
+
+
+@pytest.mark.parametrize("by", ["position", "values"])
+def test_files_of_deleted_rows_are_refused_by_their_name(table, by):
+    """Of those that name rows by their values, PyIceberg's configuration was to be checked."""
+    from pyiceberg.manifest import DataFileContent
+
+    position = read(opened(follow=True))[1][-1].position
+    file = next(iter(table.scan().plan_files())).file.file_path
+    if by == "position":
+        rows = pa.table({"file_path": [file], "pos": [3]})
+        add_deletes(table, DataFileContent.POSITION_DELETES, rows)
+    else:
+        add_deletes(table, DataFileContent.EQUALITY_DELETES, pa.table({"u": [3]}), [1])
+    with pytest.raises(SourceError, match=r"has files of deleted rows[^$]*compaction"):
+        read(opened())
+    with pytest.raises(SourceError, match="cannot be taken back"):
+        read(opened(follow=True), position)
+
+
 def compact(table, monkeypatch):
     """Puts all rows into one new file, as Spark's rewrite_data_files does; PyIceberg cannot."""
     from pyiceberg.io.pyarrow import _dataframe_to_data_files
