@@ -14,6 +14,7 @@ from streamveil.connectors.sinks import FilesSink
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp
 from streamveil.errors import StoreError
+from streamveil.runtime.backup import backup
 from streamveil.runtime.job import Job
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.secret import Randomness
@@ -90,6 +91,19 @@ def test_releases_of_a_sink_are_read_too(tmp_path: Path) -> None:
     assert damaged(tmp_path / "s") == {"sink"}
     (tmp_path / "s" / "sink.json").write_text("{}")
     assert "sink" in damaged(tmp_path / "s")
+
+
+def test_a_release_that_its_sink_has_lost_is_told(tmp_path: Path) -> None:
+    """The sink was called whole. Its folder is no part of a backup, which is made all the same."""
+    with Job(tmp_path / "s", replace(work(), sink=FilesSink(str(tmp_path / "out")))) as job:
+        list(job)
+    files = sorted((tmp_path / "out").rglob("*.parquet"))
+    files[-1].unlink()  # as where a job died before it wrote it
+    assert not damaged(tmp_path / "s")
+    files[2].unlink()
+    [words] = [one.words for one in verify(tmp_path / "s") if not one.is_whole]
+    assert "lacks 1 release between those that it has, first number 3 of window 0" in words
+    backup(tmp_path / "s", tmp_path / "copy")
 
 
 def test_a_state_whose_job_has_released_nothing_yet_is_whole(tmp_path: Path) -> None:

@@ -59,10 +59,11 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
     require_outside(place, home)
     draft = place.with_name(place.name + disk.TEMPORARY)
     disk.make_directory(draft)
-    with closing(Lock(draft)) as own, whole_or_gone(draft, place):
-        own.require_own()  # it has not been given its name meanwhile
+    with closing(Lock(draft)) as lock, whole_or_gone(draft, place):
+        lock.require_own()  # it has not been given its name meanwhile
         fill(draft, home, place)
-        faults = [one for one in examined(draft) if not one.is_whole]
+        own = [one for one in examined(draft) if one.part != "sink"]  # whose folder is not copied
+        faults = [one for one in own if not one.is_whole]
         if faults:
             raise StoreError(f"{faults[0].part}: {faults[0].words}")
         if note is not None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.accounts.ledger import Ledger
+from streamveil.batch import Moment
 from streamveil.core.noise import KeyedNoise
 from streamveil.disk import Lock
 from streamveil.errors import SourceError, StoreError, StreamveilError
@@ -158,10 +159,15 @@ def archive(home: Path, header: Header) -> Words:
 
 
 def sink(home: Path, header: Header) -> Words:
-    """Every release that a sink keeps for this state."""
+    """Every release that a sink keeps for this state, without a gap since the checkpoint.
+
+    The last ones may be missing: a job that died before it wrote them does so when it goes on.
+    Earlier ones may have gone to another sink.
+    """
     if kept_by_sink(home) is None:
         return "keeps nothing for this state"
-    if not led_to(home, header).published and not checkpoint.kept(home):
+    led = led_to(home, header)
+    if not led.published and not checkpoint.kept(home):
         return "no release yet"
     try:
         releases = of_state(home)
@@ -169,7 +175,17 @@ def sink(home: Path, header: Header) -> Words:
         return "no release yet"
     for moment in releases.moments:
         releases.table(moment)
-    return f"{counted(len(releases.moments), 'release')} can be read"
+    there, known = set(releases.moments), [Moment(one.window, one.trigger) for one in led.marks]
+    has = [place for place, one in enumerate(known) if one in there]
+    if has and (lost := set(known[has[0] : has[-1]]) - there):
+        first = min(lost)
+        raise StoreError(
+            f"the folder of the sink lacks {counted(len(lost), 'release')} between those that it"
+            f" has, first number {first.trigger} of window {first.window}: somebody removed them,"
+            " or they went to another sink.\n"
+            "  to fix  restore the folder from a copy: this state leaves releases to its sink"
+        )
+    return f"{counted(len(there), 'release')} can be read"
 
 
 def rejected(home: Path, header: Header) -> Words:
