@@ -236,7 +236,7 @@ def test_times_of_more_digits_than_are_kept_name_no_unit(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "odd"),
     [(pa.timestamp("s"), 10**13), (pa.timestamp("ms"), -(2**63)), (pa.timestamp("us"), -(2**63)),
-     (pa.time64("us"), 2**62)],
+     (pa.time64("us"), 2**62), (pa.time64("ns"), -1)],
 )  # fmt: skip
 @pytest.mark.parametrize("declared", [None, "STRING"])
 def test_a_time_that_duckdb_cannot_show_stops_nobody(kind, odd, declared, tmp_path):
@@ -276,6 +276,32 @@ def test_nor_does_one_inside_another_value(kind, values):
         shown = f"CAST(CASE WHEN {in_reach(kind, 'x')} THEN x END AS VARCHAR)"
         found = connection.sql(f"SELECT {shown} FROM visits ORDER BY u").fetchall()
     assert [one is None for (one,) in found] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "made", ["union_value(at := x)", "ROW(1, x)", "ROW([union_value(at := x)])"]
+)
+def test_nor_does_one_in_a_union_or_a_tuple(made):
+    duckdb = pytest.importorskip("duckdb")
+    rows = pa.table({"u": [1, 2], "x": pa.array([-(2**63), 0]).view(pa.timestamp("us"))})
+    with closing(duckdb.connect()) as connection:
+        connection.register("rows", rows)
+        connection.execute(f"CREATE TABLE visits AS SELECT u, {made} AS x FROM rows")
+        kind = connection.sql("FROM visits").types[1]
+        shown = f"CAST(CASE WHEN {in_reach(kind, 'x')} THEN x END AS VARCHAR)"
+        found = connection.sql(f"SELECT {shown} FROM visits ORDER BY u").fetchall()
+    assert [one is None for (one,) in found] == [True, False]
+
+
+def test_a_column_that_may_hold_such_a_time_unseen_is_refused(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    path = str(tmp_path / "visits.duckdb")
+    with closing(duckdb.connect(path)) as connection:
+        connection.execute("CREATE TABLE visits AS SELECT 1 AS u, [TIME '01:00:00'::VARIANT] AS x")
+    with pytest.raises(SourceError, match=r"VARIANT.*\n.*query = 'SELECT"):
+        opened({"kind": "duckdb", "path": path}, table="visits").schema()
+    named = opened({"kind": "duckdb", "path": path}, query="SELECT u FROM visits")
+    assert whole(named.read(None, 10)) == [(1,)]
 
 
 def test_a_database_answers_one_question(visits):

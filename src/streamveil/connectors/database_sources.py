@@ -342,20 +342,29 @@ EARLIEST = "TIMESTAMP '290309-12-22 (BC) 00:00:00'"
 IN_REACH = f"TRY_CAST({{0}} AS TIMESTAMP) >= {EARLIEST} OR {{0}} = '-infinity'"
 SHOWN = {
     **dict.fromkeys(("TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP"), IN_REACH),
-    "TIME": "{0} BETWEEN TIME '00:00:00' AND TIME '24:00:00'",
+    **{one: f"{{0}} BETWEEN {one} '00:00:00' AND {one} '24:00:00'" for one in ("TIME", "TIME_NS")},
 }
 
 
 def in_reach(kind: Any, value: str, depth: int = 0) -> str | None:
     """The condition under which DuckDB can show a value of a type; None: it always can.
 
-    A list, map or struct is shown if everything in it is.
+    A list, map, struct, tuple or union is shown if everything in it is. What a VARIANT holds, its
+    type does not say.
     """
     found: list[str | None] = []
-    if kind.id == "struct":
-        for name, one in kind.children:
-            field = exp.Literal.string(name).sql("duckdb")
-            found.append(in_reach(one, f"struct_extract({value}, {field})", depth))
+    if kind.id == "variant":
+        raise SourceError(
+            "a column of VARIANT may hold times that DuckDB cannot show, and one of them would end"
+            " the reading of all rows.\n"
+            "  to fix  name the other columns in a query: query = 'SELECT user_id FROM visits'"
+        )
+    if kind.id in ("struct", "tuple", "union"):
+        take = "union_extract" if kind.id == "union" else "struct_extract"
+        for place, (name, one) in enumerate(kind.children):  # a union's first is its tag
+            field = str(place + 1) if kind.id == "tuple" else exp.Literal.string(name).sql("duckdb")
+            if name or kind.id == "tuple":
+                found.append(in_reach(one, f"{take}({value}, {field})", depth))
     elif kind.id in ("list", "array", "map"):
         sides = [f"map_keys({value})", f"map_values({value})"] if kind.id == "map" else [value]
         for side, (_, one) in zip(sides, kind.children, strict=False):  # an array's size is a child
