@@ -332,15 +332,19 @@ def as_frame(table: pa.Table) -> Any:
         return table.to_pandas()
 
 
+# after the year 9999; or of a zone that Python does not know; or a text that is not UTF-8
+NOT_OF_PYTHON = OverflowError, KeyError, ValueError
+
+
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python values; a time that Python has none for (after the year 9999) as text.
+    """Rows as Python values, whatever is in them; see `value_of`.
 
     >>> rows_of(pa.table({"t": pa.array([0, 1 << 61]).cast(pa.timestamp("us"))}))[1]
     {'t': '<value out of range: 2305843009213693952>'}
     """
     try:
         return list(table.to_pylist())
-    except (OverflowError, ValueError):
+    except NOT_OF_PYTHON:
         columns = [[value_of(cell) for cell in column] for column in table.columns]
         return [
             dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
@@ -348,14 +352,20 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def value_of(cell: Any) -> Any:
-    """One value of an Arrow column."""
+    """One value of an Arrow column: a time that Python has none for as text, no text as bytes."""
     try:
         return cell.as_py()
-    except (OverflowError, ValueError):
+    except NOT_OF_PYTHON:
         if isinstance(cell, pa.ListScalar):  # also of other lists, and maps
             return [value_of(one) for one in cell.values]
         if isinstance(cell, pa.StructScalar):
             return {name: value_of(one) for name, one in cell.items()}
+        if isinstance(cell, pa.BinaryScalar):  # also a text
+            return cell.as_buffer().to_pybytes()
+        if isinstance(inner := getattr(cell, "value", None), pa.Scalar):  # of a dictionary
+            return value_of(inner)
+        if getattr(cell.type, "tz", None):
+            cell = cell.cast(pa.timestamp(cell.type.unit, "UTC"))
         return cell.cast(pa.string()).as_py()
 
 

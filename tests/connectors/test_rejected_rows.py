@@ -18,6 +18,7 @@ from streamveil.connectors.rejected_rows import (
     MOST_LINE,
     NUMBER_BITS,
     PLACE,
+    as_lines,
     beside,
     rejected_table,
     traced,
@@ -230,3 +231,30 @@ def test_rows_beside_other_columns_become_lines_whatever_their_times():
     assert (first["user"], second["more"]) == ("a", {"at": [second["ts"]]})
     assert second == {"user": "b", "ts": "1970-01-01 00:00:00", "more": second["more"]}
     assert kept.column("row").null_count == 2
+
+
+NO_TEXT = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+NOWHERE = pa.array([7], pa.int64()).cast(pa.timestamp("us", "No/Where"))
+
+
+@pytest.mark.parametrize("odd", [
+    NO_TEXT, NO_TEXT.cast(pa.large_string(), safe=False), NOWHERE, NO_TEXT.dictionary_encode(),
+    pa.ListArray.from_arrays([0, 1], NO_TEXT), pa.MapArray.from_arrays([0, 1], NO_TEXT, NOWHERE),
+    pa.StructArray.from_arrays([NO_TEXT], ["x"]),
+], ids=lambda odd: str(odd.type))  # fmt: skip
+def test_or_whatever_their_texts_and_zones(odd):
+    (line,) = as_lines(pa.table({"user": ["a"], "odd": odd}))
+    assert json.loads(line)["user"] == "a"
+    assert b"xff" in line or b"1970-01-01 00:00:00.000007Z" in line
+
+
+def test_a_text_that_is_none_in_a_file_of_another_type_stops_nobody(tmp_path):
+    pq.write_table(pa.table({"user": [1], "ts": pa.array([0], pa.timestamp("us"))}),
+                   tmp_path / "a.parquet")  # fmt: skip
+    texts = pa.concat_arrays([pa.array(["1970-01-01"]), NO_TEXT])
+    pq.write_table(pa.table({"user": [2, 3], "ts": texts}), tmp_path / "b.parquet")
+    rows, rejected_rows, _ = found(traced(FilesSource(str(tmp_path))))
+    assert [row["user"] for row in rows] == [1, 2, 3]
+    assert [(row["reason"], json.loads(row["line"])["user"]) for row in rejected_rows] == [
+        (MISFIT, 3)
+    ]

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import streamveil as sv
 from streamveil import disk
 from streamveil.batch import RejectNotes
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
@@ -273,6 +274,18 @@ def test_types_that_cannot_be_kept_are_refused_before_the_start(tmp_path: Path) 
     routing = rejects.Routing(directory=tmp_path / "aside", columns=kinds)
     with pytest.raises(PlanError, match="Parquet has no such columns"):
         routing.require(tmp_path / "state", None)
+
+
+def test_a_time_in_seconds_that_parquet_cannot_hold_is_kept_in_a_line(tmp_path: Path) -> None:
+    odd = pa.array([7, 1 << 62]).cast(pa.timestamp("s"))
+    rows = sv.memory({"user": [1, None], "odd": odd}).protect("user").where("odd IS NULL OR TRUE")
+    asked = rows.agg(n=sv.count()).bound(max_rows=1)
+    made = asked.release(budget=sv.Budget(epsilon=1, delta=1e-6), look_share=0)
+    with start(tmp_path, made.plan) as job:
+        assert len(list(job)) == 1
+    (row,) = kept(tmp_path)
+    assert (row["reason"], row["row"]) == ("null unit", None)
+    assert json.loads(row["line"])["odd"] == f"<value out of range: {1 << 62}>"
 
 
 WINDOWED = """

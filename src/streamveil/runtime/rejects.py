@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from streamveil import disk
 from streamveil.batch import Batch, RejectNotes
-from streamveil.connectors.rejected_rows import rejected_table, schema_of
+from streamveil.connectors.rejected_rows import beside, rejected_table, schema_of
 from streamveil.disk import Unnamed, crash_only
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import formats
@@ -129,7 +129,7 @@ class Rejects:
         files = self.routing.files() if found else []
         rows = [(reason, batch.rows.take(pa.array(numbers))) for reason, numbers in found]
         return chain(
-            batch.rejected_rows, [rejected_table(reason, some, files) for reason, some in rows]
+            batch.rejected_rows, [kept_table(reason, some, files) for reason, some in rows]
         )
 
     def write(self, number: int, tables: Iterable[pa.Table]) -> None:
@@ -144,6 +144,17 @@ class Rejects:
             with pq.ParquetWriter(out, self.schema, write_page_checksum=True) as writer:
                 for table in chain([first], full):
                     writer.write_table(table)
+
+
+def kept_table(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
+    """Rejected rows; as lines where Parquet, which tells milliseconds, holds no time of theirs."""
+    table = rejected_table(reason, rows, files)
+    if "timestamp[s" in str(rows.schema.types):
+        try:
+            pq.write_table(table, pa.BufferOutputStream())
+        except pa.ArrowInvalid:
+            return beside(table, rows.schema)
+    return table
 
 
 class AnonymousFile:
