@@ -12,7 +12,9 @@ what stands beside numbers, such as the share of rows that were cut, follows fro
 import json
 import re
 import sys
+import threading
 from copy import deepcopy
+from http.client import HTTPConnection
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+import streamveil as sv
 from streamveil.cli import app
 from streamveil.core import noisy
+from streamveil.core.noise import SeededNoise
+from streamveil.dashboard import server_of
 from streamveil.dataflow import release, release_tables
 from streamveil.runtime.watch import LOG, Watch
 
@@ -256,6 +261,21 @@ class Replayed:
         return noisy.restored(deepcopy(self.kept[self.turn - 1]))
 
 
+def served(source):
+    """What the served page answers."""
+    found = {}
+    with server_of(source) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path in ("/", "/view.json", "/view.json?since=1", "/x"):
+            connection = HTTPConnection("127.0.0.1", server.server_port)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            headers = [one for one in answer.getheaders() if one[0] != "Date"]
+            found[path] = answer.status, headers, answer.read()
+        server.shutdown()
+    return found
+
+
 @pytest.mark.parametrize("seed", range(2, 5))
 def test_what_stands_beside_noisy_numbers_follows_from_them_alone(seed, tmp_path, monkeypatch):
     replayed, found = Replayed(monkeypatch), []
@@ -270,12 +290,38 @@ def test_what_stands_beside_noisy_numbers_follows_from_them_alone(seed, tmp_path
         del told["dashboard out"]  # where the page is
         files = (path for path in folder.glob("out/**/*") if path.is_file())
         told |= {str(path.relative_to(folder)): path.read_bytes() for path in files}
-        found.append(told | {"page": (folder / "dashboard.html").read_bytes()})
+        found.append(told | {"page": (folder / "dashboard.html").read_bytes()} | served("out"))
     one, other = found
     assert one.keys() == other.keys()
     assert not [name for name in one if one[name] != other[name]]
     assert len(one) >= STEPS
     assert replayed.turn == len(replayed.kept)
+
+
+@pytest.mark.parametrize(
+    "chosen", ["'table'", "'gaussian'", "'totals'", "'auto', intervals = 'true'"]
+)
+@pytest.mark.parametrize("window", WINDOWS[:2])
+def test_a_unit_alone_in_a_hidden_group_changes_no_byte(window, chosen, tmp_path):
+    """Under the same noise: groups of others have draws of their own."""
+    found, windowed = [], window != "clicks"
+    text = f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+            epsilon = 8, delta = 1e-6, privacy_unit_column = user, max_rows_contributed = 6,
+            look_share = 0, start = TIMESTAMP '1970-01-01', selection = {chosen},
+            end = TIMESTAMP '1970-01-01 0{STEPS}:00:00')
+            {"window_start, " * windowed}page, COUNT(*) AS n, {AGGREGATES[3]}
+        FROM {window} GROUP BY {"window_start, " * windowed}page EMIT EVERY INTERVAL 1 HOUR"""
+    table = rows(np.random.default_rng(1), odd=False)
+    ts = pa.array([0, 1, HOUR, 3 * HOUR], pa.timestamp("us"))
+    own = pa.table({"user": [10**6] * 4, "page": ["own"] * 4, "ms": [9.0] * 4, "ts": ts})
+    for name, some in (("without", [table]), ("with", [own, table])):
+        query = sv.sql(text, {"clicks": sv.memory(pa.concat_tables(some), event_time="ts")})
+        with pytest.warns(UserWarning, match="insecure"):
+            job = query.run(tmp_path / name, noise=SeededNoise(7), insecure=True)
+        found.append([(one.place, one.table, one.table.schema.metadata, one.notes) for one in job])
+    assert found[0] == found[1]
+    assert any("a" in shown["page"].to_pylist() for _, shown, *_ in found[0])
 
 
 def test_a_share_of_exact_rows_is_seen(tmp_path, monkeypatch):
