@@ -5,7 +5,8 @@ import math
 import pytest
 
 from streamveil.core.accounting import Budget
-from streamveil.dynamic import Workload, choose
+from streamveil.core.noise import Place, SilentNoise
+from streamveil.dynamic import Changes, Workload, choose
 from streamveil.dynamic.schedulers import BBImprover
 from streamveil.linear import Marginals, Matrix, Share
 
@@ -83,6 +84,23 @@ def test_every_workload_gets_a_mechanism_within_its_budget(budget, changes):
         assert candidate.mechanism.guarantee.loss.fits(budget)
         assert candidate.expected > 0
         assert candidate.proved >= 0.5 * candidate.expected
+
+
+@pytest.mark.parametrize("steps", [1, 7, 64, 511, None])
+def test_the_proved_error_of_a_tree_covers_every_step(steps):
+    """It was that of half of the blocks: after 511 steps three quarters of what is proved."""
+    queries = Marginals.ways((2, 2), 1)
+    found = choose(of(queries=queries, size=1e6, steps=steps), PURE).candidates
+    counter = next(c for c in found if c.name == "counter")
+    place = Place(SilentNoise(), "x")
+    state, bounds = counter.mechanism.init(place), []
+    for _ in range(steps or 600):
+        counter.mechanism.step(state, Changes(), place)
+        bounds.append(counter.mechanism.bound(state, 0.05))
+    assert max(bounds) <= counter.proved * (1 + 1e-9)
+    if steps:
+        assert max(bounds) >= 0.99 * counter.proved
+        assert counter.expected <= counter.proved
 
 
 def test_impossible_workloads_are_refused():

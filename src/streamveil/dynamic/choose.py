@@ -18,7 +18,7 @@ from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.interval_tree import FullyDynamic
 from streamveil.dynamic.protocol import DynamicMechanism
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter, counter_of
-from streamveil.dynamic.trees import levels
+from streamveil.dynamic.trees import Accumulator, Hybrid, accumulator, levels
 from streamveil.errors import require_between, require_one_of, require_positive, require_with
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.mwem import Mwem
@@ -75,11 +75,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mechanism with its errors, in records: the worst over all queries at the end."""
+    """A mechanism with its errors, in records: the worst over all queries, late in the stream."""
 
     name: str
     mechanism: Any
-    proved: float  # with probability 0.95; inf: nothing is proved
+    proved: float  # with probability 0.95, in any step; inf: nothing is proved
     expected: float  # measured on synthetic tables and scaled; not a promise
     why: str
 
@@ -204,9 +204,11 @@ def counter_candidate(
         deviation = counter.deviation(counter.horizon)
         proved = deviation * math.sqrt(2 * math.log(2 * queries / BETA))
     else:
+        parts = most_parts(counter.inner, counter.horizon or UNKNOWN)
         node, count = _tree_parts(counter, counter.horizon or UNKNOWN)
+        count = min(count, len(parts))
         deviation = node.deviation(1, 1) * counter.strategy.unit(kind) * math.sqrt(count)
-        proved = mechanism_error(counter).union([(node, 0.0)] * count, BETA)
+        proved = mechanism_error(counter).union([(part, 0.0) for part in parts], BETA)
     expected = deviation * math.sqrt(2 * math.log(max(queries, 2)))
     return Candidate("counter", mechanism, proved, expected, why)
 
@@ -226,13 +228,33 @@ def _tree_parts(mechanism: TreeCounter, steps: int) -> tuple[Share, int]:
     return share.scale(Fraction(1, depth)), (mechanism.arity - 1) * depth // 2 + extra + 1
 
 
+def most_parts(inner: Accumulator, steps: int) -> list[Share]:
+    """The shares of the releases behind the answer, up to that step, that adds up most of them."""
+    if isinstance(inner, Hybrid):
+        epoch = (steps + 1).bit_length() - 2  # the last one that is whole
+        return [inner.share.scale(inner.root)] * epoch + most_parts(inner.tree(epoch), 2**epoch - 1)
+    tree: Any = inner
+    return [tree.node] * most_blocks(steps, tree.arity)
+
+
+def most_blocks(steps: int, arity: int) -> int:
+    """The most blocks that cover a number of steps up to this one: the largest sum of digits.
+
+    >>> most_blocks(1, 8), most_blocks(511, 8), most_blocks(512, 8), most_blocks(100_000, 8)
+    (1, 21, 21, 37)
+    """
+    powers: list[int] = [arity**place for place in range(1, levels(steps, arity))]
+    ends = [steps, *(steps // power * power - 1 for power in powers)]
+    return max(sum(end // power % arity for power in [1, *powers]) for end in ends)
+
+
 def _growing(w: Workload, share: Share, preset: Preset) -> list[Candidate]:
     """A tree of static releases over disjoint batches."""
     static = Mwem(queries=w.queries, preset=preset)
     mechanism = InsertionOnly.dense(static, share, w.steps)
     depth = levels(w.horizon, 4)
     node = share.scale(Fraction(1, depth))
-    proved = static.error.spread([node] * (3 * depth), w.size, BETA)
+    proved = static.error.spread(most_parts(mechanism.inner, w.horizon), w.size, BETA)
     # blocks are geometric: the largest holds most records, with the budget of one level
     expected = 1.3 * static_error(w.queries, w.size, share, float(node.amount))
     why = "releases of disjoint batches add up; improves with the table"
@@ -270,7 +292,8 @@ def _changing(w: Workload, share: Share, preset: Preset) -> list[Candidate]:
     ))  # fmt: skip
     both = TwoStream(static=static, share=share, horizon=w.steps)
     half = share.scale(Fraction(1, 2 * levels(w.horizon, both.arity)))
-    pieces = [half] * (6 * levels(w.horizon, both.arity))
+    side = accumulator(static, share.scale(Fraction(1, 2)), w.steps, both.arity)
+    pieces = 2 * most_parts(side, w.horizon)
     out.append(Candidate(
         "two streams", both, static.error.spread(pieces, max(w.updates, 1.0), BETA),
         math.sqrt(2) * static_error(q, w.updates / 2, share, float(half.amount)),
@@ -300,7 +323,7 @@ def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:
         weights = [Fraction(part) for part in bucket.split]
         first, base, gone, test = share.split(*weights)
         inner = levels(life, bucket.arity)
-        parts.append(base.scale(Fraction(1, 2)))
+        parts.append(base.scale(Fraction(1, bucket.most_rounds)))
         parts += [gone.scale(Fraction(1, inner))] * ((bucket.arity - 1) * inner)
         tail = math.log(4 * depth * life / BETA)
         slack += first.deviation(1, 1) * math.sqrt(2 * tail) + 2 * 2 * tail / float(test.epsilon)
