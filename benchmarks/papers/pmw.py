@@ -19,7 +19,7 @@ from streamveil.core.noisy import post_process, restored
 from streamveil.dynamic.pmwg import SPLIT, correction, fractions, moved
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Meter, Share, ceil_root
-from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
+from streamveil.linear.protocol import ConcaveBound, QueryAnswers, sized
 from streamveil.linear.queries import (
     Queries,
     check_histogram,
@@ -368,9 +368,9 @@ class PmwRelease:
         return True
 
     @property
-    def error(self) -> PowerBound:
+    def error(self) -> ConcaveBound:
         """See `StaticMechanism`."""
-        return PowerBound(self._bound, self._useful_size)
+        return ConcaveBound(self._bound, self._useful_size)
 
     def _bound(self, share: Share, size: float, beta: float) -> float:
         return size * least_alpha(share, size, self.queries.domain, self.queries.size, beta)

@@ -13,7 +13,7 @@ from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
 from streamveil.errors import at_least, require_between, require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
-from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
+from streamveil.linear.protocol import ConcaveBound, QueryAnswers, sized
 from streamveil.linear.queries import Queries, check_histogram, require_queries
 from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Float64, Int64
@@ -40,7 +40,7 @@ class Mwem:
     Guarantee: the share. Pure: T choices and T measurements of epsilon / 2T each. zCDP: rho / T a
         round, half for the choice (bounded range: rho = epsilon^2 / 8), half for the measurement.
         Without `size_hat`, a part `size_share` buys the number of records first.
-    Error: `error`; proved for the average of the iterates.
+    Error: `error`; proved for the preset 'theorem', measured for 'practical'.
     Memory: one histogram of floats and one answer per query.
     Numerics: measurements are exact counts plus integer noise; scores are exact differences of
         exact answers and public guesses (`on_lattice`).
@@ -84,24 +84,41 @@ class Mwem:
         return True
 
     @property
-    def error(self) -> PowerBound:
+    def error(self) -> ConcaveBound:
         """See `StaticMechanism`."""
-        return PowerBound(self.bound, self.useful_size)
+        return ConcaveBound(self.bound, self.useful_size)
 
     def bound(self, share: Share, size: float, beta: float) -> float:
-        """The proved bound at the number of rounds that minimises it.
+        """The proved bound at the best of the numbers of rounds that there may be.
+
+        Proof: a tenth of beta is for the number of records, as if it were bought. It is off by at
+            most e then, so gaps, choices and measurements are by as much, and `size + e` falls.
 
         Args:
             share: part of a budget (`Share`) that it may spend, above 0.
             size: records, at least 0.
             beta: chance that it fails, above 0 and below 1.
+
+        Raises:
+            PlanError: beta is beyond its range.
         """
-        return float(self.bounds(ROUNDS, share, size, beta).min())
+        exact_between("beta", beta, 0, 1)
+        part, left = share.scale(self.size_share), share.scale(1 - Fraction(self.size_share))
+        off = size_tail(part, float(beta) / 10)
+        tried = self.bounds(self._numbers, left, size + off, 0.9 * float(beta))
+        return float(tried.min()) + 4 * off
+
+    @property
+    def _numbers(self) -> Float64[Array, " n"]:
+        """Numbers of rounds that there may be."""
+        if self.rounds is not None:
+            return np.array([float(self.rounds)])
+        return np.asarray(np.minimum(ROUNDS, self.most_rounds))
 
     def bounds(
         self, rounds: Float64[Array, " n"], share: Share, size: float, beta: float
     ) -> Float64[Array, " n"]:
-        """With T rounds, for the average iterate, with probability 1 - beta.
+        """With T rounds and a public size, for the average iterate, with probability 1 - beta.
 
         Proof: the potential falls by 2 (u^2 - v^2) a round and starts at ln N, so the average gap
             is at most sqrt(ln N / 2T) plus the errors of choices and measurements.
@@ -144,8 +161,8 @@ class Mwem:
         if self.rounds is not None:
             return self.rounds
         if self.preset == "theorem":
-            best = int(np.argmin(self.bounds(ROUNDS, share, size_hat, 0.05)))
-            return min(int(ROUNDS[best]), self.most_rounds)
+            best = int(np.argmin(self.bounds(self._numbers, share, size_hat, 0.05)))
+            return int(self._numbers[best])
         amount = float(share.amount)
         worth = 0.01 * amount * size_hat if share.kind == "pure" else amount * (size_hat / 20) ** 2
         return int(min(self.most_rounds, worth))
@@ -223,6 +240,13 @@ class Mwem:
 
 
 ROUNDS = np.unique(np.rint(np.geomspace(1, 1e6, 400)))
+
+
+def size_tail(share: Share, beta: float) -> float:
+    """How far a number of records that this share buys is off, but for beta; one for rounding."""
+    scale = float(share.spread(1, 1))
+    pure = share.kind == "pure"
+    return 1 + scale * (math.log(1 / beta) if pure else math.sqrt(2 * math.log(2 / beta)))
 
 
 def measure_worst(

@@ -223,21 +223,15 @@ def sized(
 
 
 @dataclass(frozen=True)
-class PowerBound:
-    """alpha = C * size^power * amount^-exponent with C found from a bound `one`, and its sums.
+class ConcaveBound:
+    """A bound `one` that is concave in the size and falls with the share, and its sums.
 
-    Proof of `spread`: parts of sizes n_i and amounts a_i have total at most
-        C sum n_i^p a_i^-exponent; by Hoelder with exponents 1/p and 1/(1-p) this is at most
-        C (sum n_i)^p (sum a_i^(-exponent/(1-p)))^(1-p), which k equal parts meet with k^(1-p).
+    Proof of `spread`: no share is below the smallest, and of a concave function k equal parts have
+        the largest sum.
     """
 
     one: Callable[[Share, float, float], float]
     practical: Callable[[Share], float]
-
-    @staticmethod
-    def powers(share: Share) -> tuple[float, float]:
-        """(power of the size, exponent of the amount): 2/3, 1/3 pure; 1/2, 1/4 zCDP."""
-        return (2 / 3, 1 / 3) if share.kind == "pure" else (1 / 2, 1 / 4)
 
     def alpha(self, share: Share, size: float, beta: float) -> float:
         """See `ErrorBound`."""
@@ -249,15 +243,8 @@ class PowerBound:
 
     def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
         """See `ErrorBound`."""
-        power, exponent = self.powers(shares[0])
-        size = max(size, 1.0)
-        constant = max(
-            self.one(share, size, beta / len(shares))
-            / (size**power * float(share.amount) ** -exponent)
-            for share in set(shares)
-        )
-        pieces = sum(float(share.amount) ** (-exponent / (1 - power)) for share in shares)
-        return float(constant * size**power * pieces ** (1 - power))
+        count, least = len(shares), min(shares, key=lambda share: share.amount)
+        return count * self.one(least, size / count, beta / count)
 
     def useful_size(self, share: Share) -> float:
         """See `ErrorBound`."""
