@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from benchmarks.papers.qiu_yi import published
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.dynamic import Bag, FullyDynamic, LiveTable, Records, Repaired
+from streamveil.dynamic import Bag, Changes, FullyDynamic, LiveTable, Records, Repaired
 from streamveil.dynamic.interval_tree import UPDATE
 from streamveil.errors import HorizonError
 from streamveil.linear import (
@@ -285,6 +285,17 @@ def test_more_steps_than_promised_are_refused():
         table.tick()
     with pytest.raises(HorizonError):
         table.tick()
+
+
+def test_more_hidden_segments_than_promised_are_refused():
+    """They were left out without a word: errors went beyond every bound."""
+    hidden = FullyDynamic.repaired(noisy_queries(CELLS), PURE, horizon=3, public_steps=False)
+    place = Place(SilentNoise(), "t")
+    state, born = hidden.init(place), np.zeros(1000, np.int64)
+    for _ in range(3):
+        hidden.step(state, Changes(born), place)
+    with pytest.raises(HorizonError):
+        hidden.step(state, Changes(born), place)
 
 
 def test_the_bound_covers_with_additive_noise():

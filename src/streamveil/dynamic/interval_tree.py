@@ -224,9 +224,10 @@ class FullyDynamic(OfStatic):
         state.birth.append(changes.birth)
         if self.partition is not None and state.partition is not None:
             here = place.inside(b"partition")
-            last = self.horizon is not None and state.q >= self.horizon
-            if not self.partition.step(state.partition, changes.updates, here) or last:
+            if not self.partition.step(state.partition, changes.updates, here):
                 return
+            if self.horizon is not None and state.q >= self.horizon:
+                raise HorizonError(self.horizon)
         state.q += 1
         state.closed.append(state.t)
         self._close(state, place.inside(b"bucket", state.q))
