@@ -10,7 +10,7 @@ import pytest
 from benchmarks.papers.qiu_yi import Squaring
 from streamveil.core.accounting import Neighbours
 from streamveil.core.noise import Place, SeededNoise, SilentNoise
-from streamveil.dynamic import FullyDynamic, InsertionOnly
+from streamveil.dynamic import Changes, FullyDynamic, InsertionOnly
 from streamveil.dynamic.baselines import Rerun, TwoStream
 from streamveil.dynamic.partition import TimeVarying
 from streamveil.dynamic.schedulers import PUBLIC_SIZES, PublicSizes
@@ -138,6 +138,15 @@ def test_squaring_times_out_where_the_paper_says():
     state = partition.init(place)
     closed = [t for t in range(1, 300) if partition.step(state, 0, place)]
     assert closed == [2, 4, 16, 256]
+
+
+def test_records_count_as_updates_where_nobody_says_how_many_there_were():
+    """They stayed in the open segment for ever, and the bound allowed for a hundred of them."""
+    table = InsertionOnly.sparse(noisy_queries(Marginals((2,), ((0,),))), Share("pure", 1))
+    place = Place(SilentNoise(), "x")
+    state = table.init(place)
+    table.step(state, Changes(np.zeros(1000, np.int64)), place)
+    assert table.answers(state).values[0] == 1000
 
 
 def test_guarantees_follow_the_relation():

@@ -97,17 +97,22 @@ class Bag:
 class Changes:
     """What one public step did to the table.
 
-    `updates` is the number of updates that a partition counts; see `records.py`.
+    `updates` is the number of updates that a partition counts, no fewer than records came and
+    went; see `records.py`.
 
-    >>> step = Changes(born=np.array([0, 0, 2]), updates=3)
-    >>> len(step.born), len(step.gone)
-    (3, 0)
+    >>> step = Changes(born=np.array([0, 0, 2]))
+    >>> len(step.born), len(step.gone), step.updates
+    (3, 0, 3)
     """
 
     born: Int64[Array, " a"] = field(default_factory=lambda: EMPTY)  # labels inserted
     gone: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # labels deleted
     birth: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # step each was born in
     updates: int = 0  # updates that a partition counts, >= 0
+
+    def __post_init__(self) -> None:
+        least = np.size(self.born) + np.size(self.gone)
+        object.__setattr__(self, "updates", max(self.updates, least))
 
 
 State = Any  # each mechanism's own; mutable, never shown
