@@ -59,7 +59,10 @@ UNHELD = (
     "a sketch's intervals cover its noise, not its collisions; rows over the contribution bound are"
     " in no number"
 )
-RARE = "keys of few rows are missing"  # where keys are searched
+RARE = (  # where keys are searched
+    "keys of few rows are missing; others were chosen by their noisy numbers, which tends to those"
+    " with high noise: intervals hold for each key, not for the chosen ones only"
+)
 ONES = np.zeros(0, np.int32)  # keys count one
 NO_NOISE = np.zeros((0, 8), np.uint64)  # of counting: noise comes when columns are pushed
 
