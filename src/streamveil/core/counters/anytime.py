@@ -59,8 +59,9 @@ class AnytimeBltCounter(Stepping):
     Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
     Guarantee: mu-GDP, mu = (moved * sensitivity + slack) / sigma, for 2^40 steps.
     Proof: as `BltCounter` without schedules.
-    Error: at most 1.33 times the optimum for known T = t up to 2^20 steps with d = 6 (1.39 up to
-        2^30 with d = 7, 1.45 up to 2^40 with d = 8); beyond, it grows like sqrt(t).
+    Error: at most 1.33 times the square root made for T = t, up to 2^20 steps with d = 6 (1.39 up
+        to 2^30 with d = 7, 1.45 up to 2^40 with d = 8), and with d = 6 at most 1.45 times a
+        `BltCounter` made for T = t; beyond, it grows like sqrt(t).
     Memory: 8 (d + 1) bytes per key.
     Numerics: as `BltCounter`.
 
