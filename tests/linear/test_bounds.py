@@ -12,7 +12,7 @@ from streamveil.core.noise import SeededNoise
 from streamveil.dynamic import Changes, FullyDynamic
 from streamveil.linear import Mwem, Place, Share, noisy_queries
 from streamveil.linear.additive import grain
-from streamveil.linear.protocol import rounded_scale
+from streamveil.linear.protocol import rounded_scale, size_tail
 from streamveil.linear.queries import Matrix
 
 ONE = noisy_queries(Matrix.of([[1.0]]))
@@ -76,6 +76,17 @@ def test_deviations_cover_rounding_about_any_centre():
             least = grain(np.array([scale]), "zcdp") * scale
             assert math.sqrt(np.sum(law * k**2)) <= least * 1.02
     assert_allclose(grain(np.array([1.0]), "zcdp"), math.sqrt(13 / 12))
+
+
+@pytest.mark.parametrize("beta", [0.3, 0.05, 1e-3, 1e-6])
+def test_a_number_of_records_that_is_bought_is_within_its_bound(beta):
+    """Laplace noise was given the tail of a Gaussian of its deviation: 4e-4 where 5e-7 was said."""
+    for scale in SCALES[SCALES > 0.05]:
+        pure, gaussian = (Share(kind, 1) for kind in ("pure", "zcdp"))
+        reach = size_tail(pure.scale(1 / scale), beta) - 0.5
+        assert np.exp(-np.ceil(reach) / scale) <= beta
+        reach = size_tail(gaussian.scale(1 / (2 * scale**2)), beta) - 0.5
+        assert 2 * norm.sf(reach / scale) <= beta
 
 
 @pytest.mark.parametrize("horizon", [1, 4])

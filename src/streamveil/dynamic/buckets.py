@@ -18,7 +18,7 @@ from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.trees import Accumulator, accumulator, released, require_tree
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine, size_tail
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
 from streamveil.types import Exact
 
@@ -240,7 +240,7 @@ class Repaired:
         if state.deletions is None:
             return math.inf
         size, _, _, test = self._split(state.share)
-        estimate = size.deviation(1, 1) * math.sqrt(2 * math.log(4 / beta))
+        estimate = size_tail(size, beta / 2)
         asked = 1 if state.above is None else 1 + state.above.asked
         late = AboveThreshold.cumulative(test.epsilon).slack(beta / 2, state.rounds * asked)
         return 2 * (state.size + estimate + state.rounds * late)

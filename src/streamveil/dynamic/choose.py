@@ -22,6 +22,7 @@ from streamveil.dynamic.trees import Accumulator, Hybrid, accumulator, levels
 from streamveil.errors import require_between, require_one_of, require_positive, require_with
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.mwem import Mwem
+from streamveil.linear.protocol import size_tail
 from streamveil.linear.queries import Queries, require_queries
 from streamveil.linear.sums import best_strategy
 from streamveil.types import Exact
@@ -325,6 +326,6 @@ def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:
         inner = levels(life, bucket.arity)
         parts.append(base.scale(Fraction(1, bucket.most_rounds)))
         parts += [gone.scale(Fraction(1, inner))] * ((bucket.arity - 1) * inner)
-        tail = math.log(4 * depth * life / BETA)
-        slack += first.deviation(1, 1) * math.sqrt(2 * tail) + 2 * 2 * tail / float(test.epsilon)
+        chance = BETA / (4 * depth * life)
+        slack += size_tail(first, chance) - 2 * 2 * math.log(chance) / float(test.epsilon)
     return tree.static.error.spread(parts, 3 * size + 3 * slack, BETA / 2)

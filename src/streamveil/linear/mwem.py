@@ -13,7 +13,7 @@ from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
 from streamveil.errors import at_least, require_between, require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
-from streamveil.linear.protocol import ConcaveBound, QueryAnswers, sized
+from streamveil.linear.protocol import ConcaveBound, QueryAnswers, size_tail, sized
 from streamveil.linear.queries import Queries, check_histogram, require_queries
 from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Float64, Int64
@@ -240,13 +240,6 @@ class Mwem:
 
 
 ROUNDS = np.unique(np.rint(np.geomspace(1, 1e6, 400)))
-
-
-def size_tail(share: Share, beta: float) -> float:
-    """How far a number of records that this share buys is off, but for beta; one for rounding."""
-    scale = float(share.spread(1, 1))
-    pure = share.kind == "pure"
-    return 1 + scale * (math.log(1 / beta) if pure else math.sqrt(2 * math.log(2 / beta)))
 
 
 def measure_worst(

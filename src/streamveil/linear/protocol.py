@@ -222,6 +222,13 @@ def sized(
     return float(values(noisy)), share.scale(1 - Fraction(part))
 
 
+def size_tail(share: Share, beta: float) -> float:
+    """How far a number of records that this share buys is off, but for beta; one for rounding."""
+    scale = float(share.spread(1, 1))
+    pure = share.kind == "pure"
+    return 1 + scale * (math.log(1 / beta) if pure else math.sqrt(2 * math.log(2 / beta)))
+
+
 @dataclass(frozen=True)
 class ConcaveBound:
     """A bound `one` that is concave in the size and falls with the share, and its sums.
