@@ -312,7 +312,7 @@ def test_a_script_from_files_to_files_with_questions(form, tmp_path):
     assert code == 0, text
     assert "COUNT(*) WHERE age < 5 = " in text
     assert "after release 8" in text
-    assert len(list((tmp_path / "out").rglob("*.json*"))) == STEPS
+    assert len(list((tmp_path / "out").rglob("trigger=*.json"))) == STEPS
     code, text = call("ask", file, "COUNT(*) WHERE city = 'Oslo'", "--state", state)
     assert code == 0
     assert "RELEASED" in text

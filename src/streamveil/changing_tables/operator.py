@@ -353,17 +353,22 @@ class ChangingTable:
         return pa.table(columns).replace_schema_metadata(self._note(np.isnan(reach)))
 
     def _note(self, is_open: Bool[Array, " k"]) -> dict[bytes, str] | None:
-        """That there are no intervals, or what none covers of values that come and go too often."""
+        """That there are no intervals, or what none covers."""
+        notes, made = [], self.distinct
         if is_open.any():
-            return {NOTE: "no intervals: how far these answers may be off is not proved"}
-        made = self.distinct
-        if made is None or self.operation_column is None or made.changes == made.horizon:
-            return None
-        return {
-            NOTE: f"of each value only the first {made.changes:,} change(s) of whether there is a"
-            " record with it count; afterwards it stays counted, or not, as it was: no interval"
-            " holds what that changes"
-        }
+            notes.append("no intervals: how far these answers may be off is not proved")
+        elif made and self.operation_column is not None and made.changes != made.horizon:
+            notes.append(
+                f"of each value only the first {made.changes:,} change(s) of whether there is a"
+                " record with it count; afterwards it stays counted, or not, as it was: no interval"
+                " holds what that changes"
+            )
+        if self.id_column is not None and self.operation_column is not None:
+            notes.append(
+                f"an id counts for its first {self.lives:,} insertion(s), those of updates"
+                " included: later ones are in no number"
+            )
+        return {NOTE: "; ".join(notes)} if notes else None
 
     @cached_property
     def _labels_of_queries(self) -> dict[str, pa.Array]:
