@@ -21,7 +21,7 @@ from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
 from streamveil.sketches.levels import BEAM, Levels, LevelWords, require_search
-from streamveil.sketches.published import PublishedSketch
+from streamveil.sketches.published import PublishedSketch, deviations
 from streamveil.sketches.schedule import ClockName, PushSchedule
 from streamveil.types import Array, Float64, UInt64
 
@@ -38,7 +38,7 @@ class HeavyKeys(NamedTuple):
 
     keys: UInt64[Array, " found"]
     estimates: Float64[Array, " found"]
-    sd: float  # standard deviation of the noise in one cell
+    sd: float  # standard deviation of the noise in one cell; of the worst, if corrected for lag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,15 +222,18 @@ class PublishedHierarchy:
             if self.level_bits[level] <= WORD:
                 found = found.astype(np.uint32)
             estimates = sketch.estimate_words(found, lag_corrected=lag_corrected)
-            least = (GUARD * sketch.sd or math.inf) if threshold is None else threshold
+            sds = deviations(sketch, found, lag_corrected=lag_corrected)
+            clear = np.where(sds > 0, GUARD * sds, math.inf)
+            least = clear if threshold is None else np.full(len(found), threshold)
             last = level == len(self.levels) - 1
             found, estimates = largest(found, estimates, k if last else beam, least)
             found = found.astype(np.uint64)
-        return HeavyKeys(found, estimates, self.sd)
+        sds = deviations(self.levels[-1], found, lag_corrected=lag_corrected)
+        return HeavyKeys(found, estimates, float(sds.max(initial=self.sd)))
 
 
 def largest(
-    keys: Array, estimates: Float64[Array, " keys"], count: int, least: float
+    keys: Array, estimates: Float64[Array, " keys"], count: int, least: Float64[Array, " keys"]
 ) -> tuple[Array, Float64[Array, " kept"]]:
     """The `count` largest estimates of at least `least`, in order; ties by key."""
     kept = np.flatnonzero(estimates >= least)

@@ -169,7 +169,7 @@ class PublishedSketch:
         """Estimates plus and minus the noise alone: collisions and lag are not in it.
 
         Args:
-            estimates: what `estimate` returned.
+            estimates: what `estimate` returned without `lag_corrected`; see `to_arrow`.
             confidence: with which the interval covers the noise, above 0 and below 1.
 
         Raises:
@@ -268,13 +268,28 @@ class PublishedSketch:
         Args:
             keys: integers or texts.
             **options: those of `estimate`.
+
+        Raises:
+            PlanError: the method is none of this kind of sketch.
         """
         keys = list(keys) if isinstance(keys, Iterator) else keys  # they are gone through twice
-        estimates = self.estimate(keys, **options)
-        low, high = self.interval(estimates)
+        words = key_words(keys)
+        estimates = self.estimate_words(words, **options)
+        sds = deviations(self, words, lag_corrected=options.get("lag_corrected", False))
+        half = self.interval(np.zeros(1))[1] * (sds / self.sd if self.sd else 1.0)
+        low, high = estimates - half, estimates + half
         column = key_column(keys)
-        sds = np.full(len(estimates), self.sd)
         return pa.table({"key": column, "n": estimates, "n_sd": sds, "n_low": low, "n_high": high})
+
+
+def deviations(
+    sketch: PublishedSketch, words: Array, *, lag_corrected: bool
+) -> Float64[Array, " keys"]:
+    """The largest deviation of the noise in the cells of each key, scaled up as the cells are."""
+    if not lag_corrected:
+        return np.full(len(words), sketch.sd)
+    scaled = sketch.sds * (sketch.time / np.maximum(sketch.pushed_at, 1))
+    return np.asarray(scaled[sketch.layout.columns(words)].max(axis=0))
 
 
 def key_column(keys: Any) -> pa.Array | pa.ChunkedArray:
