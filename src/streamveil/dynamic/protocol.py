@@ -100,6 +100,9 @@ class Changes:
     `updates` is the number of updates that a partition counts, no fewer than records came and
     went; see `records.py`.
 
+    Raises:
+        PlanError: `updates` is no whole number of at least 0.
+
     >>> step = Changes(born=np.array([0, 0, 2]))
     >>> len(step.born), len(step.gone), step.updates
     (3, 0, 3)
@@ -112,7 +115,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         least = np.size(self.born) + np.size(self.gone)
-        object.__setattr__(self, "updates", max(self.updates, least))
+        object.__setattr__(self, "updates", max(whole("updates", self.updates, 0), least))
 
 
 State = Any  # each mechanism's own; mutable, never shown
