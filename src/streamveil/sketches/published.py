@@ -184,11 +184,12 @@ class PublishedSketch:
     def error_bound(
         self, beta: float, arrivals: float | None = None, late: float | None = None
     ) -> SketchErrorBound:
-        """A bound on the error of `min` (or `median`) for one key fixed in advance.
+        """A bound on the error of an estimate by any method, for one key fixed in advance.
 
-        Error: Count-Min: a row's collisions have mean at most N/w, so
+        Error: Count-Min, `min`: a row's collisions have mean at most N/w, so
             all d rows exceed x with probability at most (N/(w x))^d (Markov); the noise of d cells
-            stays within sd sqrt(2 ln(4 d/beta)); each event gets beta/2. Count Sketch: a row errs
+            stays within sd sqrt(2 ln(4 d/beta)); each event gets beta/2. `calibrated` is less by
+            the `background`, a public number, and both are covered. Count Sketch: a row errs
             with variance at most F2/w + sd^2, so beyond x with probability p = variance/x^2
             (Chebyshev), and the median fails when half the rows do (binomial tail); F2 is read off
             the published table, so this one is an estimate of a bound. The lag adds at most what
@@ -222,8 +223,8 @@ class PublishedSketch:
         noise = self.sd * float(np.sqrt(2 * np.log(4 * depth / beta)))
         if self.layout.family == "identity":
             return SketchErrorBound(noise + lag, noise)
-        load = total / width * (2 / beta) ** (1 / depth)
-        return SketchErrorBound(noise + lag, load + noise)
+        load, less = total / width * (2 / beta) ** (1 / depth), self.background()
+        return SketchErrorBound(noise + lag + max(less, 0.0), load + noise + max(-less, 0.0))
 
     def _weights(self, arrivals: float | None, late: float | None) -> tuple[float, float]:
         """The most weight so far, and since the oldest push."""
