@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 import sys
@@ -210,6 +211,23 @@ def test_a_value_that_does_not_fit_its_column_is_null_and_counted(tmp_path):
     found, chunks = read(opened(tmp_path / "t"))
     assert [row["u"] for row in found] == [1, None, 3]
     assert sum(sum(chunk.rejected.values()) for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize("day", ["+10000-01-01", "-0001-12-31", "0000-01-01"])
+@pytest.mark.parametrize("folders", [None, ["k 1", "day"]])
+def test_a_day_that_python_does_not_have_stops_nobody(day, folders, tmp_path):
+    """As Spark writes one into the statistics of a file."""
+    days = [dt.date(2026, 1, 1), None, dt.date(2026, 1, 2)]
+    made = pa.table({"u": [1, 2, 3], "k 1": ["a/%é", "b", None], "day": days, "x": days})
+    deltalake.write_deltalake(tmp_path / "t", made, partition_by=folders)
+    before = read(opened(tmp_path / "t"))[0]
+    log = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
+    text = log.read_text()
+    log.write_text(text.replace(r"\"x\":\"2026-01-02", rf"\"x\":\"{day}"))
+    assert log.read_text() != text
+    with pytest.raises(ValueError, match=r"isoformat|year"):
+        deltalake.DeltaTable(tmp_path / "t").to_pyarrow_dataset()
+    assert read(opened(tmp_path / "t"))[0] == before
 
 
 @pytest.mark.parametrize("how", [{}, {"use_deprecated_int96_timestamps": True}])

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pds
 import pyarrow.fs
 
@@ -100,12 +103,8 @@ class DeltaSource(LakeSource):
         own = plain_schema(pa.schema(table.schema().to_arrow()))
         parts = tuple(f"{name}." for name in wanted.names)  # and structures that hold one
         held = [name for name in own.names if any(part.startswith(f"{name}.") for part in parts)]
-        options = pds.ParquetReadOptions(**TIMES_OF_96_BITS)
-        files = sorted(
-            (one for one in table.to_pyarrow_dataset(parquet_read_options=options).get_fragments()
-             if added is None or one.path in added),
-            key=lambda one: str(one.path),
-        )  # fmt: skip
+        files = sorted(fragments_of(table, self._store()), key=lambda one: str(one.path))
+        files = [one for one in files if added is None or one.path in added]
         if added is not None and len(files) < len(added):
             raise gone(self.path, f"a file of version {place.version} is not in it")
 
@@ -125,9 +124,8 @@ class DeltaSource(LakeSource):
 
     def _added(self, version: int) -> set[str]:
         """Paths of the files that a version adds; SourceError if it takes rows away."""
-        log = pa.fs.PyFileSystem(self._delta.fs.DeltaStorageHandler(self.path))
         try:
-            with log.open_input_stream(f"_delta_log/{version:020}.json") as file:
+            with self._store().open_input_stream(f"_delta_log/{version:020}.json") as file:
                 actions = [json.loads(line) for line in file.read().splitlines() if line.strip()]
         except FileNotFoundError:
             raise gone(self.path, f"its log no longer holds version {version}") from None
@@ -140,6 +138,9 @@ class DeltaSource(LakeSource):
         if any(kind == "remove" for kind, _ in changes):
             raise self.takes_away(f"version {version}", "DELETE, UPDATE, MERGE, overwrite")
         return {unquote(action["path"]) for _, action in changes}  # a log holds them quoted
+
+    def _store(self) -> Any:
+        return pa.fs.PyFileSystem(self._delta.fs.DeltaStorageHandler(self.path))
 
     def _at(self, version: int | None) -> Any:
         return self._delta.DeltaTable(self.path, version=version)
@@ -159,6 +160,26 @@ class DeltaSource(LakeSource):
             ) from None
         except (errors.DeltaError, pa.ArrowException, OSError, json.JSONDecodeError) as error:
             raise gone(self.path, type(error).__name__) from None
+
+
+def fragments_of(table: Any, store: Any) -> list[Any]:
+    """The files of a version, each with the values of its folders.
+
+    `deltalake` makes dates of Python of the statistics, and ends with a ValueError where one lies
+    beyond the years 1 to 9999. It has looked at the protocol by then; statistics are not needed.
+    """
+    options = pds.ParquetReadOptions(**TIMES_OF_96_BITS)
+    with suppress(ValueError):
+        return list(table.to_pyarrow_dataset(parquet_read_options=options).get_fragments())
+    actions, parquet = pa.table(table.get_add_actions()), pds.ParquetFileFormat(options)
+    folders = actions["partition"] if "partition" in actions.column_names else [{}] * len(actions)
+    return [
+        parquet.make_fragment(unquote(path), store, reduce(and_, [
+            pc.field(name) == one if one.is_valid else pc.field(name).is_null()
+            for name, one in values.items()
+        ]) if values else None)
+        for path, values in zip(actions["path"].to_pylist(), folders, strict=True)
+    ]  # fmt: skip
 
 
 def is_mapped(kind: Any) -> bool:
