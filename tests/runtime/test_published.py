@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.connectors import open_sink
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise import KeyedNoise
 from streamveil.errors import PlanError, SourceError, StoreError
@@ -153,3 +154,14 @@ def test_a_key_is_found_by_what_is_typed_for_it():
     assert found(size="-inf") == found(at=None) == [3]
     with pytest.raises(PlanError, match="'2026-01-31 12:00:00'"):
         found(at="one o'clock")
+
+
+def test_the_folder_of_a_delta_table_is_told_to_be_none_of_a_sink_of_files(tmp_path):
+    """It was said to give the folder of the sink, which it is."""
+    pytest.importorskip("deltalake")
+    sink = open_sink("delta", {"path": str(tmp_path / "out")})
+    with Job(tmp_path / "s", replace(work(), sink=sink)) as job:
+        list(job)
+    with pytest.raises(SourceError, match=r"no release that a sink of files wrote[^$]*Delta"):
+        published.read(tmp_path / "out")
+    assert published.read(tmp_path / "s").trigger == 6

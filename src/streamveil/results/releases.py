@@ -225,7 +225,13 @@ def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
     if len(found) > 1:
         jobs = ", ".join(sorted(folder.name for folder in found))
         raise SourceError(f"'{home}' holds releases of several jobs ({jobs}); name one folder")
-    return Releases(next(iter(found.values()), {}), operator)
+    if not found:
+        raise SourceError(
+            f"'{home}' holds no release that a sink of files wrote.\n"
+            "  to fix  give such a folder, or the state directory of a job: it has what other sinks"
+            " got, such as Delta tables and databases"
+        )
+    return Releases(next(iter(found.values())), operator)
 
 
 def window_of(file: Path, operator: GroupBy | None, turn: int) -> int:
