@@ -112,6 +112,7 @@ def of_jobs() -> Iterator[tuple[str, str]]:
     start, run = found["start"], found["10000000 users"]
     yield "import", f"{start['import streamveil']['cpu']:.2f}"
     yield "readme", f"{start['README']['cpu']:.1f}"
+    yield "readme by line", f"{start['README, command line']['cpu']:.1f}"
     yield "many releases", f"{start['explain of 86,400 releases']['cpu']:.1f}"
     yield "many by line", f"{start['explain of 86,400 releases, command line']['cpu']:.1f}"
     for told, name in {
