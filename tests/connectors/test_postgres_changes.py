@@ -15,7 +15,8 @@ import pytest
 import streamveil as sv
 from streamveil.connectors import open_source, postgres_changes
 from streamveil.connectors.rejected_rows import traced
-from streamveil.errors import SourceError
+from streamveil.errors import PlanError, SourceError
+from streamveil.runtime.fork import fork
 from streamveil.runtime.run import Pace, run
 from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
 
@@ -390,6 +391,19 @@ def test_a_job_that_is_cut_off_at_any_commit_counts_every_row_once(server, table
         freed += server.ask("SELECT confirmed_flush_lsn FROM pg_replication_slots")
     assert found == {1: 8, 2: 16, 3: 24, 4: 32}
     assert len({*freed}) > 1  # what is durable goes from the server's log
+
+
+def test_a_fork_by_the_time_of_changes_is_refused(server, table, tmp_path):
+    """Its first window held the whole table."""
+    source = sv.source("postgres_changes", "visits", event_time="pg_time", url=server.url,
+                       table="visits", publication="p")  # fmt: skip
+    asked = (
+        source.protect("id").window(sv.tumble("1 hour")).agg(n=sv.count()).bound(max_rows=1)
+        .release(budget=BUDGET, every="1 hour", clock="wall", start="2026-01-01", steps=10**6)
+    )  # fmt: skip
+    next(run(asked.plan, state=str(tmp_path / "s"), pace=Pace(once=True)), None)
+    with pytest.raises(PlanError, match="its first window would count them all"):
+        fork(asked.plan, tmp_path / "s", tmp_path / "t")
 
 
 def test_a_changing_table_is_what_the_table_is(server, table, tmp_path):

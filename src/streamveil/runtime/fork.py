@@ -48,6 +48,12 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     clock = first.clock or first.plan.clock
     if not clock.timed:
         raise PlanError(f"a fork begins at a time, and the steps have none.\n  {SAYS_NOTHING}")
+    if (plan.source.kind, plan.source.event_time) == ("postgres_changes", "pg_time"):
+        raise PlanError(
+            "a fork reads all rows of the table first, which have come, by pg_time, when it does:"
+            " its first window would count them all.\n"
+            "  to fix  fork a query whose event_time is a column of the table"
+        )
     operator = operator_of(combined_plan(replace(first.plan, clock=clock)))
     step = boundary(getattr(operator, "schedule", None), inspect(home).step)
     require_empty(place)
