@@ -144,7 +144,7 @@ def main() -> None:
         left.tell()
         raise
     except SystemExit as left:
-        if left.code == INTERRUPTED:  # Ctrl-C: `Commands` turns it into this
+        if left.code == INTERRUPTED:  # Ctrl-C: `Commands.main` turns it into this
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one waits for no thread
             say("interrupted; what is committed stays. Run again to resume.", err=True)
         raise

@@ -94,19 +94,16 @@ class Commands(click.Group):
                 formatter.write_dl([*zip(names, first, strict=True)])
 
     def main(self, *arguments: Any, **more: Any) -> Any:
-        """See `click.Command.main`."""
+        """See `click.Command.main`; Ctrl-C ends with `INTERRUPTED`."""
         try:
             super().main(*arguments, **{**more, "standalone_mode": False})
         except click.ClickException as error:
             error.show(told := StringIO())
             say(told.getvalue(), err=True, nl=False)
             sys.exit(error.exit_code)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """See `click.Command.invoke`; Ctrl-C ends with `INTERRUPTED`."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except click.Abort as aborted:  # click's word for Ctrl-C, and for an EOFError
+            if isinstance(aborted.__cause__, EOFError):
+                raise aborted.__cause__ from None
             sys.exit(INTERRUPTED)
 
 
