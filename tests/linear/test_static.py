@@ -215,6 +215,14 @@ def test_the_bound_of_mwem_is_of_the_rounds_that_it_makes(preset):
     assert error <= mwem.error.alpha(Share("zcdp", 5), size, 0.05)
 
 
+@pytest.mark.parametrize("given", [{"step": 1.0}, {"step": 100.0}, {"replays": 2}])
+def test_the_proof_of_mwem_is_of_one_step_without_replays(given):
+    """With a step of 100, all releases missed a bound that had that of 4, by seven times."""
+    with pytest.raises(PlanError, match="proved for step=4 without replays, not for step="):
+        Mwem(queries=CUBE, preset="theorem", **given)
+    assert Mwem(queries=CUBE, preset="theorem", step=4.0, replays=0).rounds_for(ZCDP, 1e3) >= 1
+
+
 def test_the_bound_of_mwem_covers_a_size_that_is_bought():
     """Of an empty table, one release in eight missed a bound that took its size for public."""
     mwem, nothing = Mwem(queries=Matrix.of(np.eye(2)), preset="theorem"), np.zeros(2, np.int64)

@@ -11,13 +11,20 @@ import numpy as np
 from streamveil.core.accounting import Neighbours, exact_between, take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
-from streamveil.errors import at_least, require_between, require_one_of, require_positive
+from streamveil.errors import (
+    PlanError,
+    at_least,
+    require_between,
+    require_one_of,
+    require_positive,
+)
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
 from streamveil.linear.protocol import ConcaveBound, QueryAnswers, size_tail, sized
 from streamveil.linear.queries import Queries, check_histogram, require_queries
 from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Float64, Int64
 
+STEP = 4.0  # of the proof
 QUIET = 1 / 64  # noise of a measurement, as a fraction of all records, that replays bear
 Measured = list[tuple[int, float]]  # (query, its measured answer as a fraction of all records)
 
@@ -46,7 +53,7 @@ class Mwem:
         exact answers and public guesses (`on_lattice`).
 
     Raises:
-        PlanError: a setting is out of its range.
+        PlanError: a setting is out of its range, or not one of the proof with 'theorem'.
         PlanError: a share buys Gaussian noise only.
         PlanError: the histogram is not of whole records, one count for each point of the domain.
 
@@ -59,7 +66,7 @@ class Mwem:
     queries: Queries  # the class that is answered
     rounds: int | None = None  # corrections, >= 1; None: from the noisy size
     most_rounds: int = 40  # >= 1: at most so many, whatever the share
-    step: float = 4.0  # of the multiplicative update, > 0, at most 100
+    step: float = STEP  # of the multiplicative update, > 0, at most 100
     replays: int | None = None  # repeats of all measured steps in a round, >= 0; None: by the noise
     size_share: Fraction = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
     preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
@@ -73,6 +80,12 @@ class Mwem:
         exact_between("size_share", self.size_share, 0, 1)
         at_least(0, replays=0 if self.replays is None else self.replays)
         require_one_of("preset", self.preset, ("practical", "theorem"))
+        if self.preset == "theorem" and (self.step != STEP or self.replays):
+            raise PlanError(
+                f"the preset 'theorem' is proved for step={STEP:g} without replays, not for"
+                f" step={self.step:g}, replays={self.replays}.\n  to fix  leave both out, or"
+                " preset='practical'"
+            )
 
     @property
     def adaptive(self) -> bool:
