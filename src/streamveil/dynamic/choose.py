@@ -307,7 +307,8 @@ def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:
     """The proved error of the interval tree when one bucket of each level is alive.
 
     Sizes: everything answered from has together at most 3 size + 3 (estimates + tests); see
-    `Repaired`.
+    `Repaired`. Assumed: no bucket has lost more than half of its records in its last round, which
+    no test ends.
     """
     bucket = tree.bucket
     assert isinstance(bucket, Repaired)  # noqa: S101  (built by `repaired`)

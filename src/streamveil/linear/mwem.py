@@ -106,6 +106,8 @@ class Mwem:
 
         Proof: a tenth of beta is for the number of records, as if it were bought. It is off by at
             most e then, so gaps, choices and measurements are by as much, and `size + e` falls.
+            Not proved is that a release makes the best number: it chooses it for a beta of 0.05 and
+            the size that it bought. At its number the bound was up to 1.3 times as large.
 
         Args:
             share: part of a budget (`Share`) that it may spend, above 0.
