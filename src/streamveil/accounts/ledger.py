@@ -174,7 +174,7 @@ class Ledger:
         self._by_key: dict[str, Charge] = {}
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        """Copies by `copy` and `pickle` are refused: each would take charges up to the limit."""
+        """Copies by copy and pickle are refused: each would take charges up to the limit."""
         raise PlanError(
             "a ledger is not copied: each copy would take charges up to the whole limit.\n"
             "  to fix  pass the ledger itself on; processes share one by the path of its file"
