@@ -1,5 +1,6 @@
 """What if: forecasts are those of the compiled queries, and odds hold for the mechanism."""
 
+import re
 from itertools import pairwise
 from math import exp
 
@@ -118,10 +119,16 @@ def test_the_command_line_says_the_same(tmp_path, monkeypatch):
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column ="
         " user, max_rows_contributed = 4) page, COUNT(*) AS n FROM 'rows.csv' GROUP BY page"
     )
-    told = CliRunner().invoke(cli.app, ["what-if", "q.sql", "--epsilon", "2", "--max-rows", "1"])
-    assert told.exit_code == 0, told.output
-    sd = sv.what_if(query(), epsilons=[2], max_rows=[1]).table["sd"].to_pylist()
-    assert all(f"{one:,.4g}" in told.output for one in sd)
+    for typed, given in (
+        (["--epsilon", "2", "--max-rows", "1"], {"epsilons": [2], "max_rows": [1]}),
+        (["--max-rows", "1"], {"max_rows": [1]}),
+        ([], {}),  # what is not given is tried at settings around the query's
+    ):
+        told = CliRunner().invoke(cli.app, ["what-if", "q.sql", *typed])
+        assert told.exit_code == 0, told.output
+        told_of = re.findall(r"^│ +([a-z_ ]+) │ .* │ +(\S+) │(?: +\S+ │){5}$", told.output, re.M)
+        table = sv.what_if(query(), **given).table.to_pylist()
+        assert told_of == [(one["varied"], f"{one['sd']:,.4g}") for one in table]
     assert "50% likely" in told.output
 
 

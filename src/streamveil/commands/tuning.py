@@ -65,8 +65,9 @@ def what_if(
         require_used(NO_SAMPLE, {"--fraction": fraction != 1})
     [plan] = checked_plans(read_query(query, table, name).plan)
     found = forecast_settings(
-        plan, units=units, epsilons=epsilon, max_rows=max_rows, releases=releases,
-        sample=None if sample is None else raw_rows_of(plan, sample), fraction=fraction,
+        plan, units=units, epsilons=epsilon or None, max_rows=max_rows or None,
+        releases=releases or None, fraction=fraction,
+        sample=None if sample is None else raw_rows_of(plan, sample),
     )  # fmt: skip
     shown = Table()
     for column in found.table.column_names:
