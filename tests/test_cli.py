@@ -408,6 +408,23 @@ def test_a_wrong_option_is_named_with_its_value(command, says):
     assert (code, says in err) == (2, True), err
 
 
+def test_what_was_typed_stays_in_its_line_and_is_spelled_out():
+    code, shown, err = call("run", "q.sql", "x\nspent: nothing\x1b[2J")
+    assert (code, shown) == (2, "")
+    assert r"(x\nspent: nothing\x1b[2J)" in err, err
+
+
+@pytest.mark.parametrize("group", [(), ("ledger",), ("derive",)])
+def test_a_group_alone_gives_its_help(group):
+    code, shown, err = call(*group)
+    assert (code, err, "Usage: " in shown) == (2, "", True)
+
+
+def test_wrong_use_with_a_closed_stream_is_wrong_use():
+    wrong = ["sh", "-c", '"$0" -m streamveil runn 2>&-', sys.executable]
+    assert subprocess.run(wrong, check=False).returncode == 2
+
+
 def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0

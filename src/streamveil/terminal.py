@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow as pa
 from rich.console import (
@@ -74,7 +74,9 @@ def table_of(rows: pa.Table, title: str, most: int) -> RenderableType:
 
 
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:
-    """Lines of plain text."""
-    stream = sys.stderr if err else sys.stdout
+    """Lines of plain text; nowhere, if the stream was closed before the process began."""
+    stream: TextIO | None = sys.stderr if err else sys.stdout
+    if stream is None:
+        return
     stream.write(visible_lines(str(text)) + "\n" * nl)
     stream.flush()

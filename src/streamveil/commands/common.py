@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +19,7 @@ from rich.measure import Measurement
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import WRITERS
-from streamveil.errors import INTERRUPTED, PlanError
+from streamveil.errors import INTERRUPTED, PlanError, visible
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joint import JointPlan
 from streamveil.release_metadata import read_facts
@@ -93,13 +92,21 @@ class Commands(click.Group):
             with formatter.section(title):
                 formatter.write_dl([*zip(names, first, strict=True)])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`; without a command it gives the help, with exit code 2."""
+        if not args:
+            say(ctx.get_help())
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
     def main(self, *arguments: Any, **more: Any) -> Any:
         """See `click.Command.main`; Ctrl-C ends with `INTERRUPTED`."""
         try:
-            super().main(*arguments, **{**more, "standalone_mode": False})
+            sys.exit(super().main(*arguments, **{**more, "standalone_mode": False}))
         except click.ClickException as error:
-            error.show(told := StringIO())
-            say(told.getvalue(), err=True, nl=False)
+            if used := getattr(error, "ctx", None):
+                say(f"{used.get_usage()}\nTry '{used.command_path} --help' for help.\n", err=True)
+            say(f"Error: {visible(error.format_message())}", err=True)
             sys.exit(error.exit_code)
         except click.Abort as aborted:  # click's word for Ctrl-C, and for an EOFError
             if isinstance(aborted.__cause__, EOFError):

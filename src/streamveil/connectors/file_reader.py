@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import plain_schema, with_fields
 from streamveil.connectors import Source, micros, select
-from streamveil.connectors.manifest import folders_of, guarded, shown
+from streamveil.connectors.manifest import MARK, folders_of, guarded, shown
 from streamveil.connectors.rejected_rows import MISFIT, as_lines, fitted, groups_behind, misfits
 from streamveil.errors import SourceError, StreamveilError, nearest
 from streamveil.types import Array, Int64
@@ -212,7 +212,7 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
         return None
     files: Any = source  # whatever has patterns
     if not files.found():
-        plain = [one.partition("?")[0] if "://" in one else one for one in named]
+        plain = [one.partition("?")[0] if MARK in one else one for one in named]
         if files.bounded and not any(has_magic(one) or Path(one).exists() for one in plain):
             raise SourceError(
                 f"no file matches {', '.join(map(shown, named))}.\n"

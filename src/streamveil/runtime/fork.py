@@ -50,7 +50,7 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
         raise PlanError(f"a fork begins at a time, and the steps have none.\n  {SAYS_NOTHING}")
     if (plan.source.kind, plan.source.event_time) == ("postgres_changes", "pg_time"):
         raise PlanError(
-            "a fork reads all rows of the table first, which have come, by pg_time, when it does:"
+            "a fork first reads the whole table, and that moment is the pg_time of all its rows:"
             " its first window would count them all.\n"
             "  to fix  fork a query whose event_time is a column of the table"
         )

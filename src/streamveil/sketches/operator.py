@@ -60,8 +60,8 @@ UNHELD = (
     " in no number"
 )
 RARE = (  # where keys are searched
-    "keys of few rows are missing; others were chosen by their noisy numbers, which tends to those"
-    " with high noise: intervals hold for each key, not for the chosen ones only"
+    "keys of few rows are missing; those found were chosen by their noisy numbers: of many alike"
+    " the ones with high noise are found, and fewer of their intervals hold than is said"
 )
 ONES = np.zeros(0, np.int32)  # keys count one
 NO_NOISE = np.zeros((0, 8), np.uint64)  # of counting: noise comes when columns are pushed
