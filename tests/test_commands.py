@@ -268,3 +268,21 @@ def test_every_command_has_an_example_and_a_sentence():
             assert command.help.split(".")[0].split("\n")[0][:30] in " ".join(shown.split())
             if name not in ("demo", "inspect"):
                 assert "Example:" in shown, name
+
+
+@pytest.mark.parametrize(("typed", "told"), [
+    (("read", "q.veil", "--key", ""), "--key takes column=value"),
+    (("what-if", "q.sql", "--plot", "errors.txt"), "--plot must end in .png, .svg, .pdf"),
+    (("dashboard", "q.veil", "--serve", "--port", 70000), "70000 is not in the range"),
+    (("verify-privacy", "q.sql", "--seed", -4), "at least 0, not -4"),
+    (("ledger", "register", "l", "--name", "n", "--about", "a", "--use", "u", "--curator", "",
+      "--region", "r", "--published", "2026-01-01", "--author", "x"), "needs curators"),
+])  # fmt: skip
+def test_a_value_that_an_option_cannot_have_is_refused_by_name(folder, monkeypatch, typed, told):
+    """All but the last were reported as a bug; the last wrote an empty curator."""
+    monkeypatch.chdir(folder)
+    try:
+        words = call(*typed).stderr
+    except PlanError as refused:
+        words = str(refused)
+    assert told in words

@@ -256,6 +256,7 @@ def test_a_secret_from_elsewhere_is_not_stored(
         "env:NOT_SET",
         "command:false",
         "command:no-such-program",
+        "command:",
         "short",
         "file:/nonexistent",
         b"short",

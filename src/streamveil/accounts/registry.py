@@ -64,7 +64,7 @@ class Publisher:
     def __post_init__(self) -> None:
         require_one_of("sector", self.sector, SECTORS)
         for name in ("name", "description", "curators", "intended_use", "region", "authors"):
-            if not getattr(self, name):
+            if not all(getattr(self, name) or [""]):
                 raise PlanError(f"an entry of the registry needs {name}, and it is empty")
         if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.published):
             raise PlanError(f"the day of publication is YYYY-MM-DD, not '{self.published}'")

@@ -127,7 +127,7 @@ def pair(text: str) -> tuple[str, str | None]:
     name, equals, value = text.partition("=")
     if name and equals:
         return name, value
-    name, *rest = text.rsplit(maxsplit=2)
+    name, *rest = text.rsplit(maxsplit=2) or [""]
     if [word.upper() for word in rest] != ["IS", "NULL"]:
         raise PlanError("--key takes column=value, such as --key url=/home, or --key 'url IS NULL'")
     return name, None
@@ -305,8 +305,9 @@ def say_all(notes: Sequence[str]) -> None:
     help="With --serve: the address to listen on; others cannot reach this.",
 )  # fmt: skip
 @click.option(
-    "--port", type=int, default=PORT, help="With --serve: the port; 0 for any that is free."
-)
+    "--port", type=click.IntRange(0, 65535), default=PORT,
+    help="With --serve: the port; 0 for any that is free.",
+)  # fmt: skip
 def dashboard(
     source: Path,
     out: Path,

@@ -50,7 +50,7 @@ fraction_of_units = click.option(
 )
 @public_sample
 @fraction_of_units
-@click.option("--plot", type=PATH, help="Draw errors over settings into this file.")
+@click.option("--plot", type=PATH, help="Draw errors over settings into this .png, .svg or .pdf.")
 @tables
 @wanted_query
 def what_if(
@@ -63,6 +63,8 @@ def what_if(
 
     if sample is None:
         require_used(NO_SAMPLE, {"--fraction": fraction != 1})
+    if plot is not None and plot.suffix not in PICTURES:
+        raise PlanError(f"--plot must end in {', '.join(PICTURES)}, not '{plot.suffix}'")
     [plan] = checked_plans(read_query(query, table, name).plan)
     found = forecast_settings(
         plan, units=units, epsilons=epsilon or None, max_rows=max_rows or None,
@@ -85,6 +87,7 @@ def what_if(
         say(f"plot: {plot}")
 
 
+PICTURES = (".png", ".svg", ".pdf")
 BOUNDS = ("max rows", "per group", "squared")
 EPSILON, DELTA = "0.1", "1e-10"  # of a survey
 NO_SURVEY = (

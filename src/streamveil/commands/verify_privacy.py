@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     "--seconds", type=float, default=10.0, callback=at_least(0.1),
     help="How long to look for a worse pair of inputs.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=1, help="Another seed tries other inputs.")
+@click.option(
+    "--seed", type=int, default=1, callback=at_least(0), help="Another seed tries other inputs."
+)
 @tables
 @wanted_query
 def verify_privacy(

@@ -115,7 +115,7 @@ def output(command: str) -> str:
             timeout=COMMAND_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise StoreError(f"the secret command failed: {type(error).__name__}") from None
     if done.returncode:
         raise StoreError(f"the secret command failed with exit status {done.returncode}")
