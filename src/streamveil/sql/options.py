@@ -20,7 +20,8 @@ from streamveil.types import own
 
 Value = Any
 Reader = Callable[[exp.Expr, str], Value]
-OF_TABLES = ("source", "event_time", "follow", "path", "format", "public")
+CHANGES = ("changelog", "operation", "id", "lives")  # settings of a changing table
+OF_TABLES = ("source", "event_time", "follow", "path", "format", "public", *CHANGES)
 GROUP_STRATEGIES = ("LAPLACE_THRESHOLD", "PUBLIC_GROUPS")
 NO_UNIT = (
     "who is protected? privacy_unit_column has no default.\n"

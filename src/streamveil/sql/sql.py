@@ -30,6 +30,7 @@ from streamveil.sql.assemble import Draft, all_groups, assemble, groups_of
 from streamveil.sql.joins import rows_of
 from streamveil.sql.options import (
     ALL_GROUPS,
+    CHANGES,
     constant,
     flag,
     read_options,
@@ -43,7 +44,6 @@ from streamveil.sql.select import read_select
 from streamveil.sql.table import domain_of, points_where, table_source
 
 MOST_NAME = 60  # characters of the name of a statement, which is made of those of its answers
-CHANGES = ("changelog", "operation", "id", "lives")  # settings of a changing table
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from streamveil.errors import PlanError, nearest, require_between, require_text,
 from streamveil.expressions import compile_expression, compile_predicate
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.plan import Changelog, Plan, SourceSpec, TableSource
-from streamveil.sql.options import constant
+from streamveil.sql.options import CHANGES, constant
 from streamveil.sql.table_check import FORM, MOST_POINTS, Domain
 from streamveil.types import Array, Bool
 
@@ -33,10 +33,9 @@ def table_source(
     domains: Sequence[Domain],
 ) -> TableSource:
     """A changing table over the rows of a source, from its settings (by the names of SQL)."""
-    known = ("changelog", "operation", "id", "lives")
     for word in values:
-        if word not in known:
-            raise PlanError(f"unknown setting '{shown(word)}' of a table{nearest(word, known)}")
+        if word not in CHANGES:
+            raise PlanError(f"unknown setting '{shown(word)}' of a table{nearest(word, CHANGES)}")
     changelog = values.get("changelog")
     if changelog not in CHANGELOGS:
         word = shown(str(changelog))
