@@ -158,7 +158,9 @@ def test_the_sink_that_prints_spells_out_names_and_groups_in_one_line():
     for terminal in (False, True):
         out = StringIO()
         console = Terminal(file=out, width=300, force_terminal=terminal)
-        ConsoleSink(console=console).write(HOSTILE, made(table, 0, 1))
+        sink = ConsoleSink()
+        sink.console = console
+        sink.write(HOSTILE, made(table, 0, 1))
         told = out.getvalue()
         assert not NEVER.search(told)
         assert told.count(SPELLED) == 2

@@ -70,6 +70,7 @@ WRONG = [
     ("source", "follow = 'no'", "the option 'follow' is TRUE or FALSE, without quotes, not 'no'"),
     ("other", "max_line_bytes = '9'", "'max_line_bytes' is a whole number, not '9'"),
     ("other", "fill_missing = 1", "'fill_missing' is TRUE or FALSE, without quotes, not 1"),
+    ("other", "folder_columns = [1]", "'folder_columns' is a text in quotes or a list of texts"),
     ("sink", "format = 'cvs'", "sink 'files': unknown format 'cvs'"),
     ("sink", "fromat = 'csv'", "sink 'files' has no option 'fromat'"),
 ]

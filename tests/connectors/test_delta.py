@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.connectors import open_sink
-from streamveil.errors import MissingExtraError, StoreError
+from streamveil.errors import MissingExtraError, SourceError, StoreError
 from tests.released import made
 
 
@@ -20,6 +20,13 @@ def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(MissingExtraError, match=r"streamveil\[delta\]"):
         open_sink("delta", {"path": str(tmp_path)})
+
+
+@pytest.mark.parametrize("odd", ["a[1]", "b%20c"])
+def test_a_path_that_the_library_cannot_write_is_refused_at_once(odd, tmp_path):
+    """The library panicked at the first release, after the charge, or looked elsewhere for it."""
+    with pytest.raises(SourceError, match="cannot write to a path with"):
+        open_sink("delta", {"path": str(tmp_path / odd)})
 
 
 def test_every_release_is_there_once(tmp_path):

@@ -143,8 +143,8 @@ def test_a_damaged_file_is_refused_in_words(tmp_path):
 @pytest.mark.parametrize("key", ODD)
 def test_no_group_stops_a_publication(kind, key, tmp_path):
     out = io.StringIO()
-    console = Console(file=out, width=200)
-    sink = ConsoleSink(console=console) if kind == "console" else FilesSink(str(tmp_path), kind)
+    sink = ConsoleSink() if kind == "console" else FilesSink(str(tmp_path), kind)
+    sink.console = Console(file=out, width=200)
     table = pa.table({key: ODD[key], "n": [1.5, 2.5, 3.5]})
     for _ in range(2):  # as after a restart
         sink.write("job", made(table, 0, 1))

@@ -509,6 +509,8 @@ def test_a_declaration_without_a_kind_says_what_is_missing(declared, says):
      "'clicks' has no option 'clock'.\n  to fix  write OPTIONS (clock = ...) in the query"),
     ("epsilon = 6", "event_time = 'ts', epsilon = 6",
      "is no option of a query.\n  to fix  CREATE STREAM ... WITH (event_time = ...)"),
+    ("event_time = 'ts'", "event_time = 'ts', columns = 'url'",
+     "columns of 'clicks' are declared after its name.\n  to fix  CREATE STREAM clicks (user"),
     ("epsilon = 6", "changelog = 'insert-delete', epsilon = 6",
      "is no option of a query.\n  to fix  CREATE STREAM ... WITH (changelog = ...)"),
 ])  # fmt: skip

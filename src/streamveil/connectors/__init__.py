@@ -487,18 +487,23 @@ def require_options(
 
 
 def mistaken(declared: Any, value: Any) -> str | None:
-    """What an option must be whose value is a truth value, a number or a text and must be another.
+    """What an option must be whose value is something else; None if it is right.
 
     `declared`: the type in the signature, which may be written as text.
 
     >>> mistaken("bool", "no"), mistaken("int | None", 3), mistaken(float, 3), mistaken("str", 3)
     ("TRUE or FALSE, without quotes, not 'no'", None, None, 'a text in quotes, not 3')
+    >>> mistaken("str | list[str]", [1])
+    'a text in quotes or a list of texts, not [1]'
     """
     text = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
-    allowed = set(text.split(" | "))
-    allowed |= {"int"} if "float" in allowed else set()
-    own = type(value).__name__
-    if own not in WORDS or not allowed <= {*WORDS, "None"} or own in allowed:
+    allowed = {one.partition("[")[0] for one in text.split(" | ")}
+    own = "None" if value is None else type(value).__name__
+    if not {own, *allowed} <= {*WORDS, "None"}:
+        return None
+    texts = value if own == "list" else value.values() if own == "dict" else ()
+    as_float = own == "int" and "float" in allowed
+    if (own in allowed or as_float) and all(isinstance(one, str) for one in texts):
         return None
     return f"{' or '.join(WORDS[one] for one in WORDS if one in allowed)}, not {value!r:.22}"
 
@@ -508,4 +513,6 @@ WORDS = {
     "int": "a whole number",
     "float": "a number",
     "str": "a text in quotes",
+    "list": "a list of texts",
+    "dict": "names of columns with their types, as {'user': 'STRING'}",
 }

@@ -12,7 +12,7 @@ from streamveil.batch import Release
 from streamveil.connectors import in_words, signed
 from streamveil.connectors.manifest import shown
 from streamveil.connectors.marks import ContentMark, MarkedSink
-from streamveil.errors import require_file_name, requires_extra
+from streamveil.errors import SourceError, require_file_name, requires_extra
 
 
 class DeltaSink(MarkedSink):
@@ -26,6 +26,11 @@ class DeltaSink(MarkedSink):
     def __init__(self, path: str) -> None:
         with requires_extra("the sink 'delta'", "delta"):
             import deltalake
+        if odd := sorted({*"[]%"} & {*str(path)}):
+            raise SourceError(
+                f"the sink 'delta' cannot write to a path with {odd[0]}: '{shown(str(path))}'.\n"
+                "  to fix  give a path without it; the library that writes Delta tables takes none"
+            )
         self.path, self.delta = str(path), deltalake
         self.what = f"the Delta table '{shown(self.path)}'"
 

@@ -298,8 +298,8 @@ class MemorySink(Sink):
 class ConsoleSink(Sink):
     """Prints the first rows of each release."""
 
-    def __init__(self, rows: int = 10, console: Terminal | None = None) -> None:
-        self.rows, self.console = rows, console or Terminal()
+    def __init__(self, rows: int = 10) -> None:
+        self.rows, self.console = rows, Terminal()
 
     def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""

@@ -253,6 +253,11 @@ def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, Si
             "slow rows are allowed for with lateness"
         )
     refuse_options(values, name)
+    if "columns" in values:
+        raise PlanError(
+            f"columns of '{shown(name)}' are declared after its name.\n"
+            f"  to fix  CREATE {create.kind} {shown(name)} (user STRING, n INT64) WITH (...)"
+        )
     public = values.pop("public", False)
     if not isinstance(public, bool):
         raise PlanError("public is TRUE or FALSE")
