@@ -48,7 +48,7 @@ def waits(folder: Path, releases: int) -> list[float]:
     rows = folder / "rows"
     rows.mkdir()
     put(rows, 0)
-    query = sv.source("files", "rows", path=str(rows), follow="true").protect(unit="user")
+    query = sv.source("files", "rows", path=str(rows), follow=True).protect(unit="user")
     query = query.group_by("page", keys=sv.public([*range(KEYS)])).agg(n=sv.count())
     asked = (
         query.bound(max_rows=1)
