@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import streamveil as sv
 from streamveil.batch import Batch, Release
+from streamveil.connectors import open_source
 from streamveil.connectors.sinks import MemorySink
 from streamveil.core.accounting import Budget
 from streamveil.core.noise import SeededNoise
@@ -23,7 +25,7 @@ from streamveil.dataflow import grouping
 from streamveil.errors import PlanError
 from streamveil.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.job import Job
-from streamveil.runtime.run import FEWEST_ROWS, MOST_ROWS, Pace, batch_rows, run
+from streamveil.runtime.run import FEWEST_ROWS, MOST_ROWS, Pace, batch_rows, feed_of, run
 from tests.runtime.toy import SEEDED, Stream, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
@@ -108,6 +110,21 @@ def test_the_chosen_size_stays_in_its_range(columns: int, kind: pa.DataType) -> 
     schema = pa.schema([(name, kind) for name in names])
     limited = batch_rows(schema, names, limited=True)
     assert SMALLEST < FEWEST_ROWS <= limited <= batch_rows(schema, names) <= MOST_ROWS == LARGEST
+
+
+@pytest.mark.parametrize("window", [sv.hop, sv.cumulate])
+def test_rows_that_count_in_many_windows_come_few_at_a_time(window: Any) -> None:
+    rows = 5_000  # at 480 windows a row: what they take would be 270 MB
+    table = pa.table({"u": range(rows), "ts": pa.array([0] * rows, pa.timestamp("us"))})
+    asked = (
+        sv.memory(table, event_time="ts").protect("u")
+        .window(window("8 hours", "1 minute")).agg(n=sv.count()).bound(max_rows=480)
+        .release(budget=sv.Budget(mu=1, delta=1e-6), every="1 hour", start="1970-01-01", steps=2)
+    ).plan  # fmt: skip
+    source = open_source("memory", {"table": table})
+    batches = [*feed_of(asked, source, Pace())(None)]
+    assert sum(batch.rows.num_rows for batch in batches) == rows
+    assert max(batch.rows.num_rows for batch in batches) * 480 <= MOST_ROWS
 
 
 @pytest.mark.parametrize("rows", [0, -5])

@@ -37,7 +37,8 @@ from streamveil.errors import (
     warn,
     whole,
 )
-from streamveil.plan import Clock, Plan, TableSource, combined_plan
+from streamveil.plan import Clock, Plan, TableSource, Window, combined_plan
+from streamveil.plan.check import longest
 from streamveil.plan.look import first_alone, gives_options, in_any_case
 from streamveil.runtime.account import MECHANISMS, describe
 from streamveil.runtime.archive import require_most
@@ -412,14 +413,24 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
         clock = replace(clock, arrival=time_named(schema, clock.arrival))
     schedule = MicroBatches(
         source, clock, columns=columns, event_time=time_column,
-        max_rows=pace.max_rows or batch_rows(schema, columns, limited=pace.memory is not None),
+        max_rows=pace.max_rows or batch_rows(schema, columns, windows=windows_of_row(plan.window),
+                                             limited=pace.memory is not None),
         now=time.time, sleep=time.sleep, once=pace.once,  # noqa: TID251
     )  # fmt: skip  # the clock of a live job belongs to the runtime
     return schedule.batches
 
 
-def batch_rows(schema: pa.Schema, columns: list[str], *, limited: bool = False) -> int:
+def windows_of_row(window: Window) -> int:
+    """How many windows a row counts in, about."""
+    return 1 if window.side_by_side else -(-longest(window.size) // longest(window.slide))
+
+
+def batch_rows(
+    schema: pa.Schema, columns: list[str], *, windows: int = 1, limited: bool = False
+) -> int:
     """How many rows make a micro-batch: of the schema and the limit of memory, which are public.
+
+    `windows`: those that a row counts in. It takes room in each.
 
     >>> batch_rows(pa.schema([("user", pa.int64()), ("page", pa.int32())]), ["user", "page"])
     1000000
@@ -428,7 +439,8 @@ def batch_rows(schema: pa.Schema, columns: list[str], *, limited: bool = False) 
     """
     width = sum(value_bytes(schema.field(name).type) for name in columns)
     size = LIMITED_BYTES if limited else BATCH_BYTES
-    return min(max(size // max(width, 1), FEWEST_ROWS), MOST_ROWS)
+    rows = min(max(size // max(width, 1), FEWEST_ROWS), MOST_ROWS)
+    return max(rows // windows, 1)
 
 
 def value_bytes(kind: pa.DataType) -> int:
