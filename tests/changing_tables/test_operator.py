@@ -202,6 +202,21 @@ def test_an_insert_only_table_needs_no_operation():
     assert released[0].table["n_high"].null_count == 0
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "int8", "decimal32", "decimal64"])
+def test_columns_of_every_width_have_domains(kind):
+    if not hasattr(pa, kind):
+        pytest.skip("older pyarrow")
+    size = {"decimal32": (5, 2), "decimal64": (12, 2)}.get(kind, ())
+    ages = Attribute("age", ("0", "1", "2") if size else (0, 1, 2))
+    operator = ChangingTable(
+        mechanism=InsertionOnly.dense(NOISY, PURE), attributes=(COLUMNS[0], ages)
+    )
+    age = pa.array([1, None, 2], pa.int8()).cast(getattr(pa, kind)(*size))
+    rows = pa.table({"sex": ["f", "f", "m"], "age": age})
+    released, _ = run(operator, [Batch(rows, 1, closes_step=True, position="")], SilentNoise())
+    assert released[0].table["n"].to_pylist()[:2] == [1, 1]
+
+
 @pytest.mark.parametrize("static", [NOISY, Mwem(queries=CELLS)], ids=["proved", "not proved"])
 def test_a_release_says_where_it_has_no_intervals(static):
     operator = table_of(Rerun(static=static, share=ZCDP, steps=4))

@@ -252,7 +252,7 @@ class ChangingTable:
         labels = np.zeros(rows.num_rows, np.int64)
         inside = np.ones(rows.num_rows, bool)
         for attribute in self.attributes:
-            column = _column(rows, attribute.name)
+            column = _wide(_column(rows, attribute.name))
             try:
                 domain = attribute.domain.cast(column.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -435,6 +435,16 @@ def _column(rows: pa.Table, name: str) -> pa.Array:
     if name not in rows.column_names:
         raise PlanError(f"there is no column '{name}'{nearest(name, rows.column_names)}")
     return _plain(rows.column(name))
+
+
+def _wide(column: pa.Array) -> pa.Array:
+    """The same numbers in a type in which Arrow finds them."""
+    kind = column.type
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return column.cast(pa.decimal128(kind.precision, kind.scale))
+    return column
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
