@@ -24,7 +24,7 @@ from streamveil.plan import KeyColumn, SortKey, check_own_rows, combined_plan
 from streamveil.plan import own_rows as module
 from streamveil.plan.own_columns import OwnColumn
 from streamveil.plan.own_rows import OwnGroup, OwnWindows, own_rows
-from streamveil.runtime.combined import MappedSource
+from streamveil.runtime.combined import MappedSource, per_unit
 
 PRIVATE = (
     "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 50, delta = 1e-9, privacy_unit_column = id, "
@@ -444,6 +444,15 @@ def test_sets_of_groups_give_what_duckdb_gives(by):
     wanted = duckdb.sql(f"SELECT place, day, COUNT(*) FROM t WHERE x > 0 GROUP BY {by}")
     assert sorted_rows(mine.drop_columns("grouping_set")) == sorted_rows(wanted.arrow().read_all())
     assert all(left_alone(plan, t, unit) for unit in range(9))
+
+
+def test_rows_that_come_once_for_each_set_come_fewer_at_a_time():
+    """Many sets and a public size of micro-batches: how many rows there are takes no more room."""
+    t = rows_of(4, 200)
+    plan = asked("", around=SETS + "FROM t GROUP BY CUBE (place, day){}", table=t)
+    chunks = [*per_unit(plan.source, MemorySource(t)).read(None, 20)]
+    assert max(chunk.rows.num_rows for chunk in chunks) == 20
+    assert sum(chunk.rows.num_rows for chunk in chunks) == 4 * t.num_rows
 
 
 @pytest.mark.parametrize("by", ["ROLLUP (place, day)", "GROUPING SETS ((place), (day))"])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from streamveil.errors import require_outer
 from streamveil.expressions import compile_unit
 from streamveil.plan import SourceSpec
 from streamveil.plan.combine import Combined
-from streamveil.plan.own_rows import Load, OwnRows, own_rows
+from streamveil.plan.own_rows import Load, OwnRows, OwnSets, own_rows
 from streamveil.sql.schema import check_declared
 
 
@@ -30,9 +31,11 @@ class MappedSource:
         inner: Source,
         change: Callable[[pa.Table], pa.Table],
         needs: Callable[[pa.Schema, list[str] | None], list[str]],
+        sets: int = 1,
     ) -> None:
         self.inner, self.change, self.bounded = inner, change, inner.bounded
         self.needs = needs  # the columns that a change needs, for those that are read after it
+        self.sets = sets  # of keys: a row comes once for each
 
     @property
     def names(self) -> list[str]:
@@ -54,9 +57,9 @@ class MappedSource:
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
-        """See `Source.read`; a chunk may hold more rows than asked for."""
+        """See `Source.read`; a chunk may hold more rows than asked for, by UNNEST."""
         needed = self.needs(self.inner.schema(), columns)
-        for chunk in self.inner.read(position, max_rows, needed):
+        for chunk in self.inner.read(position, max(max_rows // self.sets, 1), needed):
             rows = self.change(chunk.rows)
             if columns is not None:
                 rows = rows.select([*columns, *({PLACE} & {*rows.column_names})])
@@ -145,7 +148,8 @@ def per_unit(spec: SourceSpec, source: Source) -> Source:
     schema = source.schema()
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     if spec.row_by_row:
-        return MappedSource(source, partial(own_rows, spec), spec.reads)
+        sets = prod(len(step.sets) for step in spec.steps if isinstance(step, OwnSets))
+        return MappedSource(source, partial(own_rows, spec), spec.reads, sets)
     for other in spec.others:
         no_rows(other)  # says what is wrong with its columns
     if spec.is_endless and spec.keeps_rows:
