@@ -182,12 +182,7 @@ class Ledger:
 
     @classmethod
     def open(
-        cls,
-        path: Where | None,
-        limit: Budget,
-        protects: Neighbours,
-        *,
-        caps: Loss | None = None,
+        cls, path: Where | None, limit: Budget, protects: Neighbours, *, caps: Loss | None = None
     ) -> Ledger:
         """Opens or creates a ledger.
 

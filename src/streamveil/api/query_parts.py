@@ -163,12 +163,7 @@ def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None
 
 
 @fitting('variance("ms", bounds=(0, 60_000))')
-def variance(
-    column: str,
-    *,
-    bounds: Ends | None = None,
-    population: bool = False,
-) -> Measure:
+def variance(column: str, *, bounds: Ends | None = None, population: bool = False) -> Measure:
     """The sample variance of values clamped to the bounds, in the column's unit squared.
 
     Args:
@@ -187,12 +182,7 @@ def variance(
 
 
 @fitting('stddev("ms", bounds=(0, 60_000))')
-def stddev(
-    column: str,
-    *,
-    bounds: Ends | None = None,
-    population: bool = False,
-) -> Measure:
+def stddev(column: str, *, bounds: Ends | None = None, population: bool = False) -> Measure:
     """The standard deviation of values clamped to the bounds, in the column's unit.
 
     Args:

@@ -24,13 +24,7 @@ from streamveil.compiler.plan_forecast import clamped_share, sizing_lane, value_
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting import Budget, float_above
 from streamveil.core.accounting.sequel import Sequel
-from streamveil.core.mechanism import (
-    COLLISION_BITS,
-    MOST_CUT,
-    MOVED,
-    Discovery,
-    MechanismDesign,
-)
+from streamveil.core.mechanism import COLLISION_BITS, MOST_CUT, MOVED, Discovery, MechanismDesign
 from streamveil.core.release import WeightRule, blt_of
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, LEAST_NOISE, GaussianSettings
@@ -196,9 +190,7 @@ class Sizing:
         moved = Fraction(FINE) * root_up(Fraction(groups))
         noise = self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None)
         selection = GaussianSettings(
-            noise=self._at_least(noise),
-            beta=beta,
-            floor=max(1, self.plan.key_set.min_units),
+            noise=self._at_least(noise), beta=beta, floor=max(1, self.plan.key_set.min_units)
         )
         noises = self._noises(rest, bounds, mu**2 * (1 - part), None)
         return replace(self._design(bounds, noises), cut=self._cut(mu**2), selection=selection)
@@ -458,11 +450,7 @@ class Sizing:
     # ---- counters
 
     def _noises(
-        self,
-        lanes: tuple[Lane, ...],
-        bounds: Bounds,
-        mu_squared: Fraction,
-        rule: WeightRule | None,
+        self, lanes: tuple[Lane, ...], bounds: Bounds, mu_squared: Fraction, rule: WeightRule | None
     ) -> tuple[Exact, ...]:
         """The noise of each lane; a tree level is one."""
         charged = [lane for lane in lanes if lane.place == 0]

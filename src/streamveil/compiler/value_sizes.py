@@ -202,10 +202,7 @@ def laws_of_sizes(median: float, edges: Float64[Array, " edges"]) -> Float64[Arr
 
 
 def clamped(
-    plan: Plan,
-    operator: GroupBy,
-    opened: Sequence[Aggregate],
-    sizes: Mapping[str, ValueSizes],
+    plan: Plan, operator: GroupBy, opened: Sequence[Aggregate], sizes: Mapping[str, ValueSizes]
 ) -> dict[str, Clamping]:
     """Bounds of values that nobody gave, by the error that is forecast of clamping and of noise.
 

@@ -89,10 +89,7 @@ def known(pool: Any, name: str) -> None:
 
 
 def columns(
-    read: Callable[[bytes], Any],
-    makers: dict[str, Field],
-    messages: list[bytes],
-    wanted: pa.Schema,
+    read: Callable[[bytes], Any], makers: dict[str, Field], messages: list[bytes], wanted: pa.Schema
 ) -> Decoded:
     """The wanted fields of messages; a field that the schema lacks is null."""
     fields = [makers.get(name, ABSENT) for name in wanted.names]

@@ -276,11 +276,7 @@ def to_json(table: pa.Table, _own: memoryview | None = None) -> memoryview:
 
 
 Writer = Callable[[pa.Table, memoryview | None], memoryview]  # into the given memory, or new one
-WRITERS: dict[str, Writer] = {
-    PARQUET: to_parquet,
-    "csv": to_csv,
-    "json": to_json,
-}
+WRITERS: dict[str, Writer] = {PARQUET: to_parquet, "csv": to_csv, "json": to_json}
 
 
 class MemorySink(Sink):

@@ -32,12 +32,7 @@ from streamveil.connectors.rejected_rows import (
     is_text_or_bytes,
     misfits,
 )
-from streamveil.connectors.text import (
-    HeaderError,
-    Lines,
-    csv_names,
-    csv_rows,
-)
+from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError
 
 # ---- whole lines of a file of text, compressed or not

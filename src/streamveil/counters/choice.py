@@ -39,11 +39,7 @@ class CounterChoice:
 
 @fitting("choose(horizon=1000, budget=Budget(epsilon=1, delta=1e-9))")
 def choose(
-    horizon: int | None,
-    budget: Budget,
-    *,
-    rows: int = 1,
-    per_key: int | None = None,
+    horizon: int | None, budget: Budget, *, rows: int = 1, per_key: int | None = None
 ) -> CounterChoice:
     """The counter of least error for a setting, sized to its budget.
 

@@ -164,11 +164,7 @@ def since_published(
 
 
 def since_counted(
-    output: Output,
-    totals: Totals,
-    thresholds: Thresholds,
-    ends: Ends,
-    confidence: float,
+    output: Output, totals: Totals, thresholds: Thresholds, ends: Ends, confidence: float
 ) -> Ends:
     """The same of a sum that is moved back by the count that shows the group.
 
@@ -206,11 +202,7 @@ def since_counted(
 
 
 def since_divided(
-    output: Output,
-    totals: Totals,
-    thresholds: Thresholds,
-    ends: Ends,
-    confidence: float,
+    output: Output, totals: Totals, thresholds: Thresholds, ends: Ends, confidence: float
 ) -> Ends:
     """The same of a mean, variance or deviation of values whose count shows the group.
 
@@ -239,10 +231,7 @@ def near_threshold(
 
 
 def mean_above(
-    x: Float64[Array, " keys"],
-    thresholds: Thresholds,
-    sd: Float64[Array, " keys"],
-    chance: float,
+    x: Float64[Array, " keys"], thresholds: Thresholds, sd: Float64[Array, " keys"], chance: float
 ) -> Float64[Array, " keys"]:
     """The mean of a Gaussian that, seen above a threshold, rounds to x or more with this chance.
 

@@ -258,11 +258,7 @@ def add_bands(
 
 
 def recognised(
-    operator: Grouping,
-    state: State,
-    asked: Array,
-    windows: Int64[Array, " pairs"],
-    name_key: bytes,
+    operator: Grouping, state: State, asked: Array, windows: Int64[Array, " pairs"], name_key: bytes
 ) -> tuple[Recognised, Met]:
     """What the unit stage may know of every pair's key: all but the key rows is public."""
     n, rule = len(asked), operator.aggregation.rule

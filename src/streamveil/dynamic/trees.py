@@ -18,13 +18,7 @@ from streamveil.core.noise import Place
 from streamveil.dynamic.protocol import Bag
 from streamveil.errors import HorizonError, PlanError, require_between, require_positive
 from streamveil.linear.budget_shares import Share
-from streamveil.linear.protocol import (
-    Part,
-    QueryAnswers,
-    StaticMechanism,
-    combine,
-    require_choices,
-)
+from streamveil.linear.protocol import Part, QueryAnswers, StaticMechanism, combine, require_choices
 from streamveil.types import Exact
 
 LAST_EPOCH = 62

@@ -251,8 +251,7 @@ def _is(tree: exp.Expr, read: Reader) -> Node:
     truth = convert(inner, "bool", "the operand of IS")
     wanted = pa.scalar(bool(what.this))
     return Node(
-        "bool",
-        lambda table: pc.fill_null(pc.equal(truth.run(table), wanted), fill_value=False),
+        "bool", lambda table: pc.fill_null(pc.equal(truth.run(table), wanted), fill_value=False)
     )
 
 

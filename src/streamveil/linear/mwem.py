@@ -11,13 +11,7 @@ import numpy as np
 from streamveil.core.accounting import Neighbours, exact_between, take_numbers
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored, values
-from streamveil.errors import (
-    PlanError,
-    at_least,
-    require_between,
-    require_one_of,
-    require_positive,
-)
+from streamveil.errors import PlanError, at_least, require_between, require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
 from streamveil.linear.protocol import ConcaveBound, QueryAnswers, size_tail, sized
 from streamveil.linear.queries import Queries, check_histogram, require_queries

@@ -166,11 +166,7 @@ class Marginals:
         return out
 
     def _descend(
-        self,
-        table: Array,
-        left: int,
-        wanted: Sequence[tuple[tuple[int, ...], int]],
-        out: Array,
+        self, table: Array, left: int, wanted: Sequence[tuple[tuple[int, ...], int]], out: Array
     ) -> None:
         """`table` has the first `left` attributes flat in axis 0, the kept later ones in axis 1."""
         if left == 0:

@@ -18,21 +18,8 @@ from streamveil.errors import PlanError, nearest, require_outer
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
 from streamveil.kinds import MOMENTS, SINKS, SKETCHES, SOURCES, SQUARED, VALUED
-from streamveil.plan import (
-    RESERVED,
-    Aggregate,
-    Clock,
-    Plan,
-    Window,
-    combined_plan,
-    options,
-)
-from streamveil.plan.look import (
-    cannot_choose_bounds,
-    is_open,
-    reach_of,
-    refuse_large_sums,
-)
+from streamveil.plan import RESERVED, Aggregate, Clock, Plan, Window, combined_plan, options
+from streamveil.plan.look import cannot_choose_bounds, is_open, reach_of, refuse_large_sums
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
 

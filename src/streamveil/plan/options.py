@@ -181,10 +181,7 @@ MAX_SQUARED = Option(
 RHO = Option("rho", "amount", "not used", "budget in zCDP instead of epsilon")
 MU = Option("mu", "amount", "not used", "budget in Gaussian DP instead of epsilon")
 PUBLIC_GROUPS = Option(
-    "public_groups",
-    "groups",
-    "groups are discovered",
-    "a list of groups, or a public file of them",
+    "public_groups", "groups", "groups are discovered", "a list of groups, or a public file of them"
 )
 CLOCK = Option(
     "clock",
@@ -242,11 +239,7 @@ NON_NEGATIVE = Option(
     "non_negative", "flag", "FALSE", "post-processing: values below 0 become 0", part_of=BOTH
 )
 INTEGER = Option(
-    "integer",
-    "flag",
-    "FALSE",
-    "post-processing: values are rounded (within 64 bits)",
-    part_of=BOTH,
+    "integer", "flag", "FALSE", "post-processing: values are rounded (within 64 bits)", part_of=BOTH
 )
 MONOTONE = Option(
     "monotone", "flag", "FALSE", "post-processing: running counts never fall", part_of=(GROUP_BY,)

@@ -38,14 +38,7 @@ from streamveil.runtime.published import of_state, opened, pick
 from streamveil.runtime.run import prepared
 from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.secret import Randomness
-from streamveil.runtime.store import (
-    BEFORE_LOOK,
-    discard,
-    epoch_of,
-    is_ready,
-    is_state,
-    states_in,
-)
+from streamveil.runtime.store import BEFORE_LOOK, discard, epoch_of, is_ready, is_state, states_in
 from streamveil.runtime.watch import Watch
 
 NO_LEDGER_ON_SPARK = (

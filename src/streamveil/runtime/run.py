@@ -179,11 +179,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
 
 
 def require_before_look(
-    plan: Plan,
-    state: Path,
-    keys: Randomness,
-    rejects: str | Path | None,
-    keep_releases: int | None,
+    plan: Plan, state: Path, keys: Randomness, rejects: str | Path | None, keep_releases: int | None
 ) -> None:
     """Refuses what needs no row to be refused: a look may read for hours."""
     require_ends(plan)

@@ -339,11 +339,7 @@ class Replay:
         edges = np.arange(self._first, self._first + self.width + 1)
         self.offsets = np.searchsorted(steps, edges)
 
-    def _spill(
-        self,
-        parts: list[Stepped],
-        rest: Iterator[Stepped],
-    ) -> None:
+    def _spill(self, parts: list[Stepped], rest: Iterator[Stepped]) -> None:
         """Writes every row to the file of its bucket of steps."""
         self.folder = scratch_folder()
         buckets = min(self.steps, 64)

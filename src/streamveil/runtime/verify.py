@@ -29,14 +29,7 @@ from streamveil.runtime.published import kept_by_sink, led_to, of_state, require
 from streamveil.runtime.secret import check
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
-from streamveil.runtime.store import (
-    LEDGER,
-    SECRET,
-    SPARK_HEADER,
-    UNCHARGED,
-    Header,
-    require_header,
-)
+from streamveil.runtime.store import LEDGER, SECRET, SPARK_HEADER, UNCHARGED, Header, require_header
 
 Words = str  # what was found whole
 

@@ -31,10 +31,7 @@ SKETCHED = {  # kinds of values that sketches take
 
 def check_schema(plan: Plan, schema: pa.Schema) -> None:
     """Compiles every expression of a plan; PlanError names the unknown column or wrong type."""
-    for column, what in (
-        (plan.source.event_time, "event_time"),
-        (plan.clock.arrival, "arrival"),
-    ):
+    for column, what in ((plan.source.event_time, "event_time"), (plan.clock.arrival, "arrival")):
         if column is not None:
             _check_time(plan.source, schema, column, what)
     if isinstance(plan.source, TableSource):

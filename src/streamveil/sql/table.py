@@ -27,10 +27,7 @@ CHANGELOGS: tuple[Changelog, ...] = ("insert", "insert-delete")
 
 
 def table_source(
-    name: str,
-    source: SourceSpec,
-    values: Mapping[str, Any],
-    domains: Sequence[Domain],
+    name: str, source: SourceSpec, values: Mapping[str, Any], domains: Sequence[Domain]
 ) -> TableSource:
     """A changing table over the rows of a source, from its settings (by the names of SQL)."""
     for word in values:
