@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,27 +134,31 @@ def pair(text: str) -> tuple[str, str | None]:
     return name, None
 
 
+Found = tuple["Derived", str]  # an answer and its title
+
+
+def derived(ask: Callable[..., Found]) -> Callable[..., None]:
+    """The options that every question to releases has; the answer is shown, or written."""
+
+    @wraps(ask)
+    def command(
+        source: Path, at: str | None, sql: Path | None, out: Path | None, **asked: Any
+    ) -> None:
+        found, title = ask(opened(source, sql), at=place(at), **asked)
+        show(found, title, out)
+
+    return level(query_sql(out_file(command)))
+
+
 @app.command(epilog="Example: streamveil derive difference pages.veil n --at 4 --since 1")
 @source
 @number
 @moment
 @click.option("--since", help="Default: the release before.")
-@level
-@query_sql
-@out_file
-def difference(
-    source: Path,
-    name: str,
-    at: str | None,
-    since: str | None,
-    confidence: float | None,
-    sql: Path | None,
-    out: Path | None,
-) -> None:
+@derived
+def difference(answers: Answers, name: str, since: str | None, **asked: Any) -> Found:
     """How much a number changed between two releases: of a total, what arrived in between."""
-    answers = opened(source, sql)
-    found = answers.difference(name, place(at), place(since), confidence=confidence)
-    show(found, f"change of {name}", out)
+    return answers.difference(name, since=place(since), **asked), f"change of {name}"
 
 
 @app.command(epilog="Example: streamveil derive last pages.veil n --triggers 4")
@@ -161,21 +166,10 @@ def difference(
 @number
 @click.option("--triggers", type=int, required=True, help="How many triggers to look back.")
 @moment
-@level
-@query_sql
-@out_file
-def last(
-    source: Path,
-    name: str,
-    triggers: int,
-    at: str | None,
-    confidence: float | None,
-    sql: Path | None,
-    out: Path | None,
-) -> None:
+@derived
+def last(answers: Answers, name: str, triggers: int, **asked: Any) -> Found:
     """A count or sum over the last triggers only, across windows that lie side by side."""
-    found = opened(source, sql).last(name, triggers, place(at), confidence=confidence)
-    show(found, f"{name} over the last {triggers} triggers", out)
+    return answers.last(name, triggers, **asked), f"{name} over the last {triggers} triggers"
 
 
 @app.command(epilog="Example: streamveil derive moving pages.veil n --windows 7")
@@ -183,21 +177,10 @@ def last(
 @number
 @click.option("--windows", type=int, required=True, help="How many windows, with the last.")
 @moment
-@level
-@query_sql
-@out_file
-def moving(
-    source: Path,
-    name: str,
-    windows: int,
-    at: str | None,
-    confidence: float | None,
-    sql: Path | None,
-    out: Path | None,
-) -> None:
+@derived
+def moving(answers: Answers, name: str, windows: int, **asked: Any) -> Found:
     """The mean of a number over the last windows, each at its last release."""
-    found = opened(source, sql).moving(name, windows, place(at), confidence=confidence)
-    show(found, f"mean of {name} over {windows} windows", out)
+    return answers.moving(name, windows, **asked), f"mean of {name} over {windows} windows"
 
 
 @app.command(epilog="Example: streamveil derive ratio pages.veil seconds n --triggers 4")
@@ -207,25 +190,10 @@ def moving(
 @moment
 @click.option("--to", help="The release of BOTTOM; default: --at.")
 @click.option("--triggers", type=int, help="Take both over the last triggers only.")
-@level
-@query_sql
-@out_file
-def ratio(
-    source: Path,
-    top: str,
-    bottom: str,
-    at: str | None,
-    to: str | None,
-    triggers: int | None,
-    confidence: float | None,
-    sql: Path | None,
-    out: Path | None,
-) -> None:
+@derived
+def ratio(answers: Answers, top: str, bottom: str, to: str | None, **asked: Any) -> Found:
     """One number divided by another, with Fieller's interval."""
-    found = opened(source, sql).ratio(
-        top, bottom, place(at), place(to), triggers=triggers, confidence=confidence
-    )
-    show(found, f"{top} / {bottom}", out)
+    return answers.ratio(top, bottom, to=place(to), **asked), f"{top} / {bottom}"
 
 
 @app.command(epilog="Example: streamveil derive top pages.veil n -k 10")
@@ -238,25 +206,11 @@ def ratio(
     "--hidden", type=int, default=1_000_000, callback=at_least(0),
     help="How many groups may exist without being shown.",
 )  # fmt: skip
-@level
-@query_sql
-@out_file
-def top(
-    source: Path,
-    name: str,
-    k: int,
-    at: str | None,
-    since: str | None,
-    hidden: int,
-    confidence: float | None,
-    sql: Path | None,
-    out: Path | None,
-) -> None:
+@derived
+def top(answers: Answers, name: str, k: int, since: str | None, **asked: Any) -> Found:
     """The groups that may be among the k largest, and which of them certainly are."""
-    found = opened(source, sql).top(
-        name, k, place(at), since=place(since), hidden=hidden, confidence=confidence
-    )
-    show(found, f"possibly among the {k} largest by {name}", out)
+    found = answers.top(name, k, since=place(since), **asked)
+    return found, f"possibly among the {k} largest by {name}"
 
 
 def opened(source: Path, sql: Path | None) -> Answers:
