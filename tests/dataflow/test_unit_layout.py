@@ -14,7 +14,7 @@ from streamveil.dataflow import unit_kernels, unit_layout
 from streamveil.dataflow.bounding import UnitTable, grow_table, unit_stage
 from streamveil.dataflow.raw_memory import LARGE, address, equal, load32, lowest, reserved, store32
 from tests.dataflow.test_bounding import make_rows
-from tests.dataflow.twins import remembered
+from tests.dataflow.twins import named, remembered
 
 RULES = [
     Bounds(max_rows=9, slots=3),
@@ -31,14 +31,14 @@ CROWDED = {
 
 def assert_can_be_found(table):
     """Every bucket from the one a unit would like up to the one it is in is full before it."""
-    named = table.named
-    buckets = len(named)
-    used = (named != 0).sum(axis=1)
-    for row, count in zip(named, used, strict=True):
+    names = named(table)
+    buckets = len(names)
+    used = (names != 0).sum(axis=1)
+    for row, count in zip(names, used, strict=True):
         assert (row[:count] != 0).all(), "filled from the left"
         assert (row[count:] == 0).all()
     for bucket in range(buckets):
-        for name in named[bucket][: used[bucket]].tolist():
+        for name in names[bucket][: used[bucket]].tolist():
             at = (name >> 32) * buckets >> 32
             while at != bucket:
                 assert used[at] == 4
@@ -59,7 +59,7 @@ def test_a_table_that_grew_holds_the_same_units(bounds, crowd):
         assert remembered(table) == before
         assert_can_be_found(table)
     free = table.slots.reshape(-1, table.shape.slot_bytes // 8, 4)
-    assert not free.transpose(0, 2, 1)[table.named == 0].any(), "a free slot says nothing"
+    assert not free.transpose(0, 2, 1)[named(table) == 0].any(), "a free slot says nothing"
 
 
 @pytest.mark.parametrize("bounds", RULES[:2])

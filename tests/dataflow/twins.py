@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 
 from streamveil.core.reference import UnitLimits, UnitMemory, UnitRow, bound_row
+from streamveil.dataflow.unit_kernels import BUCKET, WORDS
 from streamveil.dataflow.witness import entry_at
 
 NO = np.zeros(0, bool)
@@ -24,10 +25,15 @@ def bound(rows, bounds):
     )
 
 
+def named(table):
+    """The fingerprints of all slots of a unit table; 0 in a free one."""
+    return table.slots.reshape(-1, WORDS[table.shape.layout] * BUCKET)[:, :BUCKET]
+
+
 def remembered(table):
     """What a unit table holds, read slot by slot: unit -> (totals, slots taken, group -> sum)."""
     found = {}
-    for bucket, names in enumerate(table.named.tolist()):
+    for bucket, names in enumerate(named(table).tolist()):
         found |= {n: entry_at(table, bucket, lane) for lane, n in enumerate(names) if n}
     return found
 

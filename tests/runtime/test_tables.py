@@ -17,6 +17,7 @@ from streamveil.release_metadata import FACTS
 from streamveil.runtime import frame
 from streamveil.runtime.tables import Mark, from_bytes, from_parts, settled, to_bytes, to_parts
 from tests.released import made
+from tests.runtime.test_frame import decode
 
 ROWS = 3_000
 RNG = np.random.default_rng(5)
@@ -71,7 +72,7 @@ TABLES = {
 def test_parts_give_the_table_back(name: str, compression: str | None) -> None:
     table = TABLES[name]
     data = b"".join(frame.encode({}, *to_parts(table, compression)))
-    read = frame.decode(data)
+    read = decode(data)
     again = from_parts(read.arrays, read.blobs)
     again.validate(full=True)
     if name in ("sliced", "one row"):  # padding of a slice's bitmaps is nobody's content
@@ -86,7 +87,7 @@ def test_a_settled_release_has_the_same_bytes_wherever_it_was(name: str) -> None
     assert repr(release.table.to_pylist()) == repr(TABLES[name].to_pylist())
     assert (known.window, known.trigger, known.step) == (3, 2, 1)
     data = to_bytes(release.table)
-    kept = frame.decode(b"".join(frame.encode({}, *to_parts(release.table, "lz4"))))
+    kept = decode(b"".join(frame.encode({}, *to_parts(release.table, "lz4"))))
     for again in (from_bytes(data), from_parts(kept.arrays, kept.blobs)):
         assert bytes(to_bytes(again)) == bytes(data)
         assert settled(made(again, 3, 2, 1))[1] == settled(release)[1]

@@ -158,12 +158,6 @@ class UnitTable:
         return Shape(*self.meta[2 + CLASSES :].tolist())
 
     @property
-    def named(self) -> UInt64[Array, "buckets slots"]:
-        """The fingerprints of all slots, a view; 0 in a free one."""
-        words = WORDS[self.shape.layout]
-        return self.slots.reshape(-1, words * BUCKET)[:, :BUCKET]
-
-    @property
     def units(self) -> int:
         """Units with at least one accepted row."""
         return int(self.meta[0])

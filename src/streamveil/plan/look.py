@@ -367,11 +367,6 @@ class Division:
     rest: Budget
     after: Loss | Sequel  # without a sequel all that follows is Gaussian, and mu adds up in squares
 
-    @property
-    def sequel(self) -> Sequel | None:
-        """The curve of all that may follow, where that may be a table of coins."""
-        return self.after if isinstance(self.after, Sequel) else None
-
 
 def divided(plan: Plan) -> Division:
     """A budget between a look and what follows: the look takes a share of mu squared, or less.

@@ -191,11 +191,6 @@ def opening(text: bytes, size: int, crc: int) -> bytes:
     return sizes + CRC.pack(crc32(text, crc32(sizes))) + text
 
 
-def decode(data: Buffer) -> Frame:
-    """The frame that some bytes start with."""
-    return read(BytesIO(data), len(data))
-
-
 def read(file: BinaryIO, available: int, *, mapped: bool = False) -> Frame:
     """The next frame of a file with `available` bytes left; raises `TornFrameError`.
 

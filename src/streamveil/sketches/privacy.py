@@ -73,8 +73,8 @@ class NoisePlan:
     >>> layout = Layout(kind="count-min", depth=3, width=500)
     >>> plan = NoisePlan(layouts=(layout,), counter=CellCounter("tree", 128), max_weight=1,
     ...     protects=Neighbours(relation="event-change"), budget=Budget(epsilon=0.3, delta=1e-3))
-    >>> plan.change, round(plan.kappa, 3), round(plan.sigma, 1)
-    (6, 7.071, 49.0)
+    >>> plan.change, round(plan.l2, 3), round(plan.sigma, 1)
+    (6, 6.928, 49.0)
     """
 
     layouts: tuple[Layout, ...]
@@ -216,11 +216,6 @@ class NoisePlan:
     def sigma(self) -> float:
         """The scale of every draw (times `epoch_factors` for an unbounded tree), rounded up."""
         return self._sigma_at(self.mu)
-
-    @property
-    def kappa(self) -> float:
-        """Noise per unit of sensitivity."""
-        return self.sigma / self.l2
 
     @cached_property
     def loss(self) -> Loss:

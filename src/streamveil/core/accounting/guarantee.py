@@ -464,18 +464,6 @@ class Guarantee:
             "periods": self.periods,
         }
 
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Guarantee:
-        """The inverse of `to_dict`."""
-        return cls(
-            Neighbours.from_dict(saved["protects"]),
-            Loss.from_dict(saved["loss"]),
-            saved["horizon"],
-            saved["separate"],
-            periods=saved["periods"],
-            given_past=saved["given_past"],
-        )
-
 
 def days_of(span: str) -> timedelta:
     """The longest that a span such as 'user-year' or 'year' may be."""
