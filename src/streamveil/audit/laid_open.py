@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import Batch
+from streamveil.batch import Batch, Release
 from streamveil.core.accounting.coin_table import waits
 from streamveil.core.counters.kernels import blt_run, blt_step
 from streamveil.core.noise import Draws, Noise, SeededNoise
@@ -105,15 +105,20 @@ class Seen:
     faults: list[str] = field(default_factory=list)
 
 
+def played(operator: Any, batches: Iterable[Batch], noise: Any) -> Iterator[Release]:
+    """What an operator releases over micro-batches."""
+    state = operator.init()
+    for batch in batches:
+        operator.fold(state, batch, noise)
+        if batch.closes_step:
+            yield from operator.release(state, batch.step, noise)
+
+
 def run(operator: GroupBy, batches: Iterable[Batch], script: Transcript, seed: int = 1) -> Seen:
     """Runs a group-by over micro-batches; the first run of a script leads, later ones follow."""
-    seen, noise, state = Seen(), OpenNoise(seed), operator.init()
+    seen = Seen()
     with laid_open(seen, script):
-        for batch in batches:
-            operator.fold(state, batch, noise)
-            if batch.closes_step:
-                released = operator.release(state, batch.step, noise)
-                seen.tables += [release.table for release in released]
+        seen.tables += [one.table for one in played(operator, batches, OpenNoise(seed))]
     script.leads = False
     return seen
 

@@ -10,8 +10,7 @@ is in no common transcript: the chance that it is shown is charged to delta.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import sqrt
@@ -29,7 +28,7 @@ from streamveil.audit.account import (
     claims_of,
     same_tables,
 )
-from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, spied
+from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, played, spied
 from streamveil.batch import Batch
 from streamveil.core.counters.restarting_trees import RestartingTrees, closes
 from streamveil.core.noisy import post_process
@@ -65,24 +64,11 @@ def run_rounds(
     operator: GroupBy, batches: Iterable[Batch], script: Transcript, told: RoundsTold, seed: int
 ) -> RoundsSeen:
     """Runs the preset; the first run of a script leads, a later one follows."""
-    seen, noise, state = RoundsSeen(), OpenNoise(seed), operator.init()
-    with rounds_laid_open(seen, script, told):
-        for batch in batches:
-            operator.fold(state, batch, noise)
-            if batch.closes_step:
-                seen.tables += [one.table for one in operator.release(state, batch.step, noise)]
+    spy = RoundSpy(RoundsSeen(), script, told)
+    with spied(RestartingTrees, "advance", spy.advance), spied(RoundSelection, "step", spy.step):
+        spy.seen.tables += [one.table for one in played(operator, batches, OpenNoise(seed))]
     script.leads = False
-    return seen
-
-
-@contextmanager
-def rounds_laid_open(seen: RoundsSeen, script: Transcript, told: RoundsTold) -> Iterator[None]:
-    """Replaces the functions at which rounds meet noise by ones that note it."""
-    spy = RoundSpy(seen, script, told)
-    with (
-        spied(RestartingTrees, "advance", spy.advance), spied(RoundSelection, "step", spy.step),
-    ):  # fmt: skip
-        yield
+    return spy.seen
 
 
 class RoundSpy:
