@@ -16,9 +16,7 @@ import pyarrow.parquet as pq
 
 from streamveil.kinds import RATIOS
 
-FACTS = (
-    b"streamveil"  # which columns are keys, how the noise of releases is correlated, what was cut
-)
+FACTS = b"streamveil"  # which columns are keys, how noise of releases is correlated, what was cut
 NOTE = b"streamveil.note"  # a sentence that everything derived from a release must repeat
 TIME = b"streamveil.time"  # of a release in time, see `ReleaseTime`
 SAID = "notes"  # in a document: the sentences of a release, which follow from the rest

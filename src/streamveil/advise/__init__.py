@@ -243,9 +243,9 @@ def _own_steps(plan: Plan) -> list[tuple[str, str]]:
     """What is made of each unit's own rows before anything else."""
     if not plan.source.combines:
         return []
-    from streamveil.advise.explain_own_rows import own_steps  # loaded where rows are combined
+    from streamveil.advise.explain_own_rows import steps_of, words_of  # where rows are combined
 
-    return own_steps(plan.source)
+    return [("of each unit's rows", words_of(step)) for step in steps_of(plan.source)]
 
 
 def sinks_of(plan: Plan) -> str:

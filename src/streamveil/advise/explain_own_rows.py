@@ -15,11 +15,6 @@ from streamveil.plan.own_rows import (
 )
 
 
-def own_steps(source: SourceSpec) -> list[tuple[str, str]]:
-    """The steps of a source, in words."""
-    return [("of each unit's rows", words_of(step)) for step in steps_of(source)]
-
-
 def steps_of(source: SourceSpec) -> tuple[OwnStep, ...]:
     """The steps of a source."""
     return source.steps if isinstance(source, OwnRows) else ()

@@ -198,7 +198,10 @@ def near(grid: Grid, place: Place, step: int) -> Iterator[Place]:
 def designs(problem: Problem) -> Iterator[Grid]:
     """The designs that the query allows, each with its grid."""
     given, noise = problem.given, problem.noise
-    bounds = replace_open(given)
+    bounds = Settings(
+        kind="public", quadratic=given.quadratic or inf, max_rows=given.max_rows or inf,
+        per_group=given.per_group or inf, entered=given.groups or inf,
+    )  # fmt: skip
     ways = problem.ways
     if "table" in problem.kinds and noise.half:
         yield from (tabled(way, bounds) for way in ways)
@@ -245,14 +248,6 @@ def one_row_each(problem: Problem, bounds: Settings) -> Iterator[Grid]:
             lambda at: made(at, kind="table", share=SHARES[at[1]], slots=SLOTS[at[2]]),
             ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
         )  # fmt: skip
-
-
-def replace_open(given: Given) -> Settings:
-    """The bounds that are given, without a design."""
-    return Settings(
-        kind="public", quadratic=given.quadratic or inf, max_rows=given.max_rows or inf,
-        per_group=given.per_group or inf, entered=given.groups or inf,
-    )  # fmt: skip
 
 
 def tabled(problem: Problem, bounds: Settings) -> Grid:

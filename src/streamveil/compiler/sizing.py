@@ -109,7 +109,8 @@ class Sizing:
             every = ("gaussian",)  # no table fits
         if self.horizon == 1 and self._testable and len(self._value_shares) == 1:
             every = (*every, "totals")  # with more releases they show groups late
-        kinds, most = every if wanted == "auto" else (wanted,), self._most_slots
+        kinds = every if wanted == "auto" else (wanted,)
+        most = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         of_table = options.HIDDEN_GROUPS, options.MU_SHARE
         settled = any(option.given_in(self.plan.options) for option in of_table)
         makers = {"totals": self._by_totals, "table": self._by_table}
@@ -314,11 +315,6 @@ class Sizing:
         return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
 
     # ---- what is expected
-
-    @property
-    def _most_slots(self) -> int:
-        """Hidden groups of one unit that a choice may take; they span all windows."""
-        return FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS
 
     def _chosen(self, kinds: tuple[Kind, ...], most_slots: int = FEW_SLOTS) -> Settings:
         """The settings with the least forecast error on what is expected, or on usual streams."""

@@ -32,9 +32,7 @@ class Chunk:
     rows: pa.Table
     position: str  # JSON; reading from here gives what follows, always in the same order
     rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows that were no rows
-    rejected_rows: tuple[
-        pa.Table, ...
-    ] = ()  # what was rejected, as it came: where a source is traced
+    rejected_rows: tuple[pa.Table, ...] = ()  # as they came, where a source is traced
 
 
 @runtime_checkable

@@ -233,9 +233,7 @@ class TableChanges:
         yield ("insert" if moved or kind == b"I" else "update"), new
 
 
-UNSENT = (
-    "\0"  # a value that an update left as it was, and that is not in the log; no text of theirs
-)
+UNSENT = "\0"  # a value that an update left as it was, which is not in the log; no text of theirs
 
 
 class MessageFields:

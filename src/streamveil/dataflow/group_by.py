@@ -17,14 +17,7 @@ from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow import stages
 from streamveil.dataflow.cut_rows import Deviations
-from streamveil.dataflow.grouping import (
-    NAMES_KEY,
-    Grouping,
-    HiddenTexts,
-    ahead,
-    constant_facts,
-    heading,
-)
+from streamveil.dataflow.grouping import NAMES_KEY, Grouping, HiddenTexts, ahead, facts_of, heading
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.release import Released, WindowState, driver, published_keys
 from streamveil.dataflow.release_tables import (
@@ -38,6 +31,7 @@ from streamveil.dataflow.release_tables import (
 from streamveil.dataflow.rows import Prepared
 from streamveil.dataflow.state import State
 from streamveil.dataflow.windows import is_over
+from streamveil.release_metadata import compact
 from streamveil.types import Array
 
 INSTANT = pa.timestamp("us", "UTC")
@@ -230,7 +224,7 @@ class GroupBy(Grouping):
 
     @cached_property
     def _facts(self) -> str:
-        return constant_facts(self)
+        return compact(facts_of(self))[:-1]  # without the last brace
 
     @cached_property
     def _hidden(self) -> HiddenTexts:

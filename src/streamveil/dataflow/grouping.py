@@ -196,10 +196,6 @@ class Grouping:
         """Whether a unit's further rows in a group change nothing."""
         return not self.trees and all(lane.kind == "units" for lane in self.plain_lanes)
 
-    def first_bit(self, place: int) -> int:
-        """Which first rows a lane of units counts: all where it is released, else with a slot."""
-        return COUNTED if place == 0 and self.aggregation.tracks_units else NEW
-
     def program(self, schema: pa.Schema) -> RowProgram:
         """The row stage for rows of a schema, compiled once for each."""
         for known, program in self._programs:
@@ -316,10 +312,13 @@ class Grouping:
 
 
 def unit_lanes(operator: Grouping) -> tuple[Int64[Array, " some"], Int64[Array, " some"]]:
-    """The plain lanes that count units, and the bit of `Passed.first` that each of them counts."""
+    """The plain lanes that count units, and the bit of `Passed.first` that each of them counts.
+
+    A lane counts all first rows where it is released, else those with a slot.
+    """
     lanes = enumerate(operator.plain_lanes)
     places = np.array([place for place, lane in lanes if lane.kind == "units"], np.int64)
-    return places, np.array([operator.first_bit(place) for place in places.tolist()], np.int64)
+    return places, np.where((places == 0) & operator.aggregation.tracks_units, COUNTED, NEW)
 
 
 def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
@@ -550,11 +549,6 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
 def rule_entry(operator: Grouping) -> int | None:
     """The weight of hidden keys in quanta, if there are weights."""
     return None if operator.aggregation.rule is None else operator.aggregation.rule.entry
-
-
-def constant_facts(operator: Grouping) -> str:
-    """`facts_of` as text that lacks its last brace."""
-    return compact(facts_of(operator))[:-1]
 
 
 class HiddenTexts(dict[int, str]):

@@ -122,13 +122,10 @@ class Output:
 
     def _answer(self, estimate: Array, variance: Array, confidence: float) -> Estimate:
         found = FUNCTIONS[self.function](self, estimate, variance, quantile_of(confidence))
-        if self.non_negative:
-            found = Estimate(
-                *(np.maximum(found.value, 0), found.sd),
-                np.maximum(found.low, 0),
-                np.maximum(found.high, 0),
-            )
-        return found
+        if not self.non_negative:
+            return found
+        value, low, high = (np.maximum(one, 0) for one in (found.value, found.low, found.high))
+        return Estimate(value, found.sd, low, high)
 
 
 def quantile_of(confidence: float) -> float:

@@ -192,9 +192,7 @@ class Released(NamedTuple):
 
     rows: Int64[Array, " shown"]
     totals: Noisy[Totals]
-    share: Noisy[Float64[Array, " shown"]] | None = (
-        None  # of full precision, where keys have weights
-    )
+    share: Noisy[Float64[Array, " shown"]] | None = None  # in full, where keys have weights
 
 
 def new_window(aggregation: AggregationPlan, monotone: int) -> WindowState:

@@ -42,7 +42,11 @@ class LiveTable:
 
     def __init__(self, mechanism: DynamicMechanism, matching: str, place: Place) -> None:
         self.mechanism, self.place = mechanism, place  # noise is drawn at this place
-        self.records = records_of(mechanism, matching)
+        self.records = Records(
+            matching=matching,  # type: ignore[arg-type]  # checked by Records
+            domain=mechanism.queries.domain,
+            counts_no_ops=protected(mechanism.guarantee.protects, matching).relation == "update",
+        )
         self.state: State = mechanism.init(place)  # secret
         self.table = self.records.init()
         self.steps = [0]  # how many are over, told all copies
@@ -157,15 +161,6 @@ class LiveTable:
         """
         one = self.mechanism.guarantee
         return replace(one, protects=protected(one.protects, self.records.matching))
-
-
-def records_of(mechanism: DynamicMechanism, matching: str) -> Records:
-    """How the updates of a table are matched with records that a mechanism protects."""
-    return Records(
-        matching=matching,  # type: ignore[arg-type]  # checked by Records
-        domain=mechanism.queries.domain,
-        counts_no_ops=protected(mechanism.guarantee.protects, matching).relation == "update",
-    )
 
 
 def together(parts: list[Changes]) -> Changes:

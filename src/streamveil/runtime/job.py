@@ -28,7 +28,6 @@ from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -137,9 +136,7 @@ class Job:
         self._rows = self._published = 0
         self._health: dict[str, int] = {}
         self._copies = CopyBuffer()
-        self._checkpoint: IncrementalCheckpoint | None = (
-            None  # the checkpoint that is not yet whole
-        )
+        self._checkpoint: IncrementalCheckpoint | None = None  # the one that is not yet whole
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
         if work.rejects is not None or work.ledger is not None:
             require(work, Path(directory))
@@ -304,12 +301,7 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -157,10 +157,9 @@ class PublishedSketch:
             lag_corrected: scale cells up to the time since their last push: for streams that do not
                 change.
         """
-        if self.layout.family == "multiply":
-            fakes = mix_large(np.arange(2**40, 2**40 + FAKES, dtype=np.uint64))
-        else:
-            fakes = mix_large(np.arange(2**40, 2**40 + FAKES, dtype=np.uint64)) >> np.uint64(32)
+        fakes = mix_large(np.arange(2**40, 2**40 + FAKES, dtype=np.uint64))
+        if self.layout.family != "multiply":
+            fakes = fakes >> np.uint64(32)
         return float(np.median(self.cells(fakes, lag_corrected=lag_corrected).min(axis=0)))
 
     def interval(

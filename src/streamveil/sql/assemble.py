@@ -290,7 +290,8 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
             "  to fix  leave public_groups out: groups are found, also those of totals"
         )
     if isinstance(public, str):
-        public = read_groups(public, [key.name for key in draft.keys])
+        rows = public_file(public, f"the file of public groups '{shown(public)}'")
+        public = groups_of(rows, [key.name for key in draft.keys])
     if public is not None:  # decimals are read as the nearest floats, from columns too
         public = tuple(
             tuple(float(v) if isinstance(v, Decimal) else v for v in group) for group in public
@@ -332,11 +333,6 @@ def declared_csv(
         cells = compile_expression(text, table.schema)(table)
         table = table.set_column(table.column_names.index(name), name, cells)
     return table
-
-
-def read_groups(path: object, names: list[str]) -> tuple[tuple[Any, ...], ...]:
-    """Public groups from a public file: Parquet or CSV, with the key columns by name or place."""
-    return groups_of(public_file(path, f"the file of public groups '{shown(str(path))}'"), names)
 
 
 def groups_of(table: pa.Table, names: list[str]) -> tuple[tuple[Any, ...], ...]:

@@ -43,7 +43,8 @@ def joined(left: Relation, right: Relation, join: exp.Join) -> Relation:
         )
     written = [one.name for one in join.args.get("using") or ()]
     using = [name for name in written if name.lower() not in KEPT]  # which are equal as it is
-    on = [*_using(using, left, right), *_equal(join.args.get("on"), left, right)]
+    on = [(_find(left, name), _find(right, name)) for name in using]
+    on += _equal(join.args.get("on"), left, right)
     if how != "inner" and not on and not written:
         raise PlanError(f"{shown(join.side)} JOIN needs USING (day) or ON a.day = b.day")
     for column, relation in [(pair[at], (left, right)[at]) for pair in on for at in (0, 1)]:
@@ -91,11 +92,6 @@ def _find(relation: Relation, name: str) -> str:
             f"'{shown(name)}' is not a column of both answers{nearest(name, relation.columns)}"
         )
     return found[0]
-
-
-def _using(names: list[str], left: Relation, right: Relation) -> Iterator[tuple[str, str]]:
-    for name in names:
-        yield _find(left, name), _find(right, name)
 
 
 def _equal(on: Any, left: Relation, right: Relation) -> Iterator[tuple[str, str]]:

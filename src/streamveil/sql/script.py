@@ -76,11 +76,6 @@ class View:
     name: str
     tokens: tuple[Token, ...]
 
-    @property
-    def is_private(self) -> bool:
-        """Whether a private SELECT is in it."""
-        return any(_private_spans(self.tokens))
-
 
 Statement = Create | Private | PrivateSelects | Ask
 Views = dict[str, View]  # by name in small letters
@@ -350,7 +345,7 @@ def _private(
     stand_in = tokenize(STAND_IN, "the query")
     outer = parse_query([*rest[:start], *stand_in, *rest[end:]], source, "the query")
     _hand_down(outer, tree)
-    view = next((view.name for view in used if view.is_private), None)
+    view = next((view.name for view in used if any(_private_spans(view.tokens))), None)
     return Private(tree, pairs, emit or own, sinks, explain, outer, view)
 
 

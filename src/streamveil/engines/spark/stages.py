@@ -253,11 +253,6 @@ def published_facts(operator: GroupBy, state: State, known: dict[int, int] | Non
     }
 
 
-def published_counts(state: State) -> dict[int, int]:
-    """How many groups each window has published."""
-    return {number: len(held.published_rows) for number, held in state.windows.items()}
-
-
 PublishedTable = tuple[KeyTable, UInt8[Array, " published_plus_1"], Int64[Array, " published"]]
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -132,17 +133,12 @@ def arriving(
             start += rows.num_rows
 
 
-def as_it_came(pieces: list[Piece]) -> list[Piece]:
-    """Admitted rows need nothing before they are bounded."""
-    return pieces
-
-
 def bound_task(
-    setup: Setup, step: int, ready: Callable[[list[Piece]], list[Piece]] = as_it_came
+    setup: Setup, step: int, ready: Callable[[list[Piece]], list[Piece]] = list
 ) -> Callable[[Batches], Batches]:
     """Admitted rows of unit shards to rows that count; writes the shards' next versions.
 
-    `ready` turns what a shard received into admitted rows.
+    `ready` turns what a shard received into admitted rows, unless that is what it received.
     """
 
     def task(batches: Batches) -> Batches:
@@ -174,7 +170,8 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
         for shard, pieces in received(setup, batches):
             place = shard, setup.shards, step
             with key_shard(operator, setup, shard, noise).open(step - 1) as held:
-                before, tag = stages.published_counts(held.state), held.stamp.tag
+                windows, tag = held.state.windows, held.stamp.tag
+                before = {number: len(one.published_rows) for number, one in windows.items()}
                 delta = stages.gather(operator, held.state, joined(pieces), noise, place)
                 keys = operator.counters(held.state)
                 releases = operator.release(held.state, step, noise)
@@ -235,10 +232,7 @@ def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 def unit_shard(operator: GroupBy, setup: Setup, shard: int) -> Chain:
     """A shard of the unit stage."""
-
-    def replay(state: State, delta: stages.Delta, step: int) -> None:
-        stages.bound_again(operator, state, delta, step)
-
+    replay = partial(stages.bound_again, operator)
     return Chain(setup.state, "unit", shard, loading(operator, setup), operator.save, replay)
 
 
