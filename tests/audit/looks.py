@@ -17,6 +17,7 @@ from streamveil.audit.laid_open_measures import (
 )
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting import Budget
+from streamveil.core.accounting.sequel import Sequel
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan import combined_plan
 from streamveil.plan.look import (
@@ -149,9 +150,9 @@ def sequels(seed, pairs):
             plans = [told_by(with_look(plan), known, []) for plan in pair.plans]
             accounts.append(texts.account_of(replace(pair, plans=tuple(plans)), seed))
         losses = [replace(one.loss, chance=0) for one in after]
-        if division.sequel is None:
+        if not isinstance(division.after, Sequel):
             yield text, accounts, (0.0, None), claims
             continue
-        epsilon = float(division.sequel.epsilon)
+        epsilon = float(division.after.epsilon)
         delta = joint_delta(float(division.looking.mu), epsilon, losses)
         yield text, accounts, (epsilon, delta), claims

@@ -111,10 +111,10 @@ def test_look_and_rest_never_cost_more_than_the_budget(kind, size, share, known)
     division, chance = divided(plan), Fraction(10**8, 2**64)
     looked = Survey(division.looking, 3, Neighbours(unit="u")).guarantee.loss
     assert looked.fits(division.looking)
-    if division.sequel is not None:
+    if isinstance(division.after, Sequel):
         assert division.rest.epsilon == size
-        assert division.sequel.look == division.looking.mu
-        assert Fraction(division.sequel.joint) + chance <= budget.delta
+        assert division.after.look == division.looking.mu
+        assert Fraction(division.after.joint) + chance <= budget.delta
     else:
         rest = division.rest.mu**2 if division.rest.mu else 2 * division.rest.rho
         assert (looked + Loss(gaussian=rest, chance=chance * (kind == "epsilon"))).fits(budget)
@@ -673,7 +673,7 @@ def test_a_job_is_charged_for_the_look_and_the_worst_that_may_follow(rows, tmp_p
     released(asked(rows), tmp_path / "s")
     with Ledger.load(tmp_path / "s" / "ledger") as ledger:
         [charge] = ledger.entries()
-    sequel = divided(with_look(asked(rows))).sequel
+    sequel = divided(with_look(asked(rows))).after
     assert charge.loss.tables == ((sequel, 1),)
     assert charge.loss.gaussian == sequel.look**2
     assert charge.loss.fits(Budget(epsilon=6, delta=1e-9))

@@ -206,7 +206,7 @@ def test_the_account_holds_the_look_and_the_whole_budget_is_kept(tmp_path):
     assert settings.loss == Loss()
     division = divided(with_look(plan))
     assert charge.loss.fits(limit)
-    assert division.sequel is None  # groups are public: all that follows is Gaussian
+    assert isinstance(division.after, Loss)  # groups are public: all that follows is Gaussian
     assert charge.loss.gaussian > division.looking.mu**2 * 9
 
 
