@@ -277,10 +277,8 @@ def tabled(problem: Problem, bounds: Settings) -> Grid:
 def entering(made: Settings, given: Given, rows: int, reference: float) -> Settings:
     """With an entry weight that allows so many squared rows, and weights that fall beyond."""
     bound = round(given.quadratic or OPEN_BOUND)
-    quadratic, whole = (
-        max(SQUARED[rows] * (1.0 if given.is_open else bound), bound),
-        weight_quanta(bound),
-    )
+    quadratic = max(SQUARED[rows] * (1.0 if given.is_open else bound), bound)
+    whole = weight_quanta(bound)
     entry = max(1, round(whole * sqrt(bound / quadratic)))
     return replace(made, quadratic=bound * (whole / entry) ** 2, reference=reference, entry=entry)
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamveil.batch import whole
+from streamveil.connectors import TEXTS
 from streamveil.disk import filled
 from streamveil.types import Array
 
@@ -79,7 +80,7 @@ def settings(table: pa.Table) -> dict[str, Any]:
 def way(column: pa.ChunkedArray) -> Way:
     """How a column is written."""
     kind = column.type
-    if is_text(kind):
+    if kind in TEXTS:
         part = sample(column)
         return None if len(pc.unique(part)) * REPEATED <= len(part) else SHARED, SNAPPY
     if is_whole(kind):
@@ -130,13 +131,3 @@ def is_whole(kind: pa.DataType) -> bool:
 def is_time(kind: pa.DataType) -> bool:
     """Whether Parquet has integers for a type of times."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether Parquet has byte arrays of any length for a type."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )

@@ -63,9 +63,7 @@ class DashboardServer(ThreadingHTTPServer):
     def known(self, host: str) -> bool:
         """Whether a request names this server as its operator does."""
         name = host.rsplit(":", 1)[0].strip("[]")
-        return name == self.host or (self.host in LOCAL and name in LOCAL) or (
-            self.host not in LOCAL  # the operator let others in
-        )  # fmt: skip
+        return name in LOCAL or self.host not in LOCAL  # else the operator let others in
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -271,10 +271,8 @@ def contents(path: Path, epoch: str) -> Contents:
                     continue
                 if head.get(frame.BEFORE) != held.hash or "window" not in head:
                     raise frame.TornFrameError("a frame is of another chain")
-                place, after = (
-                    Moment(head["window"], head["trigger"]),
-                    frame.chain(held.hash, sizes.prefix),
-                )
+                place = Moment(head["window"], head["trigger"])
+                after = frame.chain(held.hash, sizes.prefix)
                 held.entries.append(Entry(place, head["step"], offset, offset + sizes.frame, after))
     except frame.TornFrameError:
         held = None if held is None else replace(held, is_damaged=True)

@@ -288,14 +288,13 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
 
     `groups`: settings are chosen for what it says of them.
     """
-    sure = {name: found for name, found in learned.numbers if found.sure}
+    ends = {
+        name: f" (95 %: {shortly(found.low)} to {shortly(found.high)})"
+        for name, found in learned.numbers
+        if found.sure
+    }
     said = [
-        f"{name} = {value:,.10g}"
-        + (
-            f" (95 %: {shortly(sure[name].low)} to {shortly(sure[name].high)})"
-            if name in sure
-            else ""
-        )
+        f"{name} = {value:,.10g}{ends.get(name, '')}"
         for name, value in learned.likely.items()
         if name not in (LAWS, HISTOGRAM, CONCENTRATION, VALUES)
     ]
@@ -364,12 +363,7 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
     at = micros(rows[name], name)
     ends = pc.min_max(at)
     first, last = ends["min"].as_py(), ends["max"].as_py()
-    if (
-        not at.null_count
-        and first is not None
-        and clock.start_us <= first
-        and (last < clock.end_us)
-    ):
+    if first is not None and not at.null_count and clock.start_us <= first <= last < clock.end_us:
         return rows
     return rows.filter(pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us)))
 

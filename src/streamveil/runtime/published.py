@@ -76,13 +76,9 @@ def _of_state(home: Path, header: Header) -> Releases:
             led = led_to(home, header)
         if there > led.committed:
             raise formats.damaged(home)  # the log or the checkpoint lost what led to some
-        loads, dropped = (
-            {
-                one.place: _load(archive, header.epoch, one)
-                for one in held.entries[: max(led.published - held.dropped, 0)]
-            },
-            held.dropped,
-        )
+        whole = held.entries[: max(led.published - held.dropped, 0)]
+        loads = {one.place: _load(archive, header.epoch, one) for one in whole}
+        dropped = held.dropped
     folder = elsewhere and elsewhere / require_file_name("job", header.identity.job)
     if folder and folder.is_dir():
         loads = of_folder(folder).loads | loads

@@ -81,12 +81,8 @@ class MicroBatches:
             return  # there is one answer: rows that came later would change it under its own noise
         every = self.clock.every if self.clock.kind == "rows" else None
         last = self.clock.steps if every and self.clock.steps else inf
-        step, taken, place, skip = (
-            at["step"],
-            at.get("taken", 0),
-            at.get("source"),
-            at.get("skip", 0),
-        )
+        step, taken = at["step"], at.get("taken", 0)
+        place, skip = at.get("source"), at.get("skip", 0)
         passed = list[Chunk]()  # that a restart reads again; what they rejected is yet to be told
         for chunk in self._chunks(place):
             size = chunk.rows.num_rows
