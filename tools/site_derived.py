@@ -38,7 +38,7 @@ def sketch(epsilon: str, delta: str, rounds: int, **chosen: Any) -> LazySketch:
 def of_cells() -> Iterator[tuple[str, str]]:
     """The noise of sketches: what the textbook's costs, and what the rounding of buffers costs."""
     exact, textbook = (
-        sketch("0.3", "1e-3", 256, calibration=how).noise.kappa for how in ("analytic", "textbook")
+        sketch("0.3", "1e-3", 256, calibration=how).noise.sigma for how in ("analytic", "textbook")
     )
     yield "textbook", f"{textbook / exact:.2f}"
     asked = {"little": ("0.01", 256), "more": ("0.01", 4_096), "much": ("0.1", 65_536)}

@@ -161,12 +161,10 @@ def _to_clock(name: str, arguments: Sequence[Argument]) -> Bound:
     """DATETIME(time[, zone]), DATETIME(date), DATETIME(year, month, day, hour, minute, second)."""
     if len(arguments) == 6:
         return Bound("timestamp", ("int",) * 6, _civil_clock)
-    zone, kind = _zone(name, arguments, 1), arguments[0].kind
+    zone = _zone(name, arguments, 1)
     if zone is not None:
         return Bound("timestamp", ("timestamp", None), times.on_clocks(zone))
-    if kind == "date":
-        return Bound("timestamp", ("date",), times.to_instant)
-    return Bound("timestamp", ("timestamp",), same)
+    return _to_instant(name, arguments)
 
 
 def _civil_clock(*parts: Column) -> Column:
