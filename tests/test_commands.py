@@ -86,7 +86,7 @@ def test_show_says_that_tables_count_by_their_own_epsilon(folder, tmp_path):
              "--ledger", tmp_path / "l")  # fmt: skip
         said.append(call("ledger", "show", tmp_path / "l").stdout)
     assert ["tables count by their own epsilon" in one for one in said] == [False, True]
-    assert "left:  epsilon = 0," in said[1]
+    assert "left:  epsilon = 0 (" in said[1]
 
 
 @pytest.mark.parametrize(("per", "begins"), [
@@ -116,7 +116,7 @@ def test_read_lists_picks_and_writes(folder, tmp_path):
     for source, options, told in (("q.veil", (), True), ("out", (), False),
                                   ("q.veil", ("--sql", folder / "q.sql"), False)):  # fmt: skip
         said = call("read", folder / source, *options).output
-        assert ("--sql QUERY gives the columns" in said) == told
+        assert ("--sql QUERY computes the query" in said) == told
     notes = sv.read(folder / "q.veil").notes
     assert notes, "a release of bounded rows says what is in no number"
     assert all(f"note: {note}" in call("read", folder / "q.veil").output for note in notes)

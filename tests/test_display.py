@@ -160,7 +160,7 @@ def test_people_see_neither_facts_for_programs_nor_digits_of_the_noise(tmp_path,
     print_release(release)
     terminal = capsys.readouterr().out
     assert "trigger" not in terminal
-    assert "release 1 (95 % intervals)" in terminal
+    assert "release 1 (95% intervals)" in terminal
     low, high = (release.table[name][0].as_py() for name in ("n_low", "n_high"))
     ends = [release.table[name][0].as_py() for name in ("s_low", "s_high")]
     assert all(f"{end:.1f}" != f"{end}" for end in ends), "there are digits to leave out"

@@ -131,7 +131,7 @@ def draw(flights: pa.Table, home: Path) -> Path:
         axis.set_ylabel(destination, rotation=0, ha="right", fontsize=12)
     axes[0].legend(loc="upper left", ncols=3, fontsize=8, frameon=False)
     axes[0].set_title(
-        "Departures since midnight, released every hour · 95 % interval shaded\n"
+        "Departures since midnight, released every hour · 95% interval shaded\n"
         "(each plane protected per day; a destination appears when enough planes fly there)"
     )
     figure.autofmt_xdate()

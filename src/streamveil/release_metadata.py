@@ -29,18 +29,18 @@ Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
 SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 740 above it
 HALF_DIGIT = 0.5e-4  # by which a share is rounded at most
-OVER = "are in no number: they were over the contribution bound"
-OF_SHOWN = " of the groups that are shown"  # rows of others are in no number anyway
+OVER = "are not counted: they were over the contribution bound"
+OF_SHOWN = " of the published groups"  # rows of others are in no number anyway
 UNBOUNDED = "unbounded"  # among the facts of a number: why there is none
 UNHELD = "bias", "clamped", UNBOUNDED  # what facts of a number say beside it
 OF_KEPT = (
     "of the rows that were kept, in which units with many rows have less weight than in all rows;"
     " no interval covers the difference"
 )
-REPEATS = "rows with which a unit repeats a group that counts it are not among them"
+REPEATS = "further rows of a unit in a group that counts it already are not among them"
 ALLOWED = (
-    "intervals allow each group three times its share of these: the true number of a group that"
-    " lost more, as one may by a single unit with many rows, can lie outside"
+    "intervals allow each group three times its share of these rows: the true number of a group"
+    " that lost more (one unit with many rows is enough) can lie outside"
 )
 
 
@@ -117,14 +117,16 @@ def cut_sentence(facts: Facts, names: Names = None, since: Facts | None = None) 
         which = said_of_outputs(facts, "bias", names)
         return "; ".join([*which, *said_of_kept(facts, names)]) if which else None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
-    about = REPEATS if cut.get("first") else "a unit counts once in a group, whatever its rows"
+    about = (
+        REPEATS if cut.get("first") else "a unit counts once in a group, however many rows it has"
+    )
     whose = OF_SHOWN if "cut_of" in facts else ""
     before = (since or {}).get("cut")
     if before is None:
-        said = [_rows_over(cut, f"rows or more{whose}", f"rows{whose}")]
+        said = [_rows_over(cut, "or more rows", "rows", whose)]
     else:
-        came = f"rows since the earlier release{whose}"
-        said = [_rows_over(cut_between(before, cut), came, came)]
+        came = "rows since the earlier release"
+        said = [_rows_over(cut_between(before, cut), came, came, whose)]
     said += [about] * units + [ALLOWED] * bool(facts.get("true_intervals"))
     return "; ".join([*said, *said_of_kept(facts, names)])
 
@@ -145,16 +147,18 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
     return [f"{', '.join(found)}: {OF_KEPT}"] if found else []
 
 
-def _rows_over(cut: Facts, about: str, at_most: str) -> str:
+def _rows_over(cut: Facts, about: str, at_most: str, whose: str) -> str:
     """How many rows were cut. Where noise alone might say so, from none to how many at most."""
-    most = f"{cut['high']:,.0f}"
-    sure = f"with 95 % confidence; of one unit, {cut['each']:,d} such rows are counted at most"
+    most, of = f"{cut['high']:,.0f}", "their rows" if whose else "all"
+    sure = f"with 95% confidence, taking at most {cut['each']:,d} such rows of each unit"
     if most == "0":
-        return f"no {at_most} were over the contribution bound ({sure})"
+        return f"no {at_most}{whose} were over the contribution bound ({sure})"
     if cut["rows"] <= SURELY * cut["sd"]:
-        return f"0 to {most} {at_most}{_part(cut, 'share_high', 'at most ')} {OVER} ({sure})"
-    told = f"about {cut['rows']:,.0f} {about}{_part(cut, 'share')} {OVER}"
-    return f"{told} (with noise; at most {most} {sure})"
+        part = f" (at most {cut['share_high']:.1%} of {of})" if "share_high" in cut else ""
+        return f"0 to {most} {at_most}{whose}{part} {OVER} ({sure})"
+    part = f" ({cut['share']:.1%} of {of})" if "share" in cut else ""
+    told = f"about {cut['rows']:,.0f} {about}{whose}{part} {OVER}"
+    return f"{told} (a noisy estimate; at most {most} {sure})"
 
 
 def cut_between(before: Facts, cut: Facts) -> Facts:
@@ -186,10 +190,6 @@ def cut_between(before: Facts, cut: Facts) -> Facts:
 def _kept(cut: Facts) -> float:
     """The rows that were kept, from the part that was cut at most."""
     return float(cut["high"] * (1 / cut["share_high"] - 1))
-
-
-def _part(cut: Facts, name: str, before: str = "") -> str:
-    return f" ({before}{cut[name]:.1%} of their rows)" if name in cut else ""
 
 
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:

@@ -197,9 +197,7 @@ def test_rows_of_groups_that_are_not_shown_wait_until_they_are(monkeypatch):
         again = State.from_arrays(state.to_arrays(), spans, width)
     assert shown == [1, 1, 2, 2]
     assert lost.total() > sum(counted[::2]).sum() + 1_000
-    assert re.match(
-        "about [0-9,]+ rows or more of the groups that are shown", cut_sentence(facts(one))
-    )
+    assert re.match("about [0-9,]+ or more rows of the published groups", cut_sentence(facts(one)))
 
 
 def test_a_share_of_zero_counts_nothing_and_costs_nothing():
@@ -256,13 +254,13 @@ def test_the_bound_holds_whatever_the_noise_shows(filled):
 def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (2000, 2200))
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
-    assert said[0].startswith("0 to 2,500 rows are in no number: they were over the contribution")
-    assert said[1].startswith("about 2,200 rows or more are in no number: they were over the")
-    most = "with 95 % confidence; of one unit, 21 such rows are counted at most)"
+    assert said[0].startswith("0 to 2,500 rows are not counted: they were over the contribution")
+    assert said[1].startswith("about 2,200 or more rows are not counted: they were over the")
+    most = "with 95% confidence, taking at most 21 such rows of each unit)"
     assert all(one.endswith(most) for one in said)
     none = {"rows": -60, "sd": 12.0, "high": 0.0, "share_high": 0.0, "each": 21}
     said_of_none = cut_sentence({"cut": none, "outputs": [{"function": "count"}]})
-    assert said_of_none.startswith("no rows were over the contribution bound (with 95 %")
+    assert said_of_none.startswith("no rows were over the contribution bound (with 95%")
 
 
 def test_a_release_without_a_number_tells_of_no_rows_that_no_number_holds():
@@ -413,7 +411,7 @@ def test_of_people_only_those_count_as_cut_whom_a_group_does_not_count():
     cut = facts(all_in)["cut"]
     assert state.reject_counts["over the contribution bound"] == 500 * 8
     assert cut["rows"] == 0
-    assert "repeats a group" in cut_sentence(facts(all_in))
+    assert "counts it already" in cut_sentence(facts(all_in))
     _, [some_out] = people({"n": sv.count_units()}, bound, rows=3)
     assert facts(some_out)["cut"]["rows"] == 500 * 5
     n, high = (some_out.table[name].to_numpy() for name in ("n", "n_high"))
@@ -423,7 +421,7 @@ def test_of_people_only_those_count_as_cut_whom_a_group_does_not_count():
     cut = facts(both)["cut"]  # of a unit's eight rows the noise hides the sixth and those after it
     assert (cut["rows"], cut["each"]) == (500 * 5, 21)
     assert cut["high"] >= 500 * 8
-    assert "repeats a group" not in cut_sentence(facts(both))
+    assert "counts it already" not in cut_sentence(facts(both))
 
 
 def test_intervals_that_hold_cut_rows_pay_more_for_their_count():

@@ -553,7 +553,7 @@ def test_which_live_queries_look(tmp_path, more, emit, looks_first):
 
 def test_explain_says_which_rows_are_looked_at(tmp_path):
     arrive(tmp_path / "in", pa.table({"user": [1], "page": [1]}), 0)
-    told = "it sees those of the first release"
+    told = "it sees the rows of the first release"
     assert told in " ".join(str(explain(followed(tmp_path / "in"))).split())
     whole = followed(tmp_path / "in", source="format = 'parquet'")
     assert told not in " ".join(str(explain(whole)).split())

@@ -320,22 +320,23 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     ]
     if operator.look is not None:
         share, said = float(look_share(plan)), "; ".join(operator.look.said)
-        asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses what follows"
+        what = "how many rows units have"
+        if open_values(plan):
+            what += f", and how large the values of {', '.join(open_values(plan))} are"
+        asks = f"{share:.0%} of mu^2 pays for a look at {what}; it chooses what follows"
         if first_alone(plan):
-            asks += "; of all rows, it sees those of the first release"
+            asks += "; it sees the rows of the first release"
         within = periods_until(
             operator.schedule, operator.periods, 1 if first_alone(plan) else operator.schedule.steps
         )
         if within is not None and within[0] < within[1]:
-            asks += f"; with noise for a unit in all of its {within[1] - within[0] + 1:,} periods"
-        if open_values(plan):
-            asks += f"; and how large the values of {', '.join(open_values(plan))} are"
-        asks += f": {said}" if said else "; on Spark nothing is asked"
+            asks += f"; its noise hides a unit in all of its {within[1] - within[0] + 1:,} periods"
+        asks += f": {said}" if said else "; Spark takes no look"
         rows.insert(0, ("before the first release", asks))
         if not said:
-            rows.insert(1, ("", "until then, what this page says is a forecast for usual rows"))
+            rows.insert(1, ("", "until then, the numbers here are a forecast for usual rows"))
     elif why := why_no_look(plan):
-        rows.insert(0, ("before the first release", f"nothing is asked of the rows: {why}"))
+        rows.insert(0, ("before the first release", f"no look at the rows: {why}"))
         rows.insert(1, ("", EXPECT))
     rows += selection_rows(operator)
     for place, (lane, counter) in enumerate(
@@ -344,7 +345,9 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
         if place == aggregation.shared or lane.place > 0:
             continue
         kind = type(counter).__name__.removesuffix("Counter")
-        steps = "no horizon" if counter.horizon is None else f"{counter.horizon:,} triggers"
+        steps = "no horizon"
+        if counter.horizon is not None:
+            steps = f"{counter.horizon:,} trigger{'s' * (counter.horizon != 1)}"
         rows.append((
             f"sums of {lane.kind}",
             f"{kind} counter over {steps}, sigma = {float(counter.sigma) * float(lane.quantum):.5g}"
@@ -483,7 +486,7 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
         notes.setdefault(note or ONE_ROW, []).append(output.name)
     rows = [(", ".join(names), note) for note, names in notes.items()]
     if operator.aggregation.cut is not None and not operator.uncut:
-        rows.append(("told with each release", "a private count of the rows over the bound"))
+        rows.append(("published with each release", "a private count of the rows over the bound"))
     means = [output.name for output in operator.outputs if output.function in RATIOS]
     if means and not operator.uncut:
         rows.append((", ".join(means), OF_KEPT))
@@ -568,7 +571,7 @@ def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
         (plan.periods is None, options.UNIT_PERIOD, "whole stream",
          "the stronger promise: a unit's whole history"),
         (not options.NON_NEGATIVE.of(plan.options), options.NON_NEGATIVE, "off",
-         "unbiased numbers, and so of integer and monotone; turn on for display"),
+         "keeps numbers unbiased (integer and monotone likewise); turn on for display"),
         (plan.clock.kind == "event" and plan.clock.arrival is None, options.ARRIVAL,
          plan.source.event_time or "", "no arrival column: rows arrive at event time"),
         (plan.source.options.get("follow") is not True and plan.clock.kind == "event",

@@ -261,17 +261,19 @@ def in_words(rows: list[dict[str, Any]], units: int) -> list[str]:
     """What the query as it is means, in sentences; probabilities are rounded up."""
     asked = rows[0]
     said = [
-        f"who thinks it 50% likely that a given person is in the data may think so with at most "
-        f"{up(asked['posterior'])} after all releases; who thinks it {1 / RARE:.1%} likely, with "
-        f"at most {up(asked['posterior_rare'])} (apart from events of probability delta)",
-        f"the best guess from even odds is right with at most {up(asked['guess'])}",
+        "a reader who thinks it 50% likely that a given person is in the data is at most "
+        f"{up(asked['posterior'])} sure after all releases; one who thinks it {1 / RARE:.1%} likely"
+        f", at most {up(asked['posterior_rare'])} (apart from events of probability delta)",
+        f"the best guess from even odds is right in at most {up(asked['guess'])} of all cases",
     ]  # fmt: skip
     if asked["error"] is not None:
-        said.append(f"a count of {units:,} people errs by {asked['error']:.1%} (one deviation)")
+        said.append(
+            f"a count of {units:,} people errs by {asked['error']:.1%} (one standard deviation)"
+        )
         if asked["error"] > NOISE:
             said.append(
-                f"of groups of {units:,} people the answer is mostly noise: larger groups, fewer "
-                "releases or a larger epsilon"
+                f"for groups of {units:,} people the answer is mostly noise: take larger groups, "
+                "fewer releases or a larger epsilon"
             )
     if asked["shown"] is not None and asked["shown"] < NOISE:
         said.append(f"a group of {units:,} people is shown with a chance of {asked['shown']:.1%}")

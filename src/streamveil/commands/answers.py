@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 MOST = 50  # rows shown
 PAGE, HOST, PORT = Path("dashboard.html"), "127.0.0.1", 8765
 DRAWN = (
-    "these are the numbers as they were drawn; --sql QUERY gives the columns, HAVING, ORDER BY and"
-    " LIMIT that the query makes of them"
+    "these are the numbers as drawn; --sql QUERY computes the query's columns, and applies its"
+    " HAVING, ORDER BY and LIMIT"
 )
 
 number = argument("name", "A number of the releases, such as n.")
@@ -235,7 +235,7 @@ def place(text: str | None) -> Any:
 def show(found: Derived, title: str, out: Path | None) -> None:
     """The rows and what to know about them."""
     if out is None:
-        print_rows(found.table, f"{title} ({100 * found.confidence:.4g} % intervals)", MOST)
+        print_rows(found.table, f"{title} ({100 * found.confidence:.4g}% intervals)", MOST)
     else:
         write_rows(found.table, out)
     say_all(found.notes)

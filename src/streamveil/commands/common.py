@@ -193,7 +193,7 @@ def print_release(release: Release, most: int = SHOWN_ROWS) -> None:
     """The rows of a release, under its place."""
     names = [name for name in release.table.column_names if name != "trigger"]  # the title has it
     level = (read_facts(release.table.schema) or {}).get("confidence")
-    told = "" if level is None else f" ({100 * level:.4g} % intervals)"
+    told = "" if level is None else f" ({100 * level:.4g}% intervals)"
     print_rows(release.table.select(names), release.place + told, most)
 
 

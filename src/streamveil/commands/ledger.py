@@ -94,7 +94,7 @@ def show(place: str) -> None:
         spent = rounded_up(ledger.spent().epsilon(delta))
         console.print(f"spent: epsilon = {spent} at delta = {float(delta):g}")
         measure, left = measured(ledger)
-        console.print(f"left:  {measure} = {left:.4g}, of loss {ledger.left()}")
+        console.print(f"left:  {measure} = {left:.4g} (as a loss: {ledger.left()})")
         if measure == "epsilon" and ledger.caps is not None and not ledger.caps.pure:
             console.print(DIVIDED)
         elif sum(bool(entry.loss.tables) for entry in ledger.entries()) > 1:

@@ -215,7 +215,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     say(promise.sentence(budget.delta or 0))
     say("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
     for name, found in learned.numbers:
-        say(f"  {name} = {found.value:g}, with 95 % between {found.low:.3g} and {found.high:.3g}")
+        say(f"  {name} = {found.value:g}, with 95% between {found.low:.3g} and {found.high:.3g}")
     bounds = learned.ends | learned.bounds
     for text, (low, high) in bounds.items():
         say(f"  contribution_bounds_per_row of {text} => ({low:.4g}, {high:.4g})")

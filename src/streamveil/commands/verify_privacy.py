@@ -66,7 +66,7 @@ def verify_privacy(
 
     mu^2 is what a Gaussian mechanism loses; epsilon and rho are those of a table; groups are those
     whose coins the unit moves; delta is the chance that something is published which only the unit
-    has. 100 % of a claim means that it is as small as it can be. Exit code 6: a claim was passed.
+    has. 100% of a claim means that it is as small as it can be. Exit code 6: a claim was passed.
     """
     if is_ledger(query):
         account_of_ledger(query)

@@ -198,7 +198,7 @@ class Compiler:
         if not share:
             return None
         division = divided(self.plan)
-        self._note(options.LOOK_SHARE.name, float(share), "of mu^2: rows tell their shape first")
+        self._note(options.LOOK_SHARE.name, float(share), "of mu^2, for the look at the rows")
         said = tuple(self.plan.options.get(LOOKED, {}).get("said", ()))
         self.plan = replace(self.plan, budget=division.rest)
         return Look(Gdp(division.looking.mu or 0), division.after, said)

@@ -205,8 +205,8 @@ def panels(place: int, made: dict[str, Any], found: Answers) -> str:
     )
     if made["name"] not in numbers:
         note = (
-            "The share of rows that are in no number, told with noise; shaded to its upper end. Of"
-            " each unit only its first rows over the bounds are counted."
+            "The share of rows over the bounds, which no number counts: a noisy estimate, shaded"
+            " up to its upper end. It takes only the first such rows of each unit."
         )
         return f'<h2>Rows over the bounds</h2><div class="panels">{boxes}</div>{said(note)}'
     level = float((found.releases.facts or {}).get("confidence", 0.95))

@@ -516,7 +516,7 @@ def why_no_look(plan: Plan) -> str | None:
         return "look_share is 0"
     if can_look(plan):
         if blurs_periods(plan):
-            return "less could be said of somebody present in many periods (see look_share)"
+            return "it would weaken the promise for units present in many periods (see look_share)"
         return f"of more than {MOST_RELEASES} releases the first one tells too little"
     if any(agg.function in SKETCHES for agg in plan.aggregates):
         return "no look is made for sketches"

@@ -249,7 +249,7 @@ HIDDEN_GROUPS = Option(
     "hidden_groups", "whole", "by forecast",
     "groups not yet shown in which the 'table' selection counts one unit; its rows in others"
     " still count",
-    reason="groups not yet shown that one unit is counted in: by forecast", within=COUNTED,
+    reason="hidden groups where one unit is counted: by forecast", within=COUNTED,
     part_of=(GROUP_BY,),
 )  # fmt: skip
 TOTAL_TESTS = Option(
@@ -268,7 +268,7 @@ WEIGHTS = Option(
 )  # fmt: skip
 ENTRY_WEIGHT = Option(
     "entry_weight", "real", "by forecast", "weight of a group not yet shown",
-    reason="weight of keys not yet shown", within=POSITIVE, part_of=(GROUP_BY,),
+    reason="weight of hidden keys", within=POSITIVE, part_of=(GROUP_BY,),
 )  # fmt: skip
 WEIGHT_REFERENCE = Option(
     "weight_reference", "real", "by forecast", "total up to which a group keeps its entry weight",
@@ -282,7 +282,7 @@ DELTA_SHARE = Option(
 MAX_UNITS = Option(
     "max_units", "whole", "100,000,000",
     "units expected at most: sets the chance of equal fingerprints", value=10**8,
-    reason="chance of equal fingerprints, in delta", within=COUNTED, part_of=(GROUP_BY,),
+    reason="delta pays for the chance that two of them have equal fingerprints", within=COUNTED, part_of=(GROUP_BY,),
 )  # fmt: skip
 EXPECTED_ROWS = Option(
     "expected_rows", "real", "1.5, 6 and 30, where nothing bounds them",

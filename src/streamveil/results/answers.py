@@ -53,11 +53,11 @@ UNKNOWN = (
     " numbers and the preset dp-sqlp stay wide)"
 )
 CHOSEN = (
-    "groups whose noisy numbers are near a threshold that may have shown them: {:,}. Such numbers"
-    " tend to be too large: these intervals do not allow for it, those of the releases do"
+    "groups whose noisy numbers are near the threshold that publishes a group: {:,}. Such numbers"
+    " tend to be too large; these intervals do not allow for that, those of the releases do"
 )
 NOT_ALLOWED = (
-    "these intervals are of the noise alone and allow for no such row; those of the releases do"
+    "these intervals cover the noise alone and allow for no such rows; those of the releases do"
 )
 DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
 
@@ -532,7 +532,7 @@ class Answers(AnswerTable):
         notes = []
         if absent:
             notes.append(
-                f"groups left out, as one of the releases did not show them yet: {absent:,}"
+                f"groups left out, because one of the releases does not have them: {absent:,}"
             )
         if any(not joint.is_known(*pair) for pair in product(cells, cells) if pair[0] != pair[1]):
             notes.append(UNKNOWN)

@@ -289,7 +289,7 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
     `groups`: settings are chosen for what it says of them.
     """
     ends = {
-        name: f" (95 %: {shortly(found.low)} to {shortly(found.high)})"
+        name: f" (95%: {shortly(found.low)} to {shortly(found.high)})"
         for name, found in learned.numbers
         if found.sure
     }

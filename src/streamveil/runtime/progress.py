@@ -88,7 +88,7 @@ class Progress:
         '3 micro-batches, 900 rows in 1.5 s (600 rows/s), 2 releases'
         """
         state = self.counters.get("bytes")
-        kept = "" if state is None else f", of it {state / 2**20:,.1f} MiB state"
+        kept = "" if state is None else f", {state / 2**20:,.1f} MiB of it state"
         disk = (self.log_bytes + self.checkpoint_bytes) / 2**20
         return (
             f"{counted(self.batch, 'micro-batch', 'es')}, {counted(self.rows, 'row')} in"
