@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from streamveil import cli
 
 BLOCK = re.compile(r"^(?:<!-- not run: (.+) -->\n)?```(\w+)\n(.*?)^```", re.M | re.S)
+KEPT = re.compile(r"(.*?)(?: (2?)> (\S+))?")  # a line, and what of it goes into which file
 CODE = re.compile(r"# exit code (\d)$")
 
 
@@ -21,12 +22,12 @@ def command(line):
         done = subprocess.run(line, shell=True, check=False)
         assert done.returncode == wanted, line
         return
-    line, _, kept = line.partition(" > ")
+    line, stream, kept = KEPT.fullmatch(line).groups()
     done = CliRunner().invoke(cli.app, shlex.split(line)[1:])
     code = next((n for kind, n in cli.CODES.items() if isinstance(done.exception, kind)), None)
     assert (done.exit_code if code is None else code) == wanted, (line, done.output, done.exception)
     if kept:
-        Path(kept).write_text(done.stdout)
+        Path(kept).write_text(done.stderr if stream else done.stdout)
 
 
 def play(text):
