@@ -56,12 +56,12 @@ NULL_KEY = "null key"
 OUT_OF_RANGE = "key out of range"
 COLLISION_BITS = 64
 UNHELD = (
-    "a sketch's intervals cover its noise, not its collisions; rows over the contribution bound are"
-    " in no number"
+    "{:.4g}% intervals of a sketch cover its noise, not its collisions; rows over the contribution"
+    " bound are not counted"
 )
 RARE = (  # where keys are searched
-    "keys of few rows are missing; those found were chosen by their noisy numbers: of many alike"
-    " the ones with high noise are found, and fewer of their intervals hold than is said"
+    "keys of few rows are missing; those found were chosen by their noisy numbers: of many keys"
+    " alike the search finds those with high noise, and fewer of their intervals hold than stated"
 )
 ONES = np.zeros(0, np.int32)  # keys count one
 NO_NOISE = np.zeros((0, 8), np.uint64)  # of counting: noise comes when columns are pushed
@@ -408,7 +408,8 @@ class SketchQuery:
                 columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
         place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
-        told = (UNHELD, *[RARE] * bool(self.k), *self.omitted)
+        covered = UNHELD.format(100 * self.confidence)
+        told = (covered, *[RARE] * bool(self.k), *self.omitted)
         return noted(pa.table(columns), "; ".join(told), place)
 
     def _possible(self, keys: Any, order: Array) -> Array:
