@@ -71,7 +71,7 @@ class Tuning:
         best = self.best
         return (
             f"keeps {best.kept:.1%} of the rows at a noise of {best.sd:.4g}; looser bounds add more"
-            " noise than they save in dropped rows, tighter ones drop more than they save in noise"
+            " noise than they save in cut rows, tighter ones cut more rows than they save in noise"
         )
 
 
@@ -176,7 +176,7 @@ def accept(
 def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
     """The expected errors with these bounds, from the noise of the compiled query.
 
-    Error: a shown group errs by the dropped rows b plus Gaussian noise of deviation s: absolute
+    Error: a shown group errs by the cut rows b plus Gaussian noise of deviation s: absolute
         error s sqrt(2/pi) exp(-b^2 / 2 s^2) + b erf(b / (s sqrt 2)); a hidden one by its total.
         Where groups carry weights, they are those of groups of their size.
     """

@@ -208,6 +208,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     from streamveil.core.noise import KeyedNoise
     from streamveil.plan import Bounding
     from streamveil.plan.look import with_bounds
+    from streamveil.runtime.look import shortly
     from streamveil.runtime.survey import survey
 
     paid = None if ledger is None else Ledger.load(ledger)
@@ -215,7 +216,8 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     say(promise.sentence(budget.delta or 0))
     say("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
     for name, found in learned.numbers:
-        say(f"  {name} = {found.value:g}, with 95% between {found.low:.3g} and {found.high:.3g}")
+        ends = f"{shortly(found.low)} to {shortly(found.high)}"
+        say(f"  {name} = {shortly(found.value)} (95%: {ends})")
     bounds = learned.ends | learned.bounds
     for text, (low, high) in bounds.items():
         say(f"  contribution_bounds_per_row of {text} => ({low:.4g}, {high:.4g})")
