@@ -680,7 +680,9 @@ def test_rows_that_were_cut_are_told_of_the_span_that_was_asked_for(tmp_path):
                  budget=sv.Budget(epsilon=8, delta=1e-6))
     )  # fmt: skip
     answers = sv.answers(made.run(str(tmp_path / "s"), noise=SeededNoise(1), insecure=True))
-    form = re.compile(r"(about|0 to) ([0-9,]+) (?:or more )?rows( since the e)?[^(]*\((?:at most )?(.*?)%")
+    form = re.compile(
+        r"(about|0 to) ([0-9,]+) (?:or more )?rows( since the e)?[^(]*\((?:at most )?(.*?)%"
+    )
 
     def told(derived):
         [note] = [note for note in derived.notes if "over the contribution bound" in note]
