@@ -31,6 +31,7 @@ SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 74
 HALF_DIGIT = 0.5e-4  # by which a share is rounded at most
 OVER = "are not counted: they were over the contribution bound"
 OF_SHOWN = " of the published groups"  # rows of others are in no number anyway
+SINCE = " since the earlier release"
 UNBOUNDED = "unbounded"  # among the facts of a number: why there is none
 UNHELD = "bias", "clamped", UNBOUNDED  # what facts of a number say beside it
 OF_KEPT = (
@@ -125,8 +126,7 @@ def cut_sentence(facts: Facts, names: Names = None, since: Facts | None = None) 
     if before is None:
         said = [_rows_over(cut, "or more rows", "rows", whose)]
     else:
-        came = "rows since the earlier release"
-        said = [_rows_over(cut_between(before, cut), came, came, whose)]
+        said = [_rows_over(cut_between(before, cut), "rows", "rows", whose, SINCE)]
     said += [about] * units + [ALLOWED] * bool(facts.get("true_intervals"))
     return "; ".join([*said, *said_of_kept(facts, names)])
 
@@ -147,9 +147,10 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
     return [f"{', '.join(found)}: {OF_KEPT}"] if found else []
 
 
-def _rows_over(cut: Facts, about: str, at_most: str, whose: str) -> str:
+def _rows_over(cut: Facts, about: str, at_most: str, whose: str, since: str = "") -> str:
     """How many rows were cut. Where noise alone might say so, from none to how many at most."""
     most, of = f"{cut['high']:,.0f}", "their rows" if whose else "all"
+    whose += since
     sure = f"with 95% confidence, taking at most {cut['each']:,d} such rows of each unit"
     if most == "0":
         return f"no {at_most}{whose} were over the contribution bound ({sure})"

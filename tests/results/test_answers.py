@@ -599,7 +599,7 @@ def test_notes_tell_of_each_window_what_is_true_of_it_alone():
     assert "no group is shown" in own[0]
     assert "over the contribution bound" in own[1]
     assert "no group is shown" in own[2]
-    assert own[3] == "2 earlier windows have notes of their own: read(window=...)"
+    assert own[3] == "earlier windows with notes of their own: 2 (read(window=...) has them)"
 
 
 @pytest.mark.parametrize("most", [1, 2])  # with more rows than one, noise begins with a group

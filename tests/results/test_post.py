@@ -451,7 +451,7 @@ def test_places_within_groups_choose_rows():
     assert table.select(["c", "d", "n", "r"]).to_pylist() == [
         {"c": "x", "d": 1, "n": 50, "r": 3}, {"c": "y", "d": 1, "n": 20, "r": 1},
     ]  # fmt: skip
-    assert "places are of noisy numbers" in table.schema.metadata[b"streamveil.note"].decode()
+    assert "places follow noisy numbers" in table.schema.metadata[b"streamveil.note"].decode()
 
 
 def test_totals_of_whole_numbers_reach_whole_steps():

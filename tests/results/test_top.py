@@ -111,7 +111,7 @@ def test_released_groups_are_ranked(design):
     hidden = "public" in design
     worst, certain = table["rank_worst"].to_pylist(), table["certain"].to_pylist()
     assert [rank is not None and rank <= 5 for rank in worst] == certain
-    assert any("not shown" in note for note in found.notes) != hidden
+    assert any("hidden groups" in note for note in found.notes) != hidden
     if hidden:
         return
     assert not answers.top("mean", 3).table["certain"].to_numpy().any()

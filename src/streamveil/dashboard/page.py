@@ -141,14 +141,14 @@ def body(
 def promise(records: Records) -> str:
     """Who is protected, by how much; what the losses of several answers add up to."""
     if not records:
-        return "Released numbers only. No ledger was given, so nothing is said of the budget."
+        return "Released numbers only: without a ledger this page says nothing about the budget."
     losses = [record["epsilon"] for record in records.values()]
     share = "unbounded" if None in losses else rounded_up(added_up(losses))
     delta = float(sum(Fraction(record["delta"]) for record in records.values()))
     who = " and ".join(dict.fromkeys(one["protects"]["phrase"] for one in records.values()))
     several = f", the sum of {len(records)} ledgers" if len(records) > 1 else ""
     return (
-        f"Protected: {who}. Everything released so far costs at most epsilon = {share},"
+        f"Protected against: {who}. Everything released so far costs at most epsilon = {share},"
         f" delta = {delta:.3g}{several}."
     )
 
@@ -244,7 +244,7 @@ def rows_drawn(name: str, view: dict[str, Any]) -> str:
     title = f"{rows['title']}: {rows['name']}"
     note = (
         "Green and red: the change is certain, at the confidence of one interval."
-        if rows["signed"] else "Bars are intervals of the noise alone, which hold all at once."
+        if rows["signed"] else "Bars are intervals that cover the noise alone; all hold at once."
     )  # fmt: skip
     return (
         f'<figure><h2>{escape(title)}</h2><div data-draw="rows" data-rows="{name}"></div>'

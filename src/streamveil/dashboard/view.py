@@ -88,8 +88,8 @@ def ledger_record(path: Path) -> dict[str, Any]:
 
 PANELS = 12  # groups of a chart
 NO_ANSWER = (
-    "Not shown: too few people were in the group for a private decision to publish it, or nobody "
-    "was. Which of the two is not told."
+    "Not published: the group had too few people for a private decision to publish it, or none. "
+    "The releases do not tell which."
 )
 CUT = "cut share"
 

@@ -393,11 +393,11 @@ def looked(operator: Grouping) -> list[str]:
         (bounds.per_group, "rows of a unit in one group"),
         (bounds.groups, "groups of a unit"),
     )
-    held = [f"at most {number:,} {what} count" for number, what in most if number is not None]
+    held = [f"{what} that count: at most {number:,}" for number, what in most if number is not None]
     if bounds.quadratic is not None:
         held.append(
-            "rows of a unit count while the sum over its groups of rows squared, weighted, is at"
-            f" most {bounds.quadratic:,}"
+            "rows of a unit count while the weighted sum of its squared rows per group is at most"
+            f" {bounds.quadratic:,}"
         )
     return [*operator.look.said, *held]
 

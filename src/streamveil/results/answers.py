@@ -170,7 +170,7 @@ class Answers(AnswerTable):
             for moment, texts in reversed(said.items())
         ]
         earlier = sum(map(bool, own[NOTED:]))
-        more = [f"{earlier:,} earlier windows have notes of their own: read(window=...)"]
+        more = [f"earlier windows with notes of their own: {earlier:,} (read(window=...) has them)"]
         return [*shared, *chain.from_iterable(own[:NOTED]), *more * bool(earlier)]
 
     def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:

@@ -73,14 +73,12 @@ from streamveil.results.releases import Releases
 from streamveil.types import Array
 
 CHOSEN = (
-    "rows were chosen by their noisy numbers, which tends to those with high noise: intervals hold"
-    " for each group, not for the chosen ones only"
+    "rows were chosen by their noisy numbers, which favours high noise: each interval holds for its"
+    " group before the choice, not among the chosen ones"
 )
-RANKED = (
-    "places are of noisy numbers, which tend to change; `top` of the answers says which are certain"
-)
-SHOWN_ONLY = "totals over released rows are of groups that are shown: hidden ones are in none"
-EARLIER = "earlier rows are those of groups that are shown: hidden ones are passed over"
+RANKED = "places follow noisy numbers and may be wrong; `top` of the answers says which are certain"
+SHOWN_ONLY = "totals over released rows are of the published groups: they leave out hidden ones"
+EARLIER = "earlier rows are those of the published groups: hidden ones are passed over"
 INSTANT = pa.timestamp("us", tz="UTC")
 
 

@@ -108,12 +108,12 @@ def note(top: float, allowed: int, confidence: float) -> str:
     """What is known of the groups that no release shows."""
     share = f"{confidence:.4g}"
     if not allowed:
-        return f"ranks hold for all groups at once with confidence {share}"
+        return f"ranks and intervals hold for all groups at once with confidence {share}"
     if top == inf:
-        return "nothing is known of groups that are not shown, so no group is certain"
+        return "nothing is known of hidden groups, so no group is certain"
     return (
-        f"ranks hold for all groups at once with confidence {share}, groups that are not shown"
-        f" included: if these are at most {allowed:,}, none of them exceeds {top:,.0f}"
+        f"ranks and intervals hold for all groups at once with confidence {share}, hidden groups"
+        f" included: if there are at most {allowed:,}, none of them exceeds {top:,.0f}"
     )
 
 

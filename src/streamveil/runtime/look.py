@@ -303,8 +303,8 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
     if LAWS in learned.likely and groups:
         counts, _, single, _ = zip(*learned.likely[LAWS], strict=True)
         said.append(
-            f"settings are chosen for {between(counts, ',.0f')} groups, beside"
-            f" {between(single, '.0%')} of rows in groups of their own"
+            f"settings are chosen for {between(counts, ',.0f')} groups, with"
+            f" {between(single, '.0%')} of the rows in groups of a single row"
         )
     return said or ["too little to choose settings from"]
 
