@@ -71,7 +71,7 @@ class Query:
 
     @fitting('having("n > 100")')
     def having(self, condition: str) -> Query:
-        """The rows of every release for which a condition over its columns holds. It is free.
+        """Keeps the rows of every release for which a condition over its columns holds, for free.
 
         Args:
             condition: SQL over released columns: "n > 100", "n_low > 0".
@@ -83,10 +83,10 @@ class Query:
 
     @fitting('order_by("n DESC", "url")')
     def order_by(self, *keys: str) -> Query:
-        """The rows of every release in an order; also free.
+        """Sorts the rows of every release, for free.
 
         Args:
-            *keys: released columns, each with DESC where it should fall.
+            *keys: released columns, with DESC for the largest first.
 
         Raises:
             PlanError: one is not released.
@@ -95,11 +95,11 @@ class Query:
 
     @fitting("limit(20)")
     def limit(self, rows: int, offset: int = 0) -> Query:
-        """The first rows of every release; also free.
+        """Keeps the first rows of every release, for free.
 
         Args:
             rows: how many.
-            offset: how many to skip before.
+            offset: how many to skip first.
 
         Raises:
             PlanError: one is not a whole number.
@@ -108,7 +108,7 @@ class Query:
 
     @fitting('select("url", share="young / n")')
     def select(self, *columns: str, **computed: str) -> Query:
-        """Columns of every release, and computed ones with their intervals; also free.
+        """Selects columns of every release, and computes new ones with their intervals, for free.
 
         Args:
             *columns: released columns.
@@ -125,16 +125,16 @@ class Query:
     def read(
         self, state: str, window: int | str | None = None, trigger: int | None = None
     ) -> Release:
-        """A release that was made before, after the post-processing of this query; it is free.
+        """Reads a release that was made before, and applies this query's post-processing, for free.
 
         Args:
-            state: the directory of a job that asked the same of the data, whatever it did with it.
+            state: the directory of a job with the same private question.
             window: its time, as in "2026-01-01", or its number; the last if left out.
             trigger: the release within the window, from 1; the last if left out.
 
         Raises:
             StoreError: the directory is no state, or nothing was released yet.
-            PlanError: there was no such release.
+            PlanError: there is no such release.
         """
         from streamveil.results.post import post_processed
         from streamveil.runtime.published import read  # loaded when it is needed
@@ -150,14 +150,14 @@ class Query:
 
     @fitting("explain(), or explain(forecast=True)")
     def explain(self, *, forecast: bool = False) -> Explanation:
-        """The promise in words, the plan, the noise and every default. Reads no row.
+        """Explains the promise in words, the plan, the noise and every default. Reads no row.
 
         Args:
             forecast: adds the error that is expected for streams of the expected shape.
 
         Raises:
-            PlanError: the budget cannot pay for what is asked, or a column is missing in a
-                table, a file or a stream, as far as no server need be asked.
+            PlanError: the budget cannot pay for the query, or a column is missing in a table, a
+                file or a stream (servers are not asked).
         """
         from streamveil.advise import explain
         from streamveil.runtime.run import check_at_hand
@@ -170,7 +170,7 @@ class Query:
         """Runs or resumes the query with its durable state in the directory `state`.
 
         Args:
-            state: the directory; made at the first run, and taken up again at every later one.
+            state: the directory; the first run makes it, later runs resume from it.
             **options: secret, noise, engine, ledger, rejects, insecure, progress, pace,
                 keep_releases: see `streamveil.runtime.run.prepared`. With
                 engine=streamveil.spark(session) it runs on Spark; options are then secret, noise,
@@ -204,12 +204,12 @@ class Query:
 
     @fitting('answer(state="clicks.veil"), or answer() for a job in memory')
     def answer(self, state: str | None = None, **options: Any) -> Answers:
-        """Runs the query to the end of its data and gives everything that it released.
+        """Runs the query to the end of its data and returns everything that it released.
 
         Args:
             state: a directory: with it a finished query gives the same answers again, at no
                 further cost. Without it nothing is kept: every call draws new noise and spends
-                the budget once more, on the `ledger` if one is given.
+                the budget once more, from the `ledger` if one is given.
             **options: those of `run`.
 
         Raises:
@@ -245,12 +245,10 @@ class Query:
 
     @fitting('ask("COUNT(*) WHERE age < 30", state="people.veil")')
     def ask(self, question: str, state: str, **options: Any) -> Answer:
-        """A question to a changing table at rest: `COUNT(*) WHERE condition`, or all without WHERE.
-
-        About the last closed step of a job that is not running.
+        """Asks a changing table about the last closed step of a job that is not running.
 
         Args:
-            question: the question, in SQL.
+            question: in SQL: `COUNT(*) WHERE condition`, or `COUNT(*)` for all records.
             state: the directory of the job.
             **options: secret, noise, insecure.
 

@@ -25,15 +25,15 @@ def answers(
 
     Args:
         source: the releases, or the path of the folder.
-        query: what released them. Releases carry what is needed in the metadata of their schema, or
-            in a file beside; without either, give it. The states of several private answers are
-            put together by the statement that released them.
+        query: the query that released them. Releases usually carry what is needed, in the metadata
+            of their schema or in a file beside them; give the query if both are missing, and to
+            combine the states of several private answers.
 
     Raises:
         PlanError: the source is none of these, or lacks what combining releases needs.
         StoreError: the folder cannot be read, or holds no release yet.
         PlanError: `confidence` is not between 0 and 1.
-        SourceError: no folder is there, or there is no release in it.
+        SourceError: there is no such folder, or no release in it.
 
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")

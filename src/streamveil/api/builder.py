@@ -124,12 +124,13 @@ class Stream(InTheMaking):
 
     @fitting('protect(unit="user_id", per="1 day")')
     def protect(self, unit: str, per: Duration | None = None) -> Stream:
-        """Who is protected: a column or expression, over the whole stream or per period.
+        """Says who is protected: a column or expression, over the whole stream or per period.
 
         Args:
             unit: the column, or per-row SQL expression, that names the person.
-            per: a length such as "1 day": each person-day is then protected by itself, and who is
-                there on many days loses more. Left out, all rows of a person are one.
+            per: a length such as "1 day": each day of a person is then protected by itself, and
+                somebody present on many days loses more. Left out, all rows of a person are
+                protected together.
 
         Raises:
             PlanError: the length cannot be read.
@@ -139,11 +140,11 @@ class Stream(InTheMaking):
 
     @fitting('per_unit("day", total="SUM(minutes)")')
     def per_unit(self, *by: str, **named: str) -> Stream:
-        """Rows made of each unit's own: one per unit and `by`, or each with a column more.
+        """Combines each unit's own rows: into one row per unit and `by`, or into a further column.
 
         Totals (first="MIN(ts)") and expressions to group by (day="DATE(ts)") give one row for each
-        unit and group; functions of windows (k="ROW_NUMBER() OVER (ORDER BY ts)") stand beside the
-        rows as they are. Groups and windows are of one unit, which need not be said.
+        unit and group. Window functions (k="ROW_NUMBER() OVER (ORDER BY ts)") add a column to the
+        rows as they are. Groups and windows are always within one unit: do not name it.
 
         Args:
             *by: columns to group each unit's rows by.
@@ -161,16 +162,16 @@ class Stream(InTheMaking):
 
     @fitting('join(people, on="user_id")')
     def join(self, other: Stream, on: str | Iterable[str], how: How = "inner") -> Stream:
-        """Each row beside the same person's rows in another relation, or those of a public table.
+        """Joins each row with the same person's rows in another relation, or with a public table.
 
-        Columns that both have are read as `name:column`, in backquotes; of `on` they are the same.
+        A column that both have is read as `name:column`, in backquotes, unless it is one of `on`.
 
         Args:
-            other: a stream of which `on` names the person too, or a table with public=True.
-            on: columns that are equal on both sides; the privacy unit is one, unless the other
-                table is public.
-            how: "inner", "left" (rows without a match stay, beside nulls), "semi" (only keeps
-                rows that have one) or "anti" (only those that have none).
+            other: a stream in which `on` names the person too, or a table with public=True.
+            on: columns that are equal on both sides. The privacy unit must be one of them, unless
+                the other table is public.
+            how: "inner", "left" (rows without a match stay, with nulls), "semi" (keeps only rows
+                with a match) or "anti" (keeps only rows without a match).
 
         Raises:
             PlanError: `protect` has not been called, or rows of two units would meet.
@@ -211,7 +212,7 @@ class Stream(InTheMaking):
 
     @fitting("unnest(tag=\"SPLIT(tags, ',')\")")
     def unnest(self, **named: str) -> Stream:
-        """A row for each part of a text, or each element of a column of lists.
+        """Makes a row of each part of a text, or of each element of a column of lists.
 
         Args:
             **named: the new column and the list it comes from: tag="SPLIT(tags, ',')".
@@ -233,9 +234,9 @@ class Stream(InTheMaking):
 
         Args:
             *columns: columns to group by.
-            keys: which groups may be shown: `discover()`, unless given, or `public(...)`.
+            keys: which groups may be published: `discover()` (the default) or `public(...)`.
             sets: several groupings at once, each by some of the names: [("city", "age"), ()] also
-                gives totals. Bounds are of one set; what all sets lose is charged together.
+                gives totals. Bounds apply to each set; the losses of all sets are charged together.
             **named: computed groups, in SQL.
 
         Raises:
@@ -290,17 +291,16 @@ class Stream(InTheMaking):
         max_groups: int | None = None,
         max_squared_rows: int | None = None,
     ) -> Stream:
-        """How much one unit may contribute (in its period, if it has one); the rest is left out.
+        """Bounds what one unit may contribute (in its period, if it has one); other rows are cut.
 
-        Tighter bounds mean less noise and more rows that are cut. Bounds that are not given are
-        chosen from a forecast, or from a private look at the rows. A further call adds some, or
-        says one anew.
+        Tighter bounds mean less noise and more cut rows. Bounds that are left out are chosen from
+        a forecast, or by a private look at the rows. A further call adds bounds, or replaces them.
 
         Args:
             max_rows: rows in all.
             max_rows_per_group: rows in one group of one window.
             max_groups: groups in which it may have `max_rows_per_group` rows (1 unless given). Its
-                rows may lie in more groups, but not where units are counted.
+                rows may lie in more groups, unless units are counted.
             max_squared_rows: instead of a bound per group, the sum of (rows per group)^2.
 
         Raises:
@@ -322,7 +322,7 @@ class Stream(InTheMaking):
     def release(
         self, *, budget: Budget, every: Duration | RowCount | None = None, **options: Any
     ) -> Query:
-        """The finished query: a release at every step, or one answer when `every` is left out.
+        """Finishes the query: a release at every step, or one answer when `every` is left out.
 
         Args:
             budget: the most that one unit may lose to everything that is ever published.
@@ -331,7 +331,7 @@ class Stream(InTheMaking):
                 counter, name, non_negative, integer, monotone, confidence, ... (docs/sql.md).
 
         Raises:
-            PlanError: the query cannot be run or must not be: the message says why and the way out.
+            PlanError: the query cannot or must not run; the message says why, and the way out.
         """
         require_settings(budget, options)
         for name, value in options.items():
@@ -412,8 +412,8 @@ def files(
     Args:
         path: a file, a folder, a pattern such as "clicks/*.parquet", or a list of them.
         event_time: the column with each row's time; windows and releases by time need it.
-        name: what messages and the ledger call the source; the file's name if left out.
-        public: nobody's data are in it, so that rows of others may be joined with it.
+        name: the source's name in messages and the ledger; the file's name if left out.
+        public: it holds nobody's data, so rows of anybody may be joined with it.
         **options: settings of the connector, as in WITH (...) of CREATE STREAM (docs/sql.md).
 
     Raises:
@@ -450,8 +450,8 @@ def memory(
     Args:
         table: the rows.
         event_time: the column with each row's time; windows and releases by time need it.
-        name: what messages and the ledger call the source.
-        public: nobody's data are in it, so that rows of others may be joined with it.
+        name: the source's name in messages and the ledger.
+        public: it holds nobody's data, so rows of anybody may be joined with it.
 
     Raises:
         SourceError: `table` is none of these.
@@ -474,7 +474,7 @@ def source(kind: str, name: str, *, event_time: str | None = None, **options: An
 
     Args:
         kind: "files", "kafka", "sqlite" ...: `source` of CREATE STREAM (docs/sql.md).
-        name: what messages and the ledger call the source.
+        name: the source's name in messages and the ledger.
         event_time: the column with each row's time; windows and releases by time need it.
         **options: settings of the connector, as in WITH (...) of CREATE STREAM.
 

@@ -87,7 +87,7 @@ def count_if(condition: str) -> Measure:
 
 @fitting("count_units()")
 def count_units() -> Measure:
-    """How many different privacy units.
+    """The number of different privacy units.
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -101,9 +101,9 @@ def count_units() -> Measure:
 
 @fitting('count_distinct("url")')
 def count_distinct(column: str) -> Measure:
-    """How many different values; of other columns than the unit with twice the noise.
+    """The number of different values; for columns other than the unit, with twice the noise.
 
-    Of a changing table: the values that its records have now, with `max_changes` in `release`.
+    In a changing table: the values that its records have now, with `max_changes` in `release`.
 
     Args:
         column: a column or a per-row SQL expression.
@@ -127,9 +127,9 @@ def sum(  # reads as streamveil.sum
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column; values beyond count as these.
-            Left out, they are the ends of the expression, if it has any (IF(paid, 1, 0)); else a
-            look at the rows that the budget pays for chooses them, where all rows are there when
-            the job begins.
+            Left out, they are the ends of the expression, if it has any (IF(paid, 1, 0)). Otherwise
+            a look at the rows chooses them, paid from the budget, if all rows are there when the
+            job begins.
         quantum: the step to which values are rounded, in the unit of the column; chosen
             from the bounds if left out.
 
@@ -169,7 +169,7 @@ def variance(column: str, *, bounds: Ends | None = None, population: bool = Fals
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column, as for `sum`.
-        population: of the values themselves, and not of a sample: without the factor n / (n - 1).
+        population: the variance of the values themselves, without the factor n / (n - 1).
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -188,7 +188,7 @@ def stddev(column: str, *, bounds: Ends | None = None, population: bool = False)
     Args:
         column: a column or a per-row SQL expression.
         bounds: least and largest value, in the unit of the column, as for `sum`.
-        population: of the values themselves, and not of a sample: without the factor n / (n - 1).
+        population: the deviation of the values themselves, without the factor n / (n - 1).
 
     Raises:
         PlanError: an argument is unknown or missing.
@@ -292,7 +292,7 @@ def sketch_sizes(sizes: dict[str, int], known: tuple[str, ...]) -> dict[str, int
 
 @dataclass(frozen=True)
 class Keys:
-    """Which groups may be shown."""
+    """Which groups may be published."""
 
     min_units: int | None = None
     public: tuple[tuple[Any, ...], ...] | str | None = None
@@ -316,15 +316,15 @@ def tumble(
 ) -> Window:
     """Windows side by side, of one length: "1 day", "1 week", "1 month", "1 quarter".
 
-    They follow the clocks of a time zone, which is that of the whole query. They begin at midnight
-    of 1970-01-01, weeks on Mondays or on `week_start`; with `origin` at that time on those clocks,
-    with `offset` so much later.
+    They follow the clocks of a time zone, which the whole query uses. A window begins at midnight
+    of 1970-01-01 (weeks begin on Mondays, or on `week_start`), unless `origin` or `offset` says
+    otherwise.
 
     Args:
         size: the length, "15 min", "1 day", "1 month", or a timedelta.
         tz: a time zone such as "Europe/Berlin"; UTC if left out.
         origin: a time on the zone's clocks at which a window begins.
-        offset: how much later windows begin than they would.
+        offset: how much later windows begin than without it.
         week_start: the weekday on which weeks begin, such as "sunday"; Monday if left out.
 
     Raises:
@@ -342,9 +342,9 @@ def tumble(
 
 @fitting('hop("1 day", "1 hour")')
 def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None = None) -> Window:
-    """Overlapping windows: one of `size` starts every `slide`. A row counts in each that holds it.
+    """Overlapping windows: one of `size` starts every `slide`. A row counts in each of its windows.
 
-    It counts against a bound on the rows of its unit once for each of these windows.
+    Each time it counts against the bound on the rows of its unit.
 
     Args:
         size: the length, "15 min", "1 day", "1 month", or a timedelta.
@@ -370,8 +370,8 @@ def cumulate(
     """Windows that share a start and grow by `step` up to `size`.
 
     Args:
-        size: the length of the last, "15 min", "1 day", "1 month", or a timedelta.
-        step: the length of the first, and by how much each is longer.
+        size: the length of the last window, "15 min", "1 day", "1 month", or a timedelta.
+        step: the length of the first window, and by how much each one is longer than the last.
         tz: a time zone such as "Europe/Berlin"; UTC if left out.
         origin: a time on the zone's clocks at which a window begins.
 
@@ -407,13 +407,13 @@ def discover(min_units: int = 1) -> Keys:
 def public(groups: Iterable[Any] | str) -> Keys:
     """Groups that are public anyway: values (tuples for several columns), or a file of them.
 
-    Each is shown in every release, also where nobody is in it. Never take them from private rows.
+    Every release has each of them, even an empty one. Never take them from private rows.
 
     Args:
         groups: the values, or the path of a file of them.
 
     Raises:
-        PlanError: this is no list, or a group is not a value or a tuple of values.
+        PlanError: `groups` is no list, or a group is not a value or a tuple of values.
 
     >>> import streamveil as sv
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]}).protect("user_id")
@@ -445,7 +445,7 @@ def require_first(method: str, first: bool) -> None:  # noqa: FBT001  (asked in 
 
 @fitting("rows(1000)")
 def rows(n: int) -> RowCount:
-    """A release every n source rows. Row positions are then public.
+    """Makes a release every n source rows. Row positions are then public.
 
     Args:
         n: rows between releases, at least 1.

@@ -47,13 +47,13 @@ class JointQuery:
 
     @fitting("explain()")
     def explain(self, *, forecast: bool = False) -> Explanation:
-        """What all answers together promise and what each one does. Reads no row.
+        """Explains what all answers together promise, and each one. Reads no row.
 
         Args:
-            forecast: adds the errors that are expected, of each answer.
+            forecast: adds the expected errors of each answer.
 
         Raises:
-            PlanError: as for the explanation of one.
+            PlanError: as for `Query.explain`.
         """
         from streamveil.runtime.joint import guarantee_of  # loaded where it is asked for
 
@@ -61,10 +61,10 @@ class JointQuery:
 
     @fitting('run(state="both.veil")')
     def run(self, state: str, **options: Any) -> Iterator[Release]:
-        """Runs or resumes all answers, with a state of each inside the directory `state`.
+        """Runs or resumes all answers, each with a state inside the directory `state`.
 
         Args:
-            state: the directory; made at the first run, and taken up again at every later one.
+            state: the directory; the first run makes it, later runs resume from it.
             **options: those of `Query.run`; on Spark (engine=streamveil.spark(...)) no ledger.
 
         Raises:
@@ -79,10 +79,10 @@ class JointQuery:
 
     @fitting('answer(state="both.veil"), or answer() for jobs in memory')
     def answer(self, state: str | None = None, **options: Any) -> Answers:
-        """Runs everything to the end of its data and gives all that was put together.
+        """Runs everything to the end of its data and returns the combined releases.
 
         Args:
-            state: a directory: with it the same answers come again at no further cost.
+            state: a directory: with it the same call gives the same answers, at no further cost.
             **options: those of `run`.
 
         Raises:
@@ -117,19 +117,19 @@ def sql(
     ledger: str | None = None,
     **frames: Any,
 ) -> Query | JointQuery | Answers:
-    """The only query of a SQL script; with frames by name, its answers at once.
+    """Makes a query of a SQL script with one query; with frames by name, runs it at once.
 
     Args:
-        text: the script; docs/sql.md lists what it may say.
-        tables: streams or tables in memory by their names in the query; gives a `Query`. Or a
-            query, over whose releases the text is then a SELECT, at no cost.
+        text: the script; docs/sql.md lists what it may contain.
+        tables: streams or tables in memory, by their names in the query; returns a `Query`. Or
+            queries: the text is then a SELECT over their releases, at no cost.
         state: a directory; with it the same call gives the same answers again, at no further cost.
             Without it every call draws new noise and spends the budget once more.
-        ledger: a file with a limit, on which the budget is spent.
-        **frames: tables by their names in the query, which then runs and gives `Answers`.
+        ledger: a ledger that is charged.
+        **frames: tables by their names in the query, which then runs and returns `Answers`.
 
     Raises:
-        PlanError: the script cannot be run or must not be: the message says why and the way out.
+        PlanError: the script cannot or must not run; the message says why, and the way out.
         BudgetError: the ledger refused, before anything was drawn.
         SourceError: a frame cannot be read as a table.
 

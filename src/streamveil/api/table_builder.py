@@ -69,7 +69,7 @@ class Table(InTheMaking):
 
         Args:
             *sets: sets of columns named in `domains`.
-            ways: how many columns each set has, when all sets of so many are wanted.
+            ways: adds all sets of this many columns.
 
         Raises:
             PlanError: a column has no public values, or this is a second call.
@@ -115,17 +115,17 @@ class Table(InTheMaking):
     def release(
         self, *, budget: Budget, every: Duration | RowCount | None = None, **options: Any
     ) -> Query:
-        """The finished query: a release at every step, or one answer when `every` is left out.
+        """Finishes the query: a release at every step, or one answer when `every` is left out.
 
         Args:
             budget: the most that one record may lose to everything that is ever published.
             every: a length such as "1 hour", or `rows(n)`.
-            **options: `expected_size` (records, about) is required; others are those of the SQL
-                clause: steps, start, end, arrival, clock, expected_updates, max_changes, ask_share,
-                mechanism, confidence, ... (docs/sql.md).
+            **options: `expected_size` (the approximate number of records) is required. Others are
+                those of the SQL clause: steps, start, end, arrival, clock, expected_updates,
+                max_changes, ask_share, mechanism, confidence, ... (docs/sql.md).
 
         Raises:
-            PlanError: the query cannot be run or must not be: the message says why and the way out.
+            PlanError: the query cannot or must not run; the message says why, and the way out.
         """
         require_settings(budget, options)
         draft = Draft(
@@ -154,7 +154,7 @@ def table(
         id: the column that names records.
         operation: the column that says what a row does: insert, delete or update.
         lives: how often an id may be inserted; the guarantee is for all its lives.
-        name: what messages and the ledger call the table; the source's name if left out.
+        name: the table's name in messages and the ledger; the source's name if left out.
 
     Raises:
         PlanError: the source is more than a source, or a setting does not fit.

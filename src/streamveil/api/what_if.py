@@ -23,10 +23,10 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     sample: Any = None,
     fraction: float = 1.0,
 ) -> WhatIf:
-    """Errors and odds of a query under other settings. Spends nothing, and reads no private row.
+    """Forecasts errors and odds under other settings. Spends nothing, and reads no private row.
 
     Args:
-        query: what is asked.
+        query: the query.
         units: people in the group whose count is forecast, at least 1.
         epsilons: budgets to try; a quarter to four times the query's own if left out.
         max_rows: bounds to try; likewise.

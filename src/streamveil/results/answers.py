@@ -67,7 +67,7 @@ class Derived(AnswerTable):
     """An answer: the key columns, then NAME, NAME_sd, NAME_low and NAME_high, and what to know.
 
     Intervals cover the noise with the stated confidence, key by key (of `top`: all keys at once).
-    They do not cover the bias of bounding, which the notes tell of.
+    They do not cover the bias of bounding; the notes state it.
     """
 
     table: pa.Table
@@ -208,15 +208,15 @@ class Answers(AnswerTable):
     ) -> Derived:
         """How much a number changed between two releases.
 
-        Of a count or a sum in one window, that is what arrived in between; from one window to the
-        next it says how much more there was than in the window before.
+        For a count or a sum in one window, that is what arrived in between. From one window to the
+        next, it is how much more there was than in the window before.
 
         Args:
             name: the number.
-            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
-                or a trigger where there is one window; else the last of all.
-            since: the release before. If left out, the one just before in the window; of the first
-                in its window, the last one of the window before.
+            at: the release: (window, trigger), a window such as "2026-01-01", which means its last
+                release, or a trigger where there is one window; the last of all if left out.
+            since: the earlier release. If left out, the one just before in the window; for the
+                first of a window, the last one of the window before.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
@@ -236,8 +236,8 @@ class Answers(AnswerTable):
         Args:
             name: the number.
             triggers: how many, at least 1.
-            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
-                or a trigger where there is one window; else the last of all.
+            at: the release: (window, trigger), a window such as "2026-01-01", which means its last
+                release, or a trigger where there is one window; the last of all if left out.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
@@ -249,15 +249,15 @@ class Answers(AnswerTable):
     def moving(
         self, name: str, windows: int, at: At = None, *, confidence: float | None = None
     ) -> Derived:
-        """The mean of a number over so many windows, each at its last release, up to that of `at`.
+        """The mean of a number over the last windows, each at its last release, up to that of `at`.
 
         Windows share no noise, so the interval is exact for counts and sums.
 
         Args:
             name: the number.
             windows: how many, at least 1.
-            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
-                or a trigger where there is one window; else the last of all.
+            at: the release: (window, trigger), a window such as "2026-01-01", which means its last
+                release, or a trigger where there is one window; the last of all if left out.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
@@ -297,11 +297,11 @@ class Answers(AnswerTable):
         Args:
             top: the number above.
             bottom: the number below.
-            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
-                or a trigger where there is one window; else the last of all.
+            at: the release: (window, trigger), a window such as "2026-01-01", which means its last
+                release, or a trigger where there is one window; the last of all if left out.
             to: the release of the bottom; `at` if left out.
-            triggers: takes both over so many last triggers only.
-            name: what the column is called.
+            triggers: takes both over this many last triggers only.
+            name: the name of the new column.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
@@ -341,8 +341,8 @@ class Answers(AnswerTable):
         Args:
             name: the number.
             k: how many.
-            at: the release: (window, trigger), a window, whose last it is, such as "2026-01-01",
-                or a trigger where there is one window; else the last of all.
+            at: the release: (window, trigger), a window such as "2026-01-01", which means its last
+                release, or a trigger where there is one window; the last of all if left out.
             since: an earlier release, (window, trigger): the list then says who certainly entered,
                 left or stayed since then; of all others it is open.
             hidden: the statements also hold against so many groups that are not shown.
