@@ -242,7 +242,7 @@ def fork(query: Path, state: Path, new: Path, table: tuple[str, ...], name: str 
     """A second job of a state's query, from where it stands, with noise and a charge of its own.
 
     It begins at the first time from which all its windows are new. Run it with the same query and
-    `--state NEW`; it is charged then, to its own ledger and to the one it is given.
+    `--state NEW`; it is charged then, to its own ledger and to the one that `--ledger` names.
     """
     from streamveil.runtime.fork import fork as prepare
 

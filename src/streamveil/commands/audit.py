@@ -50,12 +50,13 @@ def audit(
 
     The query is reduced to a few triggers and keys (same budget, bounding, aggregates, counter and
     selection; made-up rows) and run on many independent copies. Sequential tests bet that the noise
-    of a lane is less than claimed, or that groups are shown with other chances: they see at any
-    budget that noise is missing. Bounding is tested by arithmetic. An audit finds mistakes; it is
+    of a lane is less than claimed, or that groups appear with other probabilities: they notice
+    missing noise at any budget. Arithmetic tests the bounding. An audit finds mistakes; it is
     not a proof. Presets are not audited: `verify-privacy` accounts for them exactly.
-    With --state the same test is made of the noise that a job at rest really drew and still holds,
-    since its windows began, across all restarts and versions. What it prints is then for the
-    operator alone: it follows from rows and from the noise that hides them.
+
+    With --state the same tests run on the noise that a job at rest really drew and still holds,
+    since its windows began, across all restarts and versions. Their output is for the operator
+    alone: it follows from rows and from the noise that hides them.
     """
     from streamveil.audit import reduced, residuals
     from streamveil.audit.shown import shown_tests

@@ -57,16 +57,16 @@ def verify_privacy(
     rows than any bound counts, values far beyond every bound, and rows in many groups, windows and
     steps; a look at the rows runs as well, and a changing table on made-up changes, with questions
     after each step. The noise is laid open: what the unit moves in every counter, coin, test, cell,
-    measurement and comparison is held against the noise that is really drawn there. This is
+    measurement and comparison is compared with the noise that is really drawn there. This is
     arithmetic, not statistics, so a bound off by one or a lane with too little noise shows at once.
     Reads no data and spends nothing. At the end it says what it does not cover.
 
-    In place of a query: a ledger, or the state directory of a job. What its charges lose together
-    is worked out anew, each a mechanism that loses all of it, and held against the limit.
+    QUERY may also be a ledger, or the state directory of a job. Then the joint loss of its charges
+    is computed anew, each as a mechanism that loses the whole charge, and compared with the limit.
 
-    mu^2 is what a Gaussian mechanism loses; epsilon and rho are those of a table; groups are those
-    whose coins the unit moves; delta is the chance that something is published which only the unit
-    has. 100% of a claim means that it is as small as it can be. Exit code 6: a claim was passed.
+    mu^2 is the loss of a Gaussian mechanism; epsilon and rho are those of a table; groups are those
+    whose coins the unit moves; delta is the chance of publishing something that only the unit has.
+    100% of a claim means that the claim cannot be smaller. Exit code 6: a loss exceeds its claim.
     """
     if is_ledger(query):
         account_of_ledger(query)
