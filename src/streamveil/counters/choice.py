@@ -44,10 +44,10 @@ def choose(
     """The counter of least error for a setting, sized to its budget.
 
     Args:
-        horizon: the last step; None when nobody knows it.
-        budget: of what one person adds, over all steps.
-        rows: of one person over all keys, at most.
-        per_key: of these, in one key; as many unless given.
+        horizon: the last step; None if nobody knows it.
+        budget: what one person may lose, over all steps.
+        rows: the most rows of one person, over all keys.
+        per_key: the most of these rows in one key; `rows` if left out.
 
     Raises:
         PlanError: an argument is missing or unknown; the message shows a call that works.

@@ -35,7 +35,7 @@ UNKNOWN = 1 << 20  # steps that stand for an unknown horizon in forecasts
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is public about a table before it is read. Expected numbers need not be exact.
+    """Public facts about a table before it is read. Expected numbers need not be exact.
 
     Raises:
         PlanError: a setting is out of its range.
@@ -47,8 +47,8 @@ class Workload:
     (1024, 250.0)
     """
 
-    queries: Queries  # the class that is answered
-    size: float  # records there at a time, when it matters most, > 0
+    queries: Queries  # the class of queries to answer
+    size: float  # records in the table at the time that matters most, > 0
     steps: int | None  # public steps, >= 1; None: unknown
     updates: float  # insertions and deletions over all steps, > 0
     grows: bool = False  # nothing is ever deleted
@@ -146,7 +146,7 @@ def choose(
 
     Args:
         workload: the queries, the size of the table, the releases and the updates.
-        budget: of one record, or of what the workload protects, over all releases.
+        budget: what one record (or what the mechanism protects) may lose, over all releases.
         preset: 'practical' ranks by expected errors, 'theorem' by proved ones.
         part: mechanisms spend this fraction of the budget, in epsilon or rho (mu squared); above 0
             and at most 1.

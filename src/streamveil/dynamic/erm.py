@@ -402,7 +402,7 @@ class GrowingClassifier:
         return np.zeros(self._parts[0][0].shape[1]) if answer is None else answer.copy()
 
     def partial_fit(self, x: Array, y: Array) -> GrowingClassifier:
-        """Adds records; retrains when the schedule says so. Other labels count as no record.
+        """Adds records; retrains when the schedule says so. Records with other labels do not count.
 
         Args:
             x: a row of features for each record.

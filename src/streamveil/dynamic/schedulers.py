@@ -159,7 +159,7 @@ class BBScheduler(Budgeted):
         Args:
             start: records at the first run, at least 1.
             budget: of all runs.
-            power: of the size, with which the error of the black box falls, above 0.
+            power: the error of the black box falls with this power of the size, above 0.
             factor: of that error, above 0.
             beta: chance that it fails, above 0 and below 1.
             mode: 'plus' or 'paper'.

@@ -128,7 +128,7 @@ class HeavyHitters(Levels):
         """Keys as they are counted.
 
         Args:
-            keys: as many as are asked for: integers of at most `bits` bits.
+            keys: integers of at most `bits` bits.
 
         Raises:
             PlanError: a key has more bits.
@@ -146,7 +146,7 @@ class HeavyHitters(Levels):
             yield LevelWords(number, words >> words.dtype.type(self.bits - bits), weights)
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedHierarchy:
-        """Published tables as what is searched; `levels`: the published tables, in order."""
+        """Published tables, ready for a search; `levels`: the published tables, in order."""
         return PublishedHierarchy(levels, self.level_bits)
 
 
@@ -156,7 +156,7 @@ class PublishedHierarchy:
 
     Raises:
         PlanError: k is below 1, the beam below k, or a key has too many bits.
-        PlanError: keys are no integers; texts become some by `text_words`.
+        PlanError: keys are not integers; `text_words` makes integers of texts.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
@@ -180,7 +180,7 @@ class PublishedHierarchy:
         """Estimated weight of any keys, from the last level.
 
         Args:
-            keys: as many as are asked for: integers of at most `bits` bits.
+            keys: integers of at most `bits` bits.
             **options: those of `PublishedSketch.estimate`.
 
         Raises:
@@ -200,12 +200,12 @@ class PublishedHierarchy:
         """At most k keys with the largest estimates of at least `threshold`.
 
         Without a threshold, `GUARD` standard deviations of the noise, and no key before the first
-        push. The beam should be at least twice k; a wider one finds more and looks longer.
+        push. The beam should be at least twice k; a wider one finds more and takes longer.
 
         Args:
             k: keys at most, at least 1.
             threshold: the least estimate of a key.
-            beam: prefixes that are followed at each level, at least k.
+            beam: how many prefixes the search follows at each level, at least k.
             lag_corrected: scale cells up to the time since their last push: for streams that do not
                 change.
 

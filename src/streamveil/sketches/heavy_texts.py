@@ -179,7 +179,7 @@ class HeavyTexts(Levels):
         yield LevelWords(len(self.layouts) - 1, hashes, each * np.int32(self.weight))
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedTexts:
-        """Published tables as what is searched; `levels`: the published tables, in order."""
+        """Published tables, ready for a search; `levels`: the published tables, in order."""
         return PublishedTexts(levels, self.weight)
 
 
@@ -230,12 +230,12 @@ class PublishedTexts:
         """At most k texts with the largest estimates of at least `threshold`.
 
         Without a threshold, `GUARD` standard deviations of the noise, and no text before the first
-        tick. The beam should be at least twice k; a wider one finds more and looks longer.
+        tick. The beam should be at least twice k; a wider one finds more and takes longer.
 
         Args:
             k: texts at most, at least 1.
             threshold: the least estimate of a text.
-            beam: prefixes that are followed at each length, at least k.
+            beam: how many prefixes the search follows at each length, at least k.
 
         Raises:
             PlanError: k is below 1, the beam is below k, or the threshold is no number.

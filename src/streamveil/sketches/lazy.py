@@ -127,7 +127,7 @@ class LazySketch(Levels):
             keys: integers or texts.
 
         Raises:
-            PlanError: a key is none that this sketch counts.
+            PlanError: this sketch cannot count a key.
         """
         return key_words(keys)
 

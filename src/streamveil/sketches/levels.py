@@ -72,7 +72,7 @@ class Levels(Protocol):
             keys: integers or texts, as many as are counted.
 
         Raises:
-            PlanError: a key is none that this sketch counts.
+            PlanError: this sketch cannot count a key.
         """
         ...
 
@@ -238,7 +238,7 @@ class LiveSketch:
             weights: how often each counts, at least 0; empty: once.
 
         Raises:
-            PlanError: a weight is beyond `max_weight`, or there are not as many as keys.
+            PlanError: a weight is beyond `max_weight`, or there is not one weight per key.
         """
         config = self.config
         items = config.items(keys)
@@ -252,11 +252,11 @@ class LiveSketch:
         """Counts keys, if any, and ends the tick: what falls due is pushed.
 
         Args:
-            keys: integers or texts that arrive before it ends.
+            keys: integers or texts that arrive before the tick ends.
             ticks: how many pass, at least 1.
 
         Raises:
-            PlanError: a key is none that this sketch counts.
+            PlanError: this sketch cannot count a key.
         """
         with self._place.drawn.turn():
             self.config.tables[0].time_after(self._state[0], ticks)  # refused before keys count

@@ -107,11 +107,11 @@ class PublishedSketch:
     def estimate(
         self, keys: Keys, method: Method | None = None, *, lag_corrected: bool = False
     ) -> Float64[Array, " keys"]:
-        """Estimated weight of each key; no key is too rare to ask for.
+        """Estimated weight of each key, however rare.
 
-        'calibrated' (default for Count-Min) is the smallest row minus what that of an absent key
-        looks like, which takes out collisions and the bias of a minimum of noisy rows; 'min' the
-        smallest row; 'median' (default for Count Sketch) the median row.
+        'calibrated' (default for Count-Min) is the smallest row minus the usual smallest row of an
+        absent key, which removes collisions and the bias of a minimum of noisy rows; 'min' is the
+        smallest row; 'median' (default for Count Sketch) is the median row.
 
         Args:
             keys: integers or texts.
@@ -120,7 +120,7 @@ class PublishedSketch:
                 change.
 
         Raises:
-            PlanError: the method is none of this kind of sketch.
+            PlanError: this kind of sketch has no such method.
         """
         return self.estimate_words(key_words(keys), method, lag_corrected=lag_corrected)
 
@@ -136,7 +136,7 @@ class PublishedSketch:
                 change.
 
         Raises:
-            PlanError: the method is none of this kind of sketch.
+            PlanError: this kind of sketch has no such method.
         """
         chosen = method or ("median" if self.layout.signed else "calibrated")
         require_one_of("method", chosen, METHODS)
@@ -165,7 +165,7 @@ class PublishedSketch:
     def interval(
         self, estimates: Float64[Array, " keys"], confidence: float = 0.95
     ) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
-        """Estimates plus and minus the noise alone: collisions and lag are not in it.
+        """Estimates plus and minus the noise alone: it does not cover collisions and lag.
 
         Args:
             estimates: what `estimate` returned without `lag_corrected`; see `to_arrow`.
@@ -270,7 +270,7 @@ class PublishedSketch:
             **options: those of `estimate`.
 
         Raises:
-            PlanError: the method is none of this kind of sketch.
+            PlanError: this kind of sketch has no such method.
         """
         keys = list(keys) if isinstance(keys, Iterator) else keys  # they are gone through twice
         words = key_words(keys)
