@@ -371,24 +371,25 @@ DIFFERENCES = """\
 ## Differences from GoogleSQL
 - Noise is Gaussian, for thresholds too: `LAPLACE_THRESHOLD` is accepted and means a private
   threshold. A delta is therefore needed; `epsilon` alone is not enough for any aggregate yet.
-- Where `contribution_bounds_per_row` is left out, the expression may tell it: values of
-  `IF(paid, 1, 0)`, of `EXTRACT(HOUR FROM t)` and of what is computed of such have ends, which are
-  their bounds. Else a look at the rows chooses it, paid from the
+- Where `contribution_bounds_per_row` is left out, the expression may imply it: the values of
+  `IF(paid, 1, 0)`, of `EXTRACT(HOUR FROM t)` and of expressions made of these have ends, which are
+  the bounds. Otherwise a look at the rows chooses the bounds, paid from the
   query's budget (`look_share`, a tenth): one value of each unit enters a noisy histogram by sign
-  and power of the root of 2. Of values that are summed or averaged, the bounds are those for which
-  clamping and noise together are forecast to err least; of others, the ends of the outermost bins
-  that stand out (one of noise alone: once in 10^9). About how much lies beyond is said. All rows
+  and power of the root of 2. For sums and means, the look takes the bounds whose clamping and noise
+  together have the least forecast error; for other aggregates, the ends of the outermost bins
+  that stand out (noise alone makes one stand out once in 10^9). The look also says about how much
+  lies beyond. All rows
   must be there when the job begins (files, a table in memory), continual queries included; live
-  data need bounds. With too few units to tell, bounds are those of the type, if it has any (0 and 1
-  of a BOOL that is cast); else the answer and its interval are null, and a sentence says so.
-  GoogleSQL's implicit bounds are of a unit's total in a group; here they are per row.
+  data need bounds. With too few units to tell, the bounds are those of the type, if it has any (0
+  and 1 of a BOOL that is cast); else the answer and its interval are null, and a note says so.
+  GoogleSQL's implicit bounds apply to a unit's total in a group; here they apply to each row.
 - `contribution_bounds_per_group` clamps a unit's total in a group, as in GoogleSQL: its rows are
   combined before bounding. That needs all rows, so in a continual query only
   `COUNT(*, contribution_bounds_per_group => (0, k))` is available (at most k rows of a unit in a
   group); for other aggregates give bounds per row. Bounds per row and per group do not mix.
 - `max_groups_contributed = g` allows g times `max_rows_per_group` rows (default 1 each): the same
-  sensitivity, and the rows may lie in more groups. Beside `COUNT(DISTINCT unit)` they lie in g at
-  most, and so the count of units has noise for g groups.
+  sensitivity, and the rows may lie in more groups. Beside `COUNT(DISTINCT unit)` they lie in at
+  most g groups, so the count of units has noise for g groups.
 - `report_format` is DEFAULT only: every number comes with its interval as columns.
 - HAVING, ORDER BY, LIMIT and a SELECT over a private answer work within each release, on released
   rows, and cost nothing: [post-processing](post-processing.md).

@@ -118,7 +118,7 @@ HABITS: dict[str, Habit] = {
         "a correction shows the late person's row against the earlier release, outside of the "
         "budget",
         "a larger lateness: within it late rows enter the window's remaining triggers; what comes "
-        "later is dropped, and counted for the operator",
+        "later is rejected, and counted for the operator",
     ),
     "exact-metrics": Habit(
         "exact counters of rows or groups in logs or metrics",
