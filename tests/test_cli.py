@@ -434,7 +434,7 @@ def test_run_reports_memory_and_takes_a_limit(folder):
     assert expected
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert (code, without_cut(err)) == (
-        0, ["nothing left to do: all releases were made before; rows that came since are in none"]
+        0, ["nothing left to do: all releases were made before; rows that came later are in none"]
     )  # fmt: skip
     code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "50MB")
     assert code == cli.CODES[cli.PlanError]

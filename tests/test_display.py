@@ -41,7 +41,7 @@ def test_a_state_answers_again_at_no_cost(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoiseWarning)
         first = sv.sql(QUERY, clicks=CLICKS, state=state).table
-    with pytest.warns(NoiseWarning, match="nothing left to do: .*since are in none"):
+    with pytest.warns(NoiseWarning, match="nothing left to do: .*later are in none"):
         assert sv.sql(QUERY, clicks=CLICKS, state=state).table.equals(first)
     other = {name: column[:600] for name, column in CLICKS.items()}
     with pytest.warns(NoiseWarning, match="give another state"):
@@ -179,7 +179,7 @@ def test_an_answer_without_groups_says_what_it_takes_to_be_shown(tmp_path):
         .release(budget=sv.Budget(epsilon=1, delta=1e-9), name="few")
     )  # fmt: skip
     answer = made.answer(state=tmp_path / "few.veil")
-    said = "no group is shown: one appears at the latest when "
+    said = "no group is published: one appears at the latest when "
     assert any(note.startswith(said) for note in answer.notes)
     assert said in repr(answer)
     assert said in answer._repr_html_()

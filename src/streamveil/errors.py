@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-NOTHING_LEFT = "nothing left to do: all releases were made before; rows that came since are in none"
+NOTHING_LEFT = "nothing left to do: all releases were made before; rows that came later are in none"
 INNER = "streamveil "  # begins the names of columns that are added to a user's
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,7 +26,7 @@ SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its inte
 Facts = dict[str, Any]
 compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one a call
 Names = Collection[str] | None  # of numbers; None: all
-MORE_SHOWN = "larger groups, fewer releases or a larger epsilon show more"
+MORE_SHOWN = "larger groups, fewer releases or a larger epsilon publish more"
 SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 740 above it
 HALF_DIGIT = 0.5e-4  # by which a share is rounded at most
 OVER = "are not counted: they were over the contribution bound"
@@ -254,18 +254,19 @@ def hidden_sentence(table: pa.Table) -> str | None:
 
     >>> facts = {FACTS: b'{"version": 1, "hidden": {"threshold": 40.5, "sd": 3}}'}
     >>> hidden_sentence(pa.schema([], facts).empty_table()).partition(";")[0]
-    'no group is shown: one appears when the estimate of its privacy units exceeds 40.5'
+    'no group is published: one appears when the estimate of its privacy units exceeds 40.5'
     """
     facts = read_facts(table.schema) or {}
     hidden = facts.get("hidden")
     if table.num_rows or hidden is None:
         return None
     if "threshold" not in hidden:
-        return f"no group is shown: 'explain' says how large a group must be; {MORE_SHOWN}"
+        return f"no group is published: 'explain' says how large a group must be; {MORE_SHOWN}"
     when = "when the estimate of its privacy units"
     if "lane" in hidden:  # coins may show it before
         when = f"at the latest when {_tested(facts, hidden['lane'])}"
-    return f"no group is shown: one appears {when} exceeds {hidden['threshold']:,.4g}; {MORE_SHOWN}"
+    least = f"{hidden['threshold']:,.4g}"
+    return f"no group is published: one appears {when} exceeds {least}; {MORE_SHOWN}"
 
 
 def _tested(facts: Facts, place: int) -> str:

@@ -42,7 +42,7 @@ def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, measures=SUMMED, **op
 def test_it_is_complete_and_reads_nothing():
     text = str(query().explain(forecast=True))
     for words in ("PROMISE", "one user_id", "epsilon = ", "tumble of 1 day", "744 steps",
-                  "standard deviation at release", "24", "units for a new group", "FORECAST",
+                  "standard deviation at release", "24", "units that publish a new", "FORECAST",
                   "BIAS", "MEMORY", "confidence", "0.95", "lateness", "counter"):  # fmt: skip
         assert words in text
 
@@ -255,7 +255,7 @@ def test_groups_that_fit_leave_room_for_the_program():
     """Where no unit fits, no group does: the whole limit was said to be theirs."""
     plan = query().plan
     rows = dict(memory_rows(plan, compile_plan(plan), Limit(memory=400 << 20)))
-    assert rows["groups in 400 MiB"] == "about 0, all shown"
+    assert rows["groups in 400 MiB"] == "about 0, all published"
     assert rows["units in 400 MiB"].startswith("about 0;")
     most = dict(memory_rows(plan, compile_plan(plan), Limit(memory=1 << 30)))["groups in 1,024 MiB"]
     fits = int(most.split()[1].rstrip(",").replace(",", ""))

@@ -170,4 +170,4 @@ def test_totals_that_no_release_tested_yet_show_nothing():
     chances = [published_chance(operator, 100, trigger) for trigger in (2, 10, 24)]
     assert chances[0] == 0
     assert 0 < chances[1] < chances[2]
-    assert "shown 0.0%" in str(asked.explain(forecast=True))
+    assert "published 0.0%" in str(asked.explain(forecast=True))

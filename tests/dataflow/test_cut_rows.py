@@ -269,7 +269,7 @@ def test_a_release_without_a_number_tells_of_no_rows_that_no_number_holds():
     table = pa.table({"k": ["a"]}).replace_schema_metadata({FACTS: json.dumps(facts).encode()})
     assert sentences(table)[0].startswith("0 to 2,500 rows")
     (said,) = sentences(table.slice(1))
-    assert said.startswith("no group is shown")
+    assert said.startswith("no group is published")
 
 
 def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():

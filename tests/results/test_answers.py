@@ -569,7 +569,7 @@ def test_an_answer_about_an_empty_end_names_the_last_release_that_shows_a_group(
     assert ended.last_shown == ended.releases.moments[1]
     for found in (ended.difference("n"), ended.moving("n", 2), ended.top("n", 1)):
         assert found.table.num_rows == 0
-        assert "the last release that shows a group is at = ('2026-01-12', 1)" in found.notes
+        assert "the last release with a group is at = ('2026-01-12', 1)" in found.notes
     assert not any("the last release" in note for note in ended.moving("n", 2, "2026-01-12").notes)
     _, (heading, table, _) = tables_of(ended)
     assert heading == "What changed at 2026-01-12 · 1: no release since then shows any group"
@@ -596,9 +596,9 @@ def test_notes_tell_of_each_window_what_is_true_of_it_alone():
     assert [note.partition(":")[0] for note in own[:3]] == [
         f"window 1970-01-0{day}" for day in (5, 4, 3)
     ]
-    assert "no group is shown" in own[0]
+    assert "no group is published" in own[0]
     assert "over the contribution bound" in own[1]
-    assert "no group is shown" in own[2]
+    assert "no group is published" in own[2]
     assert own[3] == "earlier windows with notes of their own: 2 (read(window=...) has them)"
 
 

@@ -368,16 +368,16 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
         return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
     if operator.aggregation.selected_by == "totals":
-        return [("groups", "the totals themselves"), *tests("shown", operator.aggregation.test)]
+        return [("groups", "the totals themselves"), *tests("published", operator.aggregation.test)]
     if not hasattr(selection, "usual"):  # the published system
         cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
         again = "a tree counter of units; a group is selected anew in every round"
         return [("groups", again), ("", cost)]
-    cost = f"of groups with {selection.usual:,.3g} units, half are shown by the last release"
+    cost = f"of groups with {selection.usual:,.3g} units, half are published by the last release"
     return [
         ("groups", "a selection table: a coin for each exact number of units (AboveThreshold)"),
         ("", cost),
-        *tests("also shown", operator.aggregation.test),
+        *tests("also published", operator.aggregation.test),
     ]
 
 
@@ -425,7 +425,7 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
             rows.append((f"{output.name}: {lane}", *cells))
     if threshold(operator, 1) is not None:
         cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
-        rows.append(("units for a new group to show", *cells))
+        rows.append(("units that publish a new group", *cells))
     if operator.aggregation.rule is not None:
         rows.append(("large groups: noise grows as", "the cube root of their total"))
     return Section("NOISE", tuple(rows), deviations_at(triggers))
@@ -449,7 +449,7 @@ def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
 
 
 def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
-    """Chance to be shown, and relative error of counts, for groups of some sizes."""
+    """Chance to be published, and relative error of counts, for groups of some sizes."""
     counted = next(
         (place for place, lane in enumerate(operator.aggregation.lanes)
          if lane.kind in ("rows", "units", "valid")),
@@ -461,7 +461,7 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
         for trigger in triggers:
             chance = published_chance(operator, units, trigger)
             error = None if counted is None else lane_sd(operator, counted, trigger) / units
-            parts = [] if chance is None else [f"shown {chance:.1%}"]
+            parts = [] if chance is None else [f"published {chance:.1%}"]
             parts += [] if error is None else [f"count ± {error:.1%}"]
             cells.append(", ".join(parts))
         rows.append((f"{units:,} units by then", *cells))
@@ -505,8 +505,8 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
             f", and {entry} per group it is in" if entry else "")
          + (f" if in more than {inside}" if entry and inside else "")),
         ("per seen group and window", f"about {seen} bytes + its key (about 50 for a number)"),
-        ("per shown group and window", f"another {shown:,} bytes for its counters"),
-        ("1M units, 100k shown groups",
+        ("per published group and window", f"another {shown:,} bytes for its counters"),
+        ("1M units, 100k published groups",
          f"about {(1e6 * unit + 1e5 * (seen + KEY_BYTES + shown)) / 2**20:,.0f} MiB in one window"),
     ]  # fmt: skip
     if operator.distinct_lanes:
@@ -522,7 +522,9 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
     sizes = MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside)
     if limit.memory is not None:
         fits = sizes.groups_in(limit.memory)
-        rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))
+        rows.append(
+            (f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all published")
+        )
         if limit.groups is not None and limit.groups > fits and plan.keys:
             rows.append(
                 (f"{limit.groups:,} groups do not fit", "ask for HEAVY_HITTERS("

@@ -21,7 +21,7 @@ def sketch_rows(operator: SketchQuery) -> tuple[Row, ...]:
         ("sketch", f"lazy {table.layout.kind} sketch: {shape}{levels}; pushed at every trigger"),
         ("memory", f"{operator.nbytes:,} bytes of sketches, however many keys there are; "
                    "and about 17 bytes a unit"),
-        ("shown", f"the {operator.k:,} most frequent keys, found in the published tables"
+        ("published", f"the {operator.k:,} most frequent keys, found in the published tables"
                   if operator.k else f"{len(operator.keys):,} public keys"),
         *((("missed", f"a text of fewer than about {smallest_text(operator):,.0f} rows: each of its"
                       f" {operator.text_length} bytes has to stand out of the noise"),)
@@ -47,7 +47,7 @@ def sketch_defaults(plan: Plan) -> tuple[Row, ...]:
                      else "a window's sketch fits the cache of a core"))  # fmt: skip
     if plan.aggregates[0].function == "heavy_hitters":
         if "k" not in given:
-            rows.append(("k", "100", "how many keys are shown"))
+            rows.append(("k", "100", "how many keys are published"))
         if "bits" not in given and "text_length" not in given:
             rows.append(("bits", "32", "integer keys below 2^32; larger ones are counted apart"))
     return tuple(rows)

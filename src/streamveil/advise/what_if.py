@@ -276,7 +276,9 @@ def in_words(rows: list[dict[str, Any]], units: int) -> list[str]:
                 "fewer releases or a larger epsilon"
             )
     if asked["shown"] is not None and asked["shown"] < NOISE:
-        said.append(f"a group of {units:,} people is shown with a chance of {asked['shown']:.1%}")
+        said.append(
+            f"a group of {units:,} people is published with probability {asked['shown']:.1%}"
+        )
     return said
 
 

@@ -196,8 +196,8 @@ class Query:
         if self.plan.clock.is_over(job.closed_steps):
             warn(
                 f"{NOTHING_LEFT}.\n"
-                f"  to fix  where another answer is meant, give another state than '{state}': it is"
-                " charged anew",
+                f"  to fix  for another answer give another state than '{state}', which is charged"
+                " anew",
                 NoiseWarning,
             )
         return iter(job)

@@ -204,7 +204,7 @@ def ratio(answers: Answers, top: str, bottom: str, to: str | None, **asked: Any)
 @click.option("--since", help="An earlier release: says who entered, left or stayed.")
 @click.option(
     "--hidden", type=int, default=1_000_000, callback=at_least(0),
-    help="How many groups may exist without being shown.",
+    help="How many hidden groups there may be.",
 )  # fmt: skip
 @derived
 def top(answers: Answers, name: str, k: int, since: str | None, **asked: Any) -> Found:

@@ -101,7 +101,11 @@ NO_SAMPLE = "is for --sample, which is not given.\n  to fix  leave it out, or gi
 @query_file
 @public_sample
 @fraction_of_units
-@click.option("--metric", default="l1", help="l1, l2, linf or keys.")
+@click.option(
+    "--metric",
+    default="l1",
+    help="l1 (sum of errors), l2, linf (the largest) or keys (groups published).",
+)
 @click.option(
     "--target", type=float,
     help="Find the epsilon with this error: of --metric or, with --units, a share.",
@@ -240,7 +244,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
 def print_tuning(tuning: Any) -> None:
     """The forecasts, best first, and the recommendation."""
     shown = Table(title=f"forecast at the last release, least {tuning.metric} first")
-    for column in (*BOUNDS, "rows kept", "groups shown", "l1", "l2", "linf", "noise"):
+    for column in (*BOUNDS, "rows kept", "groups published", "l1", "l2", "linf", "noise"):
         shown.add_column(column, justify="right", no_wrap=True)
     for one in tuning.forecasts[:SHOWN_ROWS]:
         bounds = (one.bounding.max_rows, one.bounding.max_rows_per_group, one.bounding.quadratic)

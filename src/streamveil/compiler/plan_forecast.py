@@ -132,7 +132,7 @@ def nothing_found(operator: GroupBy) -> str | None:
         return None
     return (
         "the look at the rows found too few privacy units to tell their number: a group with about"
-        f" {least:,.0f} of them is shown as likely as not, a much smaller one hardly ever.\n"
+        f" {least:,.0f} of them is published as likely as not, a much smaller one hardly ever.\n"
         "  to fix  a larger epsilon or larger groups; expected_rows and expected_units if they are"
         " known; or declare public groups"
     )

@@ -302,7 +302,7 @@ class Sizing:
         if self.setting(options.WEIGHTS) == "flat" or flat:
             return None
         scale = weight_quanta(quadratic)
-        start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
+        start, after, why = 0.5, 3 * opening, "set by the size at which keys are published"
         if chosen is not None:
             start, after = min(1.0, sqrt(quadratic / chosen.quadratic)), chosen.reference
             why = "by forecast"

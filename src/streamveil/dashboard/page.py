@@ -168,7 +168,11 @@ def tiles(found: Answers, records: Records) -> str:
     last, windows = found.releases.table(moments[-1]), len({m.window for m in moments})
     boxes = [
         ("releases", f"{len(moments):,}", f"in {windows:,} window{'s' if windows > 1 else ''}"),
-        ("groups shown", f"{last.num_rows:,}", f"in release {tick(found.releases, moments[-1])}"),
+        (
+            "groups published",
+            f"{last.num_rows:,}",
+            f"in release {tick(found.releases, moments[-1])}",
+        ),
     ]
     text = "".join(
         f'<div class="tile">{escape(name)}<b>{escape(value)}</b>'

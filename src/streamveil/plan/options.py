@@ -143,7 +143,7 @@ MIN_UNITS = Option(
     "min_privacy_units_per_group",
     "whole",
     "1",
-    "a discovered group is shown only well above this many units",
+    "a discovered group is published only well above this many units",
     origin=GOOGLE,
 )
 STRATEGY = Option(
@@ -332,10 +332,10 @@ TOTAL_TESTS = Option(
     "total_tests",
     "whole",
     "4",
-    "releases (the last, the half, the quarter ...) at which a group is also shown if its noisy"
+    "releases (the last, the half, the quarter ...) at which a group is also published if its noisy"
     " total is large ('table' and 'totals' selection); 0: none",
     value=4,
-    reason="releases at which a group is also shown for its noisy total: the last, the half ...",
+    reason="releases at which a noisy total publishes a group, too: the last, the half ...",
     within=Limits(0, whole=True, with_low=True),
     part_of=(GROUP_BY,),
 )
@@ -353,7 +353,7 @@ ENTRY_WEIGHT = Option(
     "entry_weight",
     "real",
     "by forecast",
-    "weight of a group not yet shown",
+    "weight of a hidden group",
     reason="weight of hidden keys",
     within=POSITIVE,
     part_of=(GROUP_BY,),

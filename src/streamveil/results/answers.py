@@ -552,7 +552,7 @@ class Answers(AnswerTable):
         notes += [text.replace(ALLOWED, NOT_ALLOWED) for text in self._of_windows(said)]
         last = self.releases.table(max(ends.values()))
         if not last.num_rows and self.releases.table(self.last_shown).num_rows:
-            notes.append(f"the last release that shows a group is at = {self._at(self.last_shown)}")
+            notes.append(f"the last release with a group is at = {self._at(self.last_shown)}")
         note = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if note is None else [*notes, note]
 

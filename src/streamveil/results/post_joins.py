@@ -19,8 +19,7 @@ from streamveil.release_metadata import UNHELD, Facts
 from streamveil.results.answer_sums import REPEATED, Answered, names_in
 
 SHOWN_PAIRS = (
-    "rows are joined where both groups are shown: of those that are hidden in one answer nothing is"
-    " known"
+    "rows are joined if both groups are published: nothing is known of groups that one answer hides"
 )
 
 
