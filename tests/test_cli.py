@@ -425,6 +425,14 @@ def test_wrong_use_with_a_closed_stream_is_wrong_use():
     assert subprocess.run(wrong, check=False).returncode == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that Linux has")
+def test_a_full_disk_under_the_output_is_no_bug():
+    full = ["sh", "-c", '"$0" -m streamveil --help > /dev/full', sys.executable]
+    done = subprocess.run(full, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("the output cannot be written: No space left on device")
+
+
 def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0

@@ -46,6 +46,7 @@ from streamveil.commands.common import (
     wanted_query,
 )
 from streamveil.commands.stopping import Stopped, count_down, stop
+from streamveil.disk import NO_ROOM
 from streamveil.errors import (
     INTERRUPTED,
     PACKAGE,
@@ -151,8 +152,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        if is_of_memory(error):
-            say(NO_MEMORY, err=True)
+        if words := of_the_machine(error):
+            say(words, err=True)
             sys.exit(1)
         unexpected(error)
 
@@ -164,6 +165,16 @@ def keep_garbage() -> None:
     """
     if "duckdb" not in sys.modules:
         gc.freeze()
+
+
+def of_the_machine(error: Exception) -> str | None:
+    """What to say if memory ran out, or the disk of the output; None of any other error."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return (
+            f"the output cannot be written: {os.strerror(error.errno)}.\n"
+            "  to fix  make room there, or send it elsewhere, then run again"
+        )
+    return NO_MEMORY if is_of_memory(error) else None
 
 
 def is_of_memory(error: BaseException | None) -> bool:
