@@ -148,7 +148,7 @@ def promise(records: Records) -> str:
     who = " and ".join(dict.fromkeys(one["protects"]["phrase"] for one in records.values()))
     several = f", the sum of {len(records)} ledgers" if len(records) > 1 else ""
     return (
-        f"Protected against: {who}. Everything released so far costs at most epsilon = {share},"
+        f"The releases hide {who}. Everything released so far costs at most epsilon = {share},"
         f" delta = {delta:.3g}{several}."
     )
 
