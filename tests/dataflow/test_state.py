@@ -20,7 +20,16 @@ from streamveil.dataflow.unit_kernels import COUNTED, NEW
 
 SEVERAL = np.array([3, 5, 3, 7], np.int64)
 EQUAL = np.full(4, 3, np.int64)
-COLUMNS = [SEVERAL, EQUAL, EQUAL[:1], EQUAL[:0], repeated(np.int64(3), 4), repeated(np.int64(3), 0)]
+MANY = np.arange(300) * 7 % 200
+COLUMNS = [
+    SEVERAL,
+    MANY,
+    EQUAL,
+    EQUAL[:1],
+    EQUAL[:0],
+    repeated(np.int64(3), 4),
+    repeated(np.int64(3), 0),
+]
 
 
 @pytest.mark.parametrize("values", COLUMNS, ids=str)
@@ -45,6 +54,16 @@ def test_every_value_comes_once_with_the_places_that_hold_it(values):
         here = np.arange(len(values))[places]
         np.testing.assert_array_equal(here, np.flatnonzero(values == value))
     assert any(isinstance(places, slice) for _, places in found) == is_constant(values)
+
+
+def test_many_values_are_not_searched_one_by_one(monkeypatch):
+    """One person's rows may be of as many periods as there are rows."""
+    searched = []
+    monkeypatch.setattr(
+        np, "flatnonzero", lambda found: searched.append(found) or np.nonzero(found)
+    )
+    assert len([*parts(MANY)]) == 200
+    assert len(searched) < 50
 
 
 @pytest.mark.parametrize("values", [SEVERAL, EQUAL, repeated(np.int64(3), 4)], ids=str)

@@ -131,6 +131,9 @@ class State:
             del self.seen[place]
 
 
+FEW = 32  # distinct values that are searched one by one, which is faster than to sort
+
+
 def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
     """Every distinct value with the places that hold it; all places at once where there is one.
 
@@ -142,8 +145,12 @@ def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
     if is_constant(values):
         yield int(values[0]), slice(None)
         return
-    for value in np.unique(values).tolist():
-        yield value, np.flatnonzero(values == value)
+    numbers, counts = np.unique(values, return_counts=True)
+    if len(numbers) <= FEW:
+        yield from ((value, np.flatnonzero(values == value)) for value in numbers.tolist())
+        return
+    order = np.argsort(values, kind="stable")
+    yield from zip(numbers.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=True)
 
 
 def is_constant(values: Int64[Array, " rows"]) -> bool:
