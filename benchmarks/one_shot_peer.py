@@ -7,7 +7,7 @@ by `make_gaussian_threshold`, its thresholded Gaussian; noise and threshold are 
 which its own map proves the budget, half of delta for the threshold. Ours reads the raw rows with
 the same bounds, and pays its look and its count of cut rows from the same budget.
 Expected: the same noise up to the few percent of the look; the goal is at most 1.1 times. Errors of
-20 runs are known to 4 %, so the deviations of the noise (`sd`) stand beside them.
+20 runs are known to 4%, so the deviations of the noise (`sd`) stand beside them.
 
 Needs opendp==0.16.0: pip install 'streamveil[bench]' 'opendp==0.16.0'
 

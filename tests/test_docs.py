@@ -84,7 +84,7 @@ def test_no_measurement_is_typed():
     for name, known in site_typed.SETTINGS.items():
         assert {*known} <= {*site_typed.typed((DOCS / name).read_text())}, name
     page = (
-        "A step takes 3.2 ms and 5<!-- = counters worst --> % of `7 s`; twice 1,000 to 2,000 bytes."
+        "A step takes 3.2 ms and 5<!-- = counters worst -->% of `7 s`; twice 1,000 to 2,000 bytes."
     )
     assert [*site_typed.typed(page)] == ["3.2 ms", "1,000 to 2,000 bytes"]
 

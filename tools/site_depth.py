@@ -51,7 +51,7 @@ def dp_latency() -> str:
         ]
         for size in sorted({row["rows"] for row in rows})
     ]
-    head = ("records in a micro-batch", *(f"`{arm}`: ms, median to 95 %" for arm in arms))
+    head = ("records in a micro-batch", *(f"`{arm}`: ms, median to 95%" for arm in arms))
     return table(head, lines)
 
 

@@ -18,24 +18,24 @@ TYPED = re.compile(rf"(?<![\w.`/-])({NUMBER}(?: (?:to|and) {NUMBER})? ?(?:{UNIT}
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
 DATED = "decisions", "contributing"  # folders of notes that say when they were true
 MADE = "account.md", "regret.md"  # written as a whole from result files
-CONFIDENCE = "95 %"
+CONFIDENCE = "95%"
 SETTINGS = {  # what was asked or chosen, sizes that the code fixes, and shares of these
     "comparison.md": ("24 KB",),
-    "dp-sqlp.md": ("3 %",),
-    "dynamic-data.md": ("10 %", "16 bytes"),
+    "dp-sqlp.md": ("3%",),
+    "dynamic-data.md": ("10%", "16 bytes"),
     "files.md": ("40 bytes",),
-    "group-by.md": ("15 %", "5 %"),
-    "how-to/choose-epsilon.md": ("5 %",),
+    "group-by.md": ("15%", "5%"),
+    "how-to/choose-epsilon.md": ("5%",),
     "how-to/kubernetes.md": ("15 seconds",),
-    "counters.md": ("1 %",),
+    "counters.md": ("1%",),
     "papers/growing-tables.md": ("16 times as",),
     "performance.md": ("3 bytes", "6 bytes", "16 bytes", "260 ns", "0.8 ms", "1.7 times as",
                        "1.25 times the"),
     "review.md": ("30 s",),
-    "sketches.md": ("24 KB", "145 bytes", "10 bytes", "81 and 100 %", "240 KB", "100 KB", "2 MB",
+    "sketches.md": ("24 KB", "145 bytes", "10 bytes", "81 and 100%", "240 KB", "100 KB", "2 MB",
                     "2.6 MB", "200 bytes"),
     "spark.md": ("25 bytes",),
-    "weaknesses.md": ("4 MB", "25 %", "90 %"),
+    "weaknesses.md": ("4 MB", "25%", "90%"),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from streamveil.errors import PlanError, fitting, require_between, require_budge
 from streamveil.types import Array, Int64
 
 ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
-MOST_SCALED = 2**24  # scaled columns (3 % less error) take time and memory for each step
+MOST_SCALED = 2**24  # scaled columns (3% less error) take time and memory for each step
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ ROWS = (ROW_EDGES + ROW_ENDS) / 2  # that stand for those of a bin
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
-DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
+DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95%
 BEYOND = 0.01  # share of units that may have more rows than counted
 PAIR = 2  # rows, the fewest of which one can repeat a group
 LENGTHS = 16  # rows of so many units stand for all
@@ -58,7 +58,7 @@ VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no groun
 
 
 class Measured(NamedTuple):
-    """A number, and between which ends the truth lies: all ends of a survey with 95 %."""
+    """A number, and between which ends the truth lies: all ends of a survey with 95%."""
 
     value: float
     low: float
@@ -299,7 +299,7 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float, times: int = 1) -> L
     Proof: what is said is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
         (bins up to which rows are told apart, tails of which the share is looked at): each misses
         by more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
-        95 %, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
+        95%, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
         w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
         sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more, and
         so does the share of rows that repeat a group: what few units have beyond that drowns in the
