@@ -1,8 +1,8 @@
 """From exact numbers to numbers that may leave: noise of one release each, at draws of its own.
 
 For mechanisms that measure once, or choose; counters that run for ever draw in their own steps
-(`Counter.step`). What the noise must be to pay for a privacy budget is its callers' proof. Every
-function gives an exact number with its noise, or a choice, never the noise alone.
+(`Counter.step`). Callers prove which noise their privacy budget needs. Every function returns exact
+numbers with their noise, or a choice, never the noise alone.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Discovery(Protocol):
         """Hidden groups in which a unit is counted; None: as many as bounds let it enter."""
 
     def over(self, counted: Counted, bounds: Bounds, triggers: int | None) -> Selection:
-        """The selection for such bounds and triggers; `counted` makes a counter of a noise."""
+        """The selection for these bounds and triggers; `counted` makes a counter for a noise."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,15 @@ class Look:
         guarantee is one statement for all answers of the survey, and only the largest loss holds
         for each of them.
     Proof: the survey is Gaussian and loses `loss` (`runtime.survey`, `plan.look.divided`). `after`
-        is fixed before it, and what is more is refused. Where all it may choose is Gaussian, beside
-        a delta, `after` adds to `loss`, whatever the survey said (Dong, Roth & Su 2019
-        compose mechanisms of one trade-off function each, whatever those before them said; that of
+        is fixed before it, and a choice that loses more is refused. Where all it may choose is
+        Gaussian but for a delta, `after` adds to `loss`, whatever the survey said (Dong, Roth & Su
+        2019 compose mechanisms of one trade-off function each, whatever earlier ones said; that of
         `after` is a Gaussian's, less delta); else `Sequel` says what both lose. Where windows keep
         periods of a unit apart, the survey loses at most n times `loss` to a unit in n of them
         (`runtime.survey.Survey`). What it chose then runs once for each, and each is below the one
-        curve of `after`: n of them are below that of n such pairs, to which the proof of `Sequel`
-        applies as it does to one. So both lose n times what they lose to a unit in one period.
+        curve of `after`: n of them are below the curve of n such pairs, to which the proof of
+        `Sequel` applies as it does to one. So both lose n times what they lose to a unit in one
+        period.
     """
 
     loss: Loss
@@ -70,7 +71,7 @@ class Look:
     said: tuple[str, ...] = ()  # its numbers, each with an interval
 
     def before(self, rest: Loss) -> Loss:
-        """Of the survey and of anything that it might have chosen; `rest` is what it chose."""
+        """The loss of the survey and anything it might have chosen; `rest` is what it chose."""
         after = self.after
         if isinstance(after, Sequel) and self.loss != Loss(gaussian=after.look**2):
             raise ValueError(f"the sequel is of a look that loses mu = {float(after.look):g}")
@@ -88,8 +89,8 @@ class CutCounter:
         (4^j - 1) / 3 < i <= (4^(j+1) - 1) / 3, of the window that the row is in. A row counts
         4^(5 - j) quanta, so that a unit that fills a band moves it by `REACH`, whichever band: many
         units that lose a row and one unit that loses a thousand are both seen, each with the noise
-        that hides one unit. One continual counter per band and window. A row of a group that is not
-        shown yet is added by the release that shows it, and by none if it stays hidden.
+        that hides one unit. There is one continual counter per band and window. The rows of a
+        hidden group are added by the release that publishes it, and never if it stays hidden.
     Protects: all rows of one unit within its scope.
     Guarantee: that of the Gaussian `counter`, moved by MOVED in MOST_CUT streams.
     Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
@@ -98,9 +99,9 @@ class CutCounter:
         that the noise of a selection decides when a row is added, and whether at all, makes the
         stream adaptive, as that of totals that start when a group is shown. So the streams of all
         bands and windows move by at most REACH sqrt(BANDS) in the norm of `Counter.loss`, and the
-        bands compose with all other lanes as one Gaussian mechanism. Cut rows beyond the 1,365th of
-        a unit are not counted: it moves at most so many streams, as each row may be in another
-        window, and each of them adds slack.
+        bands compose with all other lanes as one Gaussian mechanism. Each cut row may be in another
+        window, and each stream that a unit moves adds slack: so its cut rows beyond the 1,365th are
+        not counted, and it moves at most so many streams.
     Error: band j has the counter's deviation / 4^(5 - j) rows.
     Memory: 16 bytes for each unit with a cut row, and for each band of a hidden group with one.
     Numerics: those of the counter.
@@ -110,7 +111,7 @@ class CutCounter:
 
     @property
     def loss(self) -> Loss:
-        """Of all bands."""
+        """The loss of all bands."""
         return l2_loss(self.counter, MOVED, MOST_CUT)
 
 
@@ -159,7 +160,7 @@ class Mechanism:
     Proof: one unit moves a lane by at most `lane_move` in L2 over all groups, windows and triggers
         of its scope, so each counter in `counters` is one Gaussian mechanism, charged by
         `weighted_loss` for exactly that move; the nodes of a tree level are one lane spread out,
-        under one counter, and all of them are there. Where groups restart, a lane is counted by one
+        under one counter, and none is missing. Where groups restart, a lane is counted by one
         tree for each group, whose leaves are its releases, and the counter pays for it
         (`RestartingTrees.paid_by`); there a unit is new in every round, so no lane may count units.
         A lane that holds what the counter of the selection counts (`is_units`) is read from it and
@@ -183,7 +184,7 @@ class Mechanism:
 
     @cached_property
     def rule(self) -> WeightRule | None:
-        """Of the weights of groups."""
+        """The rule for the weights of groups."""
         return self.design.rule
 
     @cached_property
@@ -218,7 +219,7 @@ class Mechanism:
 
     @cached_property
     def test(self) -> TotalTest | None:
-        """The test of totals, for the bounds, lanes and counters that there are."""
+        """The test of totals, for these bounds, lanes and counters."""
         asked, blts = self.design.test, tuple(map(blt_of, self.counters))
         if asked is None:
             return None
@@ -266,7 +267,7 @@ class Mechanism:
 
     @cached_property
     def release_trees(self) -> tuple[RestartingTrees, ...]:
-        """What counts each lane where groups restart: trees that its counter pays for."""
+        """The trees that count each lane where groups restart; its counter pays for them."""
         # only the preset needs them
         from streamveil.core.counters.restarting_trees import RestartingTrees
 
@@ -283,7 +284,7 @@ class Mechanism:
 
     @cached_property
     def cut(self) -> CutCounter | None:
-        """Tells how many rows were over the bound."""
+        """The count of rows over the bound; None where they are not counted."""
         noise = self.design.cut
         return None if noise is None else CutCounter(counter=self.counted(noise))
 

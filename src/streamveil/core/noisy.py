@@ -6,15 +6,15 @@ make one, and a test of the architecture lists who uses each:
 
 - `drawn`: by the drawing functions of the core alone;
 - `post_process`: by a function of values that may leave and of settings, nothing else;
-- `public`: of what no row has a part in, such as public groups and variances of noise;
-- `restored`: of what was released before and has been read back.
+- `public`: from values that depend on no row, such as public groups and variances of noise;
+- `restored`: from values that were released before and have been read back.
 
 Guarantee: post-processing costs no privacy. It holds for a function that does not see the data.
     `post_process` refuses arguments that could hold data (arrays, tables, states), and functions
-    that remember values of the place where they were made.
-Limits: it finds mistakes, not intent. A plain number of Python passes for a setting, a function may
-    read a global, an array may be changed after it was wrapped, and `public` and `restored` believe
-    their callers, which is why the test counts them.
+    that carry values from the place where they were made.
+Limits: the type finds mistakes, not intent. A plain number of Python passes for a setting, a
+    function may read a global, an array may be changed after it was wrapped, and `public` and
+    `restored` believe their callers, which is why the test counts them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import pyarrow as pa
 
 T = TypeVar("T")
 R = TypeVar("R")
-_KEY = object()  # what only this module has
+_KEY = object()  # only this module has it
 PLAIN = frozenset((
     bool, int, float, str, bytes, type(None), Fraction, date, datetime, timedelta,
 ))  # fmt: skip  # not NumPy's: exact totals come as those
@@ -83,7 +83,7 @@ def restored(value: T) -> Noisy[T]:
 
 
 def post_process(function: Callable[..., R], *arguments: Any) -> Noisy[R]:
-    """What a function gives for values that may leave and settings.
+    """The result of a function of values that may leave and of settings.
 
     Settings are numbers, texts, types of columns, and tuples and frozen dataclasses of these.
 
@@ -162,8 +162,8 @@ def _frozen_fields(kind: type) -> tuple[str, ...] | None:
 
 
 def _require_pure(function: Callable[..., Any]) -> None:
-    """Refuses functions that carry values of the place where they were made."""
-    called = isinstance(type(function).__call__, FunctionType)  # an object of a class of Python
+    """Refuses functions that carry values from the place where they were made."""
+    called = isinstance(type(function).__call__, FunctionType)  # a class of Python
     kept = function.__reduce__() if type(function).__module__ == "operator" else None
     owner = getattr(function, "__self__", function if called else kept)
     named = tuple((getattr(function, "__kwdefaults__", None) or {}).values())
@@ -175,7 +175,7 @@ def _require_pure(function: Callable[..., Any]) -> None:
             " made, which may be data.\n"
             "  to fix  pass them as arguments"
         )
-    if hasattr(function, "__wrapped__"):  # what remembers results has no closure of its own
+    if hasattr(function, "__wrapped__"):  # a cached function has no closure of its own
         _require_pure(function.__wrapped__)
 
 

@@ -1,8 +1,8 @@
 """The specification of contribution bounding and of exact totals: plain, slow, obvious.
 
 The compiled stages of the dataflow must do what this module says, bit for bit. Tests compare them
-on every kind of bound, and the witness (`dataflow.witness`) compares them while a job runs. It
-knows no arrays and no tables: one unit, one row at a time.
+on every kind of bound, and the witness (`dataflow.witness`) compares them while a job runs. Here
+are no arrays and no tables: one unit, one row at a time.
 
 >>> memory, limits = UnitMemory(), UnitLimits(max_rows=2, slots=1)
 >>> rows = [UnitRow(group=7), UnitRow(group=8), UnitRow(group=7)]

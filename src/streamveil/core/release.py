@@ -2,7 +2,7 @@
 
 Every counter draws in its own way (`Counter.step`). The totals of groups become `Noisy` here, with
 the noise of this step in them. The counts of units of a `GaussianSelection`, restarting trees and
-the cells of sketches become so where they are drawn, in the core too.
+the cells of sketches become `Noisy` where their noise is drawn, in the core too.
 
 Keys may carry public weights: large ones are then counted less precisely, and cost less.
 
@@ -46,19 +46,19 @@ class WeightRule:
     Algorithm: a key enters with `entry`; from then on its weight is the smallest so far of
         entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum
         (also where it is no number). With noise 1 / w and cost w^2 per row, the sum over keys of
-        their noise is least when the weights fall as the cube root of the totals. The forecast is
-        as if rows came evenly over the window, but at most `growth` times the total so far: where
-        they came early, weights would fall too far, and where evenly, few rows of a key come before
-        it has as small a part of them. Totals are taken `caution` deviations too low: keys that are
-        public from the start have no total yet when their weight is first asked for, and a weight
-        never rises again.
+        their noise is least when the weights fall as the cube root of the totals. The forecast
+        assumes that rows come evenly over the window, but is at most `growth` times the total so
+        far: if they come early, weights would fall too far; if they come evenly, few rows of a key
+        come while so small a part of the window is over. Totals are taken `caution` deviations too
+        low: keys that are public from the start have no total yet when their weight is first asked
+        for, and a weight never rises again.
     """
 
     scale: int  # quanta of weight one; entry..255
     entry: int  # of a key that is not shown, or just shown; 1..scale
     reference: float  # total up to which a key keeps its first weight
     caution: float = 0.0
-    growth: float = 16.0  # times its total so far that a key is taken to have at the end, at most
+    growth: float = 16.0  # a forecast is at most so many times the total so far
 
     def __post_init__(self) -> None:
         take_numbers(self)

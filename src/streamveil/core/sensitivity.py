@@ -271,9 +271,9 @@ def within_reach(
 ) -> Int64[Array, "rows lanes"]:
     """Cuts the increments of accepted rows, in place, to what noise is charged for.
 
-    The last gate before totals, in every engine: it asks nothing of how increments were made. Lanes
-    of ADDED values alone: all others choose one of two `ends` by a bool, or count nodes by their
-    places (`lane_hits`).
+    The last gate before totals, in every engine: it does not depend on how increments were made.
+    Only lanes of ADDED values need it: all others choose one of two `ends` by a bool, or count
+    nodes by their places (`lane_hits`).
 
     >>> within_reach([Lane(kind="sum", high=3.0)], np.array([[-(2**62)], [2]])).tolist()
     [[-3], [2]]
@@ -300,17 +300,17 @@ def root_up(square: Fraction) -> Fraction:
 def histograms_move(full: int, lighter: Sequence[int] = (), periods: int | None = None) -> Fraction:
     """How far one unit moves noisy histograms, in L2 and in units of their noise; rounded up.
 
-    A unit adds at most 1 to one bin of each. `full` of them have noise of one scale, the others so
-    many times as much as `lighter` says. `periods`: of how many unit-periods rows are counted,
-    where each is to lose what one without periods does.
+    A unit adds at most 1 to one bin of each. `full` of them have noise of one scale; `lighter` has
+    how many times as much each other one has. `periods` is how many unit-periods are counted, where
+    each is to lose no more than a unit without periods does.
 
     Proof: a histogram with w times the noise is moved by 1 / w of it, and moves of different
         histograms add up in squares. A unit in n periods moves all of them by n times as much, by
         the triangle inequality, and loses n^2 mu^2: one mechanism reads all periods. Where windows
         keep periods apart, what follows loses n times what one period does, and so must this. Rows
         of P public unit-periods alone are counted, and noise is sqrt(P) times as large. As n <= P,
-        whatever the unit does, n^2 mu^2 / P is at most n mu^2. One period alone loses mu^2 / P, of
-        which nothing is made.
+        whatever the unit does, n^2 mu^2 / P is at most n mu^2. One period alone loses only
+        mu^2 / P, which is not used.
 
     >>> histograms_move(3, (2, 2, 2, 2)), histograms_move(1, periods=4)
     (Fraction(2, 1), Fraction(2, 1))

@@ -19,14 +19,14 @@ Number: TypeAlias = int | float | Fraction | Decimal | str
 REALS, KINDS = (float, np.floating), (int, np.integer, float, np.floating, Fraction, Decimal, str)
 ANY_NUMBER = "Exact | float"  # the type of a field, as it is written
 NULL = " | None"
-LONGEST = 10_000  # digits before or behind the point: a text of few may stand for billions
+LONGEST = 10_000  # digits before or after the point; a short text may stand for billions
 NUMBERS = ("int", "Exact", "Fraction", ANY_NUMBER)
 
 
 def exact(name: str, value: Number) -> Fraction:
     """The number a person meant: a float or a text is read as the decimal it prints.
 
-    Its parts are ints of Python: those of NumPy wrap around in the square of a fraction.
+    Numerator and denominator are ints of Python: those of NumPy could wrap around when squared.
 
     >>> exact("epsilon", 0.1), exact("delta", "1e-9")
     (Fraction(1, 10), Fraction(1, 1000000000))
@@ -71,19 +71,19 @@ def float_below(value: Exact | float) -> float:
 
 @cache
 def numbers_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
-    """The fields of a dataclass that are numbers, what they are, and whether they may be None."""
+    """The numeric fields of a dataclass: name, type, and whether None is allowed."""
     types = {one.name: str(one.type) for one in fields(kind)}
     found = ((name, of.removesuffix(NULL), of.endswith(NULL)) for name, of in types.items())
     return tuple(one for one in found if one[1] in NUMBERS)
 
 
 def take_numbers(one: Any) -> None:
-    """Makes the numbers of a frozen dataclass those of Python, by the types of its fields.
+    """Converts the numbers of a frozen dataclass to Python's own, by the types of its fields.
 
-    A float where a privacy number is exact is the decimal that it prints.
+    In an exact field, a float is read as the decimal that it prints.
 
     Raises:
-        PlanError: one is no number, or not whole.
+        PlanError: a value is not a number, or not whole where it must be.
     """
     for name, kind, may_be_none in numbers_of(one.__class__):
         value = getattr(one, name)
@@ -99,23 +99,23 @@ def take_numbers(one: Any) -> None:
 
 
 def exact_between(name: str, value: Number, low: Fraction | int, high: Fraction | int) -> Fraction:
-    """`exact`, and strictly between the two ends."""
+    """The number that `exact` reads, if it lies strictly between the two ends."""
     number = exact(name, value)
     if not low < number < high:
         raise PlanError(f"{name} must be above {low} and below {high}, not {value}")
     return number
 
 
-BITS = 24  # of last digits that differ by one in 2^50, one number in 2^26 is rounded otherwise
+BITS = 24  # where processors differ by one in 2^50, one number in 2^26 still differs
 
 
 def portable(values: Array | float, bits: int = BITS) -> Array:
-    """The nearest numbers of so many significant binary digits: the same on every processor.
+    """The values rounded to `bits` significant binary digits: the same on every processor.
 
     Additions, products, quotients and square roots have the same bits everywhere; `exp`, `log`,
-    powers and products of matrices do not: they use the vector instructions that there are, and
-    differ in the last digits. Whatever is computed with them and decides what a job publishes is
-    kept with fewer digits than differ, so that a job may go on on another machine.
+    powers and products of matrices do not: they use the processor's vector instructions, and the
+    last digits differ. Results of these that decide what a job publishes are rounded to the digits
+    that agree, so that a job can continue on another machine.
 
     >>> float(portable(0.1, 8)), float(portable(3.0))
     (0.10009765625, 3.0)
@@ -225,10 +225,10 @@ class Neighbours:
     `bound` is how far one such change can move the input of the mechanism that declares it, in the
     mechanism's own norm (its docstring names it). With a `period`, the unit is a unit-period (a
     user-day): the guarantee holds for each separately and adds up over the periods of one unit.
-    Periods of a calendar (months, days of a time zone) have several lengths. Nothing but their
-    number in a longer time depends on it, and of periods at least as long as the shortest no more
-    fit into any time than of that length. Periods that begin at other times are others, however
-    long: one of them meets two of the rest, so that losses of both do not add up period by period.
+    Periods of a calendar (months, days of a time zone) vary in length. That matters only for how
+    many of them a longer time holds: no more than it would hold of the shortest. Periods that begin
+    at other times are different periods, whatever their length: each overlaps two of the first
+    kind, so that losses of both kinds do not add up period by period.
     """
 
     unit: str = "row"  # column or phrase naming who is protected

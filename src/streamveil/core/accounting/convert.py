@@ -14,9 +14,9 @@ product is a convolution of non-negative numbers, by squares, taken directly: no
 
 Numerics, each step an upper bound: points are floats rounded up by the caller; hull and masses are
 exact (integers); masses are rounded up to floats; a sum of n products of non-negative floats is off
-by less than n 2^-52 relative in any order and is raised by that; `SHIFT` covers the distance of
-lattice losses k * step from the log of the float gamma they stand for, `doubt` what more of it a
-law of many compositions may have gathered.
+by less than n 2^-52 relative in any order and is raised by that; `SHIFT` covers the distance from
+a lattice loss k * step to the log of the float gamma that it stands for, and `doubt` what many
+compositions may add to that distance.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from streamveil.types import Array, Float64, Int64
 MARGIN = 2e-12
 MASS_MARGIN = 1e-9
 TINY = 1e-300  # covers underflow
-LARGEST_EPSILON = 1e6  # that is looked for
-NEAR, MOST_TRIES = 4e-11, 20  # of a search for a zero: how close its ends come, in how many steps
+LARGEST_EPSILON = 1e6  # where a search gives up
+NEAR, MOST_TRIES = 4e-11, 20  # a search for a zero: how close its ends come, in how many steps
 LATTICE = 4096  # points a sum of unlike pure losses is rounded up to
 LARGEST_LATTICE = 200_000
 PureLosses: TypeAlias = tuple[tuple[Fraction, int], ...]  # (epsilon, how often)
@@ -114,8 +114,8 @@ def pure_zcdp(epsilon: float) -> float:
 def pure_sum(losses: PureLosses) -> tuple[Float64[Array, " n"], Float64[Array, " n"]]:
     """The privacy-loss distribution (losses, masses under P) of composed randomised responses.
 
-    Losses are rounded up to a common lattice when they are unlike: randomised response with a
-    larger epsilon dominates. Masses are rounded up by MASS_MARGIN relative.
+    Different losses are rounded up to a common lattice: randomised response with a larger epsilon
+    dominates. Masses are rounded up by MASS_MARGIN relative.
     """
     step, counts = _lattice(losses)
     masses = np.ones(1)
@@ -134,7 +134,7 @@ def pure_sum(losses: PureLosses) -> tuple[Float64[Array, " n"], Float64[Array, "
 def binomial(times: int, p: float) -> Float64[Array, " values"]:
     """The chances of 0 to `times` successes of probability p, above 0.
 
-    Numerics: products of ratios away from the mode, then one sum. A chance that is not below 1e-300
+    Numerics: products of ratios away from the mode, then one sum. A chance of 1e-300 or more
         lies within 40 (times / 4)**(1/2) steps of the mode, each within 4 roundings.
 
     >>> binomial(2, 0.5).tolist()
@@ -194,10 +194,10 @@ def split_delta(epsilon: float, first: Curve, second: Curve) -> float:
 
 
 def smallest_epsilon(delta: float, curve: Callable[[float], float]) -> float:
-    """The least epsilon >= 0 found with curve(epsilon) <= delta, from the private side; else inf.
+    """The least epsilon >= 0 found with curve(epsilon) <= delta, from above; inf if none is found.
 
-    The curve falls: a bisection, which asks of no point beyond one whose answer is known. Where it
-    ends, or at a smaller epsilon, the curve itself was asked.
+    The curve falls, so a bisection needs no value beyond a point where the answer is known. The
+    curve itself was evaluated at the result, or at a smaller epsilon.
     """
 
     def excess(epsilon: float) -> float:
@@ -223,10 +223,10 @@ def smallest_epsilon(delta: float, curve: Callable[[float], float]) -> float:
 def zero_between(
     excess: Callable[[float], float], left: tuple[float, float], right: tuple[float, float]
 ) -> tuple[float, float]:
-    """Closer ends between which a falling function is 0, by false position (Illinois).
+    """Narrows the interval in which a falling function is 0, by false position (Illinois).
 
     `left` and `right`: points with their values. Each try stays `NEAR` away from both ends: once
-    one end is at the zero, the next is behind it.
+    one end is at the zero, the next try is just past it.
 
     >>> low, high = zero_between(lambda x: 2 - x * x, (1.0, 1.0), (2.0, -2.0))
     >>> low < 2**0.5 <= high, high - low < 1e-10
@@ -295,14 +295,14 @@ class CurvePoints:
 class LossLaw:
     """A law of the privacy loss under P, on the lattice (first + i) * step, rounded up.
 
-    One made by `law_near` is not rounded: it bounds nothing.
+    A law made by `law_near` is not rounded: it bounds nothing.
     """
 
     step: float
     first: int
     masses: Float64[Array, " n"]
     infinite: float  # mass at loss infinity
-    doubt: float = 0.0  # losses may be larger by this and SHIFT than the lattice says
+    doubt: float = 0.0  # losses may exceed those of the lattice by this and SHIFT
 
     def self_compose(self, times: int) -> LossLaw:
         """The loss of that many independent (or concurrently composed) mechanisms, one or more."""
@@ -335,20 +335,20 @@ class LossLaw:
         return both
 
     def shortened(self) -> LossLaw:
-        """A law that dominates it with at most LONGEST places."""
+        """A law that dominates this one, with at most LONGEST places."""
         law = self
         while len(law.masses) > LONGEST:
             law = law.onto(2 * law.step)
         return law
 
     def onto(self, step: float) -> LossLaw:
-        """A law that dominates it, with losses on another lattice.
+        """A law that dominates this one, with losses on another lattice.
 
         Proof: mass p of P at loss l, between lattice losses a and b = a + step, goes to b with the
             share (1 - e^(a-l)) / (1 - e^-step) and to a with the rest. P and Q keep their masses, Q
             because e^-l is the same mixture of e^-a and e^-b: undoing it is a post-processing. More
             mass at b than that only adds to every curve.
-        Numerics: shares of b are raised by 1e-9; what a loss is off by goes to `doubt`.
+        Numerics: shares of b are raised by 1e-9; the error of a loss goes to `doubt`.
         """
         if step == self.step:
             return self
@@ -365,7 +365,7 @@ class LossLaw:
         return LossLaw(step, first, masses, self.infinite, self.doubt + SHIFT)
 
     def per_place(self, step: float) -> float:
-        """How many of its losses at most share one place of a lattice of this step."""
+        """The most losses that share one place of a lattice with this step."""
         return 2 * step / self.step + 2
 
     def trimmed(self) -> LossLaw:
@@ -419,7 +419,7 @@ def law_under(points: CurvePoints, step: float) -> LossLaw:
 
 
 def multiples(values: Float64[Array, " n"]) -> tuple[list[int], int]:
-    """The same numbers as multiples of 2^-bits, and these bits.
+    """The numbers as multiples of 2^-bits, and `bits`.
 
     >>> multiples(np.array([0.75, 2.0])) == ([3 << 51, 2 << 53], 53)
     True
@@ -434,8 +434,8 @@ def multiples(values: Float64[Array, " n"]) -> tuple[list[int], int]:
 def hull(gammas: list[int], heights: list[int], one: int) -> tuple[list[int], list[int], list[int]]:
     """The points on the lower convex hull of (0, one) and all points, by rising gamma.
 
-    With the run and the rise to each from the node before. A node goes when it lies on or above the
-    chord between its neighbours: when the slope to it is no less than the slope from it.
+    Also the run and the rise to each from the node before. A node is removed when it lies on or
+    above the chord between its neighbours: when the slope to it is no less than the slope from it.
     """
     nodes: list[int] = []
     runs: list[int] = []

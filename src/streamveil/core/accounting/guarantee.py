@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streamveil.core.accounting.coin_table import Tables
 
 ZERO = Fraction(0)
-REACHED = ("chance", "distance")  # of what one unit reaches: units of a group add theirs up
+REACHED = ("chance", "distance")  # per unit: the units of a group add theirs up
 NUMBERS = ("gaussian", "zcdp", "delta", *REACHED)
 SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
 UP = 1 + 1e-15  # float(Fraction) is correctly rounded; this puts it on the cautious side
@@ -36,21 +36,21 @@ class Loss:
 
     Algorithm: each field is a budget of one kind that simply adds up. `gaussian` is the sum of mu^2
         of Gaussian mechanisms (mu-GDP, Dong, Roth & Su 2019, arXiv:1905.02383), `zcdp` the sum of
-        rho of all other zCDP mechanisms, `pure` a multiset of epsilons, `delta` is added to the
-        delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism), `chance`
-        is the probability of events outside of which all else holds for inputs that differ in any
-        number of units (two units share a fingerprint): it adds to delta, once for each unit of a
-        group, `distance` is a total-variation distance from the ideal of all draws that one unit
-        reaches, paid on both streams: it adds (1 + e^epsilon) distance. `tables` are coin tables,
-        and what a look may have chosen, each with its own certified loss laws.
+        rho of all other zCDP mechanisms, `pure` a multiset of epsilons. `delta` is added to the
+        delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism). `chance`
+        is the probability of events (two units share a fingerprint) outside of which all else
+        holds, for inputs that differ in any number of units: it adds to delta, once for each unit
+        of a group. `distance` is the total-variation distance between all draws that one unit
+        reaches and ideal ones, paid on both streams: it adds (1 + e^epsilon) distance. `tables` are
+        coin tables, and what a look may have chosen, each with its own certified loss laws.
     Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
         otherwise (Kairouz, Oh & Viswanath 2015, arXiv:1311.0776), so it is one pure loss and delta.
-        Beside any other kind, delta is mass that the dominating pair moves from its least losses to
-        infinity: of several mechanisms it adds up.
+        Together with other kinds, delta is mass that the dominating pair moves from its least
+        losses to infinity: the deltas of several mechanisms add up.
         Gaussian, zCDP and pure parts may be chosen adaptively, inside totals fixed in advance, and
         run concurrently (Smith & Thakurta 2022, arXiv:2206.07716; Vadhan & Zhang 2023,
-        arXiv:2207.08335). A distance is
-        removed on either stream by replacing one mechanism after the other, at its distance each.
+        arXiv:2207.08335). The distance is removed on either stream by replacing one mechanism after
+        another with its ideal, each at its own distance.
     Numerics: sums are fractions; conversions round up (see `convert`).
 
     >>> loss = Gdp(0.5) + Gdp(0.5)
@@ -89,7 +89,7 @@ class Loss:
         object.__setattr__(self, "tables", tuple(sorted(kept, key=repr)))
 
     def compose(self, *others: Loss) -> Loss:
-        """Everything together, whoever chose what after seeing which release."""
+        """The loss of all parts together, even if later ones were chosen after earlier releases."""
         for one in others:
             require_with("what is added", one, "group_size", "a loss such as Gdp(1)")
         return Loss._sum([(loss, 1) for loss in (self, *others)])
@@ -97,7 +97,7 @@ class Loss:
     __add__ = compose
 
     def times(self, n: int) -> Loss:
-        """As many mechanisms of this loss."""
+        """The loss of `n` mechanisms with this loss each."""
         return Loss._sum([(self, whole("n", n, 0))])
 
     @staticmethod
@@ -115,13 +115,13 @@ class Loss:
         """For inputs that differ in `size` units instead of one.
 
         Proof: mu, epsilon and (for rho) its square root grow by the factor `size` (Dong et al.
-            2019; Bun & Steinke 2016, arXiv:1605.02065). With a delta there is no such rule that
-            does not name an epsilon; then the group size is kept and `delta_at` walks from one
-            input to the other: delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...). The
-            events of `chance` are taken away first, once for each unit of the group: outside of
-            them all steps of the walk hold. A distance is removed at both ends of the walk, which
-            is then one of ideal mechanisms. It is that of the draws which one unit reaches: those
-            of the group are `size` times as many.
+            2019; Bun & Steinke 2016, arXiv:1605.02065). With a delta, every such rule depends on
+            epsilon; so the group size is kept and `delta_at` walks from one input to the other:
+            delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...). The events of `chance` are
+            taken away first, once for each unit of the group: outside of them all steps of the walk
+            hold. A distance is removed at both ends of the walk, so that all steps between are of
+            ideal mechanisms. It covers the draws that one unit reaches; a group reaches `size`
+            times as many.
         """
         size = whole("size", size, 1)
         reached: dict[str, Any] = {name: getattr(self, name) * size for name in REACHED}
@@ -141,13 +141,13 @@ class Loss:
 
     @property
     def needs_delta(self) -> bool:
-        """Whether anything is lost that no epsilon, rho or mu alone can bound."""
+        """Whether epsilon, rho or mu cannot bound the loss without a delta."""
         return bool(self.has_slack or self.distance or self.chance)
 
     def stated(self) -> Loss:
-        """The same without tables: what is Gaussian and the tables as one (epsilon, delta).
+        """The same with the tables and the Gaussian parts stated as one (epsilon, delta).
 
-        At the sum of the epsilons that the tables are stated at.
+        The epsilon is the sum of those at which the tables are stated.
         """
         if not self.tables:
             return self
@@ -183,7 +183,7 @@ class Loss:
             Canonne, Kamath & Steinke; for tables the product with their laws; for mixtures the best
             of the sound combinations.
         """
-        if not epsilon >= 0:  # nor what is no number
+        if not epsilon >= 0:  # refuses NaN, too
             raise PlanError(f"epsilon must not be negative, not {epsilon}")
         if self.chance or self.distance:
             rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
@@ -219,7 +219,7 @@ class Loss:
         return min(found)
 
     def _delta_of_tables(self, epsilon: float) -> float:
-        """Tables, beside what is Gaussian or zCDP; pure losses count in full, surely."""
+        """The delta of tables with Gaussian and zCDP parts; pure losses count in full."""
         from streamveil.core.accounting.coin_table import (
             tables_delta,  # compiles: only where there are any
         )
@@ -245,10 +245,10 @@ class Loss:
         return min(plain, convert.smallest_epsilon(float_below(share), self.delta_at))
 
     def _epsilon_by_search(self, delta: float) -> float:
-        """As `delta_at` may grow again with epsilon, looks for the first epsilon that fits.
+        """The first epsilon that fits: `delta_at` may grow again with epsilon.
 
-        In vain beyond the epsilon at which what no epsilon pays for, raised to the group, is too
-        much.
+        Some delta stays at any epsilon, and grows with it in a group. The search ends where that
+        part alone is too much.
         """
         lasting = Loss(delta=self.delta, tables=self.tables)
         trial, least = 1e-3, lasting.delta_at(1e6)
@@ -265,7 +265,7 @@ class Loss:
         return high
 
     def admits(self, rest: Loss) -> bool:
-        """Whether this covers a mechanism that is Gaussian beside a delta, part by part."""
+        """Whether this covers, part by part, a mechanism that is Gaussian but for a delta."""
         plain = rest == Loss(gaussian=rest.gaussian, delta=rest.delta)
         return plain and rest.gaussian <= self.gaussian and rest.delta <= self.delta
 
@@ -406,9 +406,9 @@ class Guarantee:
         return self.over(days_of(span))
 
     def quoted(self, delta: Number) -> tuple[float, Fraction]:
-        """The epsilon and delta to show: so much delta for each of its periods, at most a half.
+        """The epsilon and delta to show: `delta` for each period, at most 1/2 in all.
 
-        Everything that prints what a unit loses in a longer time asks here.
+        Everything that prints the loss of a unit over a longer time uses this.
         """
         most = min(exact("delta", delta) * self.periods, Fraction(1, 2))
         return self.epsilon(most), most
@@ -473,10 +473,10 @@ def days_of(span: str) -> timedelta:
 
 
 def most_periods(span: timedelta, protects: Neighbours) -> int:
-    """How many periods a time span can meet; one that is a whole number of them starts with one.
+    """How many periods a time span can meet; a span of whole periods starts with a period.
 
-    Proof: of m periods met, m - 2 are within the span, and those at its ends are in it for more
-        than no time; so (m - 2) * period < span, whatever the lengths, if none is shorter. Only
+    Proof: of m periods met, m - 2 lie within the span, and each of the two at its ends overlaps it;
+        so (m - 2) * period < span, whatever the lengths, if none is shorter than `period`. Only
         periods of one length can be made to start where the span does.
 
     >>> day, month = timedelta(days=1), timedelta(days=28)

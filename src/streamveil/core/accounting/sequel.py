@@ -23,11 +23,11 @@ SLACK = 1e-9  # relative, of heights: for floats
 
 @dataclass(frozen=True)
 class Sequel:
-    """One curve above that of everything a look may choose, and what the look loses beside it.
+    """One curve above that of everything a look may choose, and the look's own loss.
 
-    Algorithm: the curve is `delta` at `epsilon` and beyond; below, a Gaussian's of `steepest`,
-        moved by a constant so that it has `delta` at `epsilon`, at some nodes. All of it is decided
-        before the look.
+    Algorithm: the curve is `delta` at `epsilon` and beyond. Below, at some nodes, it is that of a
+        Gaussian of mu `steepest`, moved by a constant so that it has `delta` at `epsilon`. All of
+        it is decided before the look.
     Protects: what the look and its sequel protect.
     Guarantee: (`epsilon`, `joint`); a `Loss` holds the look's mu and the sequel's law among tables.
     Proof: Let the look be mu-GDP and y what it says, and let d(y) run then. Write H_d(x) for the
@@ -44,9 +44,9 @@ class Sequel:
         *From the nodes to the curve.* `admits` compares at the nodes alone. h is convex in e^x and
         so below the hull of the heights there, of (0, 1), and of `delta` beyond the last: the curve
         of `law_under`, a pair that dominates the pair of h. `joint` is its product with the look.
-        The chance of a loss is taken away first, once, for both alike. Below the look's reach there
-        is one more node, at 0: what is said of smaller epsilons is true and coarse. There is none
-        where it would say less than `delta` and shut out what has that delta.
+        The chance of a loss is taken away first, once for the look and the sequel. Below the look's
+        reach there is one more node, at 0, so that bounds at smaller epsilons are valid but coarse.
+        It is left out where it would promise less than `delta`, and exclude what has that delta.
     Numerics: d is compared at a slightly lower epsilon than the node's, heights are raised by SLACK
         and are floats; the rest is that of `convert`.
 
@@ -69,7 +69,7 @@ class Sequel:
 
     @cached_property
     def curve(self) -> tuple[CurvePoints, float]:
-        """What nothing that follows may exceed, and the step of its lattice."""
+        """The curve that nothing that follows may exceed, and the step of its lattice."""
         places = ceil(STEPS * self.epsilon / self.look)
         step = float(self.epsilon) / places
         nodes = np.unique([0, *np.maximum(places - NODES, 0)])
@@ -92,7 +92,7 @@ class Sequel:
         return self.laws()[0].delta_at(float_below(self.epsilon), look)
 
     def laws(self) -> tuple[LossLaw, LossLaw]:
-        """Of what follows, without the look, in both directions."""
+        """The loss laws of what follows, without the look, in both directions."""
         return (law_under(*self.curve),) * 2
 
     def to_dict(self) -> dict[str, Any]:

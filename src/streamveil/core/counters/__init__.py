@@ -1,7 +1,7 @@
 """Continual counters, each with its sensitivity: frozen config, arrays as state, one pure step.
 
-Here: what every counter is (`Counter`), and what is common to those that keep the noise that they
-have used and subtract it again.
+Here: what every counter is (`Counter`), and what the counters share that keep the noise of past
+steps and subtract it again.
 
 Such a counter with encoder C (unit lower triangular) and column scales D_t publishes, at step t,
 
@@ -30,9 +30,9 @@ sigma + 1/(2 min D); a buffer is a weighted sum of z, a martingale but for the b
 rounding, with terms sub-Gaussian of scale sigma + 1/(2D), so it stays below REACH times that over
 sqrt(1 - keep_i^2), plus bias / q_i. The second stream has the first one's z moved by a vector of
 norm at most moved * norm, and its buffers by that over sqrt(1 - keep_i^2). A bound fails
-with probability below 2 exp(-REACH^2/2) < 2^-207, so all of 2^64 draws keep theirs but for 2^-128,
-which is part of the distance of any computed noise from its ideal (as is the cipher's) and not
-charged again here.
+with probability below 2 exp(-REACH^2/2) < 2^-207, so 2^64 draws all keep theirs except with chance
+2^-128. That is part of the distance of any computed noise from its ideal (as is the cipher's), and
+is not charged again here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CounterState:
 
     Raises:
         StoreError: the arrays given to `from_arrays` are no saved state.
-        PlanError: it is to grow by what is no number of keys.
+        PlanError: the argument of `grow` is no number of keys.
 
     >>> from streamveil.counters import KaryTreeCounter
     >>> state = KaryTreeCounter(horizon=100, sigma=5).init(keys=3)
@@ -103,7 +103,7 @@ class CounterState:
         """`keys` further columns that start late: at the current step.
 
         Raises:
-            PlanError: they are not at least 0.
+            PlanError: `keys` is below 0, or no whole number.
         """
         return CounterState(self.t, _widen(self.whole, keys), _widen(self.real, keys))
 
@@ -238,7 +238,7 @@ class Counter(Protocol):
         Args:
             state: after the step before.
             increments: a whole number for each key, in quanta.
-            place: where its noise is drawn, the same at every step and of no other run.
+            place: where its noise is drawn, the same at every step and in no other run.
             ids: of the keys, from 0.
 
         Raises:
@@ -336,7 +336,7 @@ class Stepping:
     def stream(
         self: Counter, keys: int = 1, noise: Noise | None = None, name: str = "counter"
     ) -> CounterStream:
-        """A running count of so many keys that owns its noise: see `CounterStream`.
+        """A running count of some keys that owns its noise: see `CounterStream`.
 
         Without `noise` it is drawn under a fresh key of the operating system, and the stream ends
         with the process: to resume one, keep its `KeyedNoise`.
@@ -475,7 +475,7 @@ def skip(
 def skip_with(
     counter: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None = None
 ) -> CounterState:
-    """`skip` with given draws: for who owns addresses, each used once for each key."""
+    """`skip` with given draws: for callers that use each address once for each key."""
     steps = whole("steps", steps, 0)
     if own(counter, state).t + steps > counter.horizon:
         raise HorizonError(counter.horizon)

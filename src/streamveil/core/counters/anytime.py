@@ -143,8 +143,8 @@ class AnytimeBltCounter(Stepping):
 def anytime_buffers(tuned: int) -> int:
     """The number of buffers beyond which more do not help.
 
-    In short times, more rates cannot be told apart: where they lie does not matter then, and a
-    search may find any.
+    Over few steps, further rates change nothing: it does not matter where they lie, and a search
+    may find any.
     """
     for limit, buffers in SHORT:
         if tuned < limit:
@@ -155,7 +155,7 @@ def anytime_buffers(tuned: int) -> int:
 def anytime_blt(tuned: int, d: int) -> Blt:
     """The BLT of least largest ratio, over t <= tuned, to the square-root factorization of T = t.
 
-    That of every query without an end is written down; others are searched.
+    The one for queries without an end is a constant of this module; others are searched for.
     """
     check_buffers(d)
     return MILLION if (tuned, d) == (2**20, 6) else searched(tuned, d)

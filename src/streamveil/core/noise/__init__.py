@@ -34,7 +34,7 @@ from streamveil.errors import PlanError, ReusedNoiseError, StoreError, UncopiedN
 from streamveil.types import Array, UInt64
 
 SECRET_BYTES = 32
-ONCE_BYTES = 16  # of an address that is opened once: two meet with chance 2^-64 after 2^32 of them
+ONCE_BYTES = 16  # at the end of an opened address: of 2^32, two are equal with chance 2^-64
 CHUNK = 4096  # ids or words per call of the cipher: fits into the first cache
 ZEROS = bytes(8 * CHUNK)
 
@@ -48,10 +48,10 @@ class Draws(Protocol):
         """True when samplers must return their centre unchanged (tests only)."""
 
     def words(self, n: int, start: int = 0) -> UInt64[Array, " n"]:
-        """N words of this address from an even place on; asking again gives the same words."""
+        """Returns `n` words from an even place on: always the same words of this address."""
 
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
-        """N words for every id, a function of the address and that id alone."""
+        """Returns `n` words for every id, which depend on the address and that id alone."""
 
     def at(self, purpose: str, *path: int | bytes) -> Draws:
         """Draws at an address below this one, independent of this one's words."""
@@ -210,8 +210,8 @@ class KeyedNoise:
 class DrawnOnce:
     """The addresses that were given out, each once, to the threads of one process.
 
-    A copy would give them out again, for other data: it is refused, and so is what a process that
-    was forked later has of it.
+    A copy would give them out again, for other data. So it refuses to be copied, and to be used in
+    a process that was forked later.
     """
 
     def __init__(self) -> None:
@@ -219,12 +219,12 @@ class DrawnOnce:
         self._turn, self._process = RLock(), os.getpid()
 
     def is_new(self, address: tuple[int | bytes, ...]) -> bool:
-        """Whether nobody was given this address; of two threads that ask at once, one is told."""
+        """Whether this address is new; of two threads that ask at once, only one gets True."""
         with self.turn():
             return self._known.setdefault(address, mine := object()) is mine
 
     def turn(self) -> RLock:
-        """For a block whose end other threads wait for; refused to a process that was forked."""
+        """A lock that threads take in turn; refused to a process that was forked."""
         if os.getpid() != self._process:
             raise UncopiedNoiseError
         return self._turn
@@ -298,11 +298,11 @@ class Place:
 
     @property
     def once(self) -> bytes:
-        """What makes the address of an opened place its own: to be saved; no secret."""
+        """The random end of an opened place's address: to be saved; no secret."""
         return bytes(self.path[-1]) if self.noise.secure else b""
 
     def again(self) -> Place:
-        """The same place without its memory: for who counts its own steps, and for replays."""
+        """The same place without its memory: for replays, and callers that count their steps."""
         return Place(self.noise, self.purpose, self.path)
 
     def inside(self, *more: int | bytes) -> Place:
@@ -342,7 +342,7 @@ ADDRESS, MADE_BY = "address", "made_by"  # among saved arrays
 
 
 def saved_once(place: Place, owner: object) -> dict[str, Array]:
-    """The arrays to save beside a state: what makes its opened place its own, and the settings."""
+    """The arrays to save with a state: the random end of its place, and its owner's settings."""
     made = np.frombuffer(repr(owner).encode(), np.uint8)
     return {ADDRESS: np.frombuffer(place.once, np.uint8), MADE_BY: made}
 
@@ -362,7 +362,7 @@ def once_of(saved: Mapping[str, Array], owner: object) -> bytes:
 
 
 def require_place(place: Place) -> Place:
-    """Refuses draws where a mechanism names its steps itself."""
+    """The place; refuses draws, because a mechanism names its steps itself."""
     if not isinstance(place, Place):
         raise PlanError(
             f"noise must be a Place, not {type(place).__name__}: the same draws at two steps would"

@@ -31,7 +31,7 @@ class Selection(Protocol):
         """Units above which a key passes at a trigger, for forecasts and for the silent test."""
 
     def init(self, trigger: int) -> Held:
-        """The state of a window with no keys, before its given trigger."""
+        """The state of a window with no keys, before the given trigger."""
 
     def step(self, state: Held, units: PerKey, names: Names, trigger: int, at: Address) -> Stepped:
         """Takes the new distinct units of every key seen so far; which rows pass at this trigger.

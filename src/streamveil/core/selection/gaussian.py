@@ -1,6 +1,6 @@
 """Keys published by a continual Gaussian count of their units. A published key stays published.
 
-A threshold is such that a key nobody else has passes at no trigger, but with a stated chance.
+By its threshold, a key of one unit alone passes at no trigger, except with a stated chance.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class GaussianSelection:
 
     @property
     def hidden(self) -> int:
-        """Of those, not yet published."""
+        """How many of these groups may not be published yet."""
         return self.bounds.hidden_groups
 
     @cached_property
@@ -205,7 +205,7 @@ class GaussianSelection:
         return self.thresholds.threshold(trigger)
 
     def deviation(self, trigger: int) -> float:
-        """Of the estimate at a trigger, in units."""
+        """The standard deviation of the estimate at a trigger, in units."""
         return self.thresholds.deviation(trigger)
 
     def init(self, trigger: int) -> Held:

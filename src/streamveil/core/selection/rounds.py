@@ -44,7 +44,7 @@ class RoundSelection:
     Protects: all rows of one unit, which adds at most 1 to a (key, round) and enters at most
         `rows` of them: `max_rows` of the bounds.
     Guarantee: a Gaussian of mu^2 = rows * levels / sigma^2 and delta = rows * (failure of a round).
-    Proof: as `GaussianSelection`, with (key, round) in place of keys: which round it is, is public.
+    Proof: as `GaussianSelection`, with (key, round) in place of keys: the round is public.
         A round that holds u alone has count 1; it is published by chance with probability at most
         `beta` if the thresholds hold for all triggers together. Corrections to the publication:
         - `rigorous` thresholds hold for all triggers of a round together (beta / T each) and leave

@@ -40,15 +40,15 @@ class TotalTesting:
 class TotalTest:
     """Shows hidden keys whose noisy total passes a threshold at one of a few public triggers.
 
-    Units whose slots are taken are counted in no further hidden key, so rows of junk keys can keep
-    the selection from every other key. Totals have no slots: each row pays for them anyway. Where a
-    query answers once, they may do without a selection (`TotalsAlone`).
+    A unit whose slots are taken is counted in no further hidden key, so rows of junk keys can keep
+    the selection from publishing any other key. Totals have no slots: each row pays for them
+    anyway. Where a query answers once, no selection is needed beside them (`TotalsAlone`).
 
-    Algorithm: at the trigger t_j the exact total of a hidden key is added up to its noise, as if it
-        were published, and the key is published if that exceeds `threshold(j)`. A total below
+    Algorithm: at the trigger t_j noise is added to the exact total of a hidden key, as if the key
+        were published; the key is published if the sum exceeds `threshold(j)`. A total below
         `floor` is not tested. Every lane of a hidden key draws noise at t_1, t_2 ... and at no
-        other trigger. From the trigger that publishes it on, it draws at each: what was tested is
-        what is released. Noise has an address, so nothing is kept of a key that was not published.
+        other trigger. From the trigger that publishes the key on, its lanes draw at each: what was
+        tested is what is released. Noise has an address, so nothing is kept of a hidden key.
     Protects: all rows of one unit.
     Guarantee: `loss`, a delta of `beta`, beside the selection and the Gaussian loss of the lanes.
     Proof: Let G run the counters of every key of the universe at t_1 .. t_J, and from the trigger
@@ -114,7 +114,7 @@ class TotalTest:
 
     @property
     def share(self) -> float | None:
-        """The same as a part of full precision; None where there are no weights."""
+        """The weight of hidden keys as a part of full weight; None where there are no weights."""
         return None if self.rule is None else self.rule.entry / self.rule.scale
 
     @property
@@ -128,7 +128,7 @@ class TotalTest:
         return (self.least_units - 1) * self.most * int(self.lane.reach) + 1
 
     def before(self, trigger: int) -> tuple[int, ...]:
-        """The triggers of the tests that a key published at some trigger had before."""
+        """The triggers of all tests before `trigger`: those of a key published there."""
         return tuple(t for t in self.triggers if t < trigger)
 
     def threshold(self, trigger: int) -> int:
@@ -136,7 +136,7 @@ class TotalTest:
         return self._thresholds[self.triggers.index(trigger)]
 
     def deviation(self, trigger: int) -> float:
-        """Of the noisy total that is tested at a trigger, in quanta."""
+        """The standard deviation of the noisy total that is tested at a trigger, in quanta."""
         plan, d = self.counter.schedule, self.counter.buffers
         noise, rounding = np.zeros((2, d * (d + 1) // 2 + d + 1, 1))
         for step in (*self.before(trigger), trigger):
@@ -187,7 +187,7 @@ class TotalTest:
     def noise(
         self, counter: BltCounter, span: tuple[int, int], names: Names, when: tuple[int, Address]
     ) -> CounterState:
-        """What the lanes of a span hold before a trigger: the noise of the tests until then."""
+        """The state of a span of lanes before a trigger: the noise of all tests until then."""
         (trigger, at), (place, last) = when, span
         state = lanes_start(counter, last - place, len(names), trigger - 1)
         share = None if self.share is None else np.full(len(names), self.share)
@@ -201,7 +201,7 @@ class TotalTest:
 
 @dataclass(frozen=True, kw_only=True)
 class TotalsAlone:
-    """A selection that shows no key by its units: `TotalTest` shows keys, and it alone.
+    """A selection that shows no key by its units: only `TotalTest` shows keys.
 
     Guarantee: nothing is lost here. The test is charged by itself.
     Proof: no key passes, whatever its units are; what a step returns says nothing of them.
@@ -238,7 +238,7 @@ def can_test(counter: object, lane: Lane, bounds: Bounds, rule: WeightRule | Non
 
 
 def grid_of_tests(horizon: int, tests: int) -> tuple[int, ...]:
-    """So many triggers at most, each twice as late as the one before; the last is the horizon.
+    """At most `tests` triggers, each twice as late as the one before; the last is the horizon.
 
     >>> grid_of_tests(100, 4), grid_of_tests(3, 8), grid_of_tests(1, 4)
     ((13, 25, 50, 100), (1, 2, 3), (1,))
