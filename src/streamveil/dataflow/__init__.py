@@ -1,8 +1,8 @@
 """The stages of a group-by: arrive, bound, total, open, release. Here: what a job runs.
 
-Any private continual mechanism is one streaming operator. It never decides when it is called, where
-its state lies or who reads what it gives: the runtime does. The group-by, the sketches and the
-changing tables are operators of this one shape.
+Every private continual mechanism is a streaming operator. The runtime decides when an operator is
+called, where its state lies and who reads its releases. The group-by, the sketches and the changing
+tables are all operators.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Operator(Protocol):
     functions of (state, arguments, noise), so recovery (load, then apply/release again) gives the
     same bytes; the guarantee covers everything `release` ever returns.
 
-    An operator may also have `portions(state)`: what `save` gives, as the arrays that must be saved
-    at once and functions that give one more portion each. A portion may be taken after later
-    micro-batches, as it is then; `load` takes all of them together, and `apply` then repeats the
-    micro-batches since the first, also those which some portions hold already.
+    An operator may also have `portions(state)`, which saves the state in pieces: the arrays that
+    must be saved at once, and functions that return one more portion each. A later portion may
+    already hold later micro-batches; `load` takes all portions together, and `apply` then repeats
+    the micro-batches since the first portion, also those that some portions hold already.
 
-    And it may have `draw` and `releases_of`, which one after the other are `release`: what a step
-    draws, with all that it changes, and the tables of what was drawn at some steps in a row.
+    And it may split `release` in two: `draw` draws the noise of a step and changes the state, and
+    `releases_of` makes the tables of what was drawn at some consecutive steps.
     """
 
     @property
@@ -82,7 +82,7 @@ BOUNDED = "over the contribution bound"  # as it should be: no fault of the row
 
 
 def count(into: dict[str, int], more: Mapping[str, int]) -> None:
-    """Adds counts by reason, of which there are any.
+    """Adds counts by reason; counts of 0 add no reason.
 
     >>> reject_counts = {"late": 1}
     >>> count(reject_counts, {"late": 2, "null unit": 0})
@@ -104,7 +104,7 @@ def repeated(value: np.int64, rows: int) -> Int64[Array, " rows"]:
 
 
 def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Counts by reason, added up; also those that are 0.
+    """The sums of counts by reason; reasons with 0 stay.
 
     >>> total([{"late": 1}, {"late": 2, "null unit": 0}])
     {'late': 3, 'null unit': 0}

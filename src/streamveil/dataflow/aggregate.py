@@ -51,12 +51,12 @@ class Recognised(NamedTuple):
         return cls(*(np.empty(rows, kind) for kind in KINDS))
 
     def of_units(self, unit: UInt64[Array, " rows"]) -> UnitRows:
-        """What the unit stage sees of the rows."""
+        """The rows as the unit stage sees them."""
         return UnitRows(unit, self.group, self.weight, self.hidden)
 
 
 class Strangers(NamedTuple):
-    """Rows whose keys had to be named, since nothing quicker told their key rows."""
+    """Rows whose keys had to be named, since no quicker look-up found their key rows."""
 
     places: Int32[Array, " strange"]  # the rows
     at: Int32[Array, " strange"]  # the name of each, among `names`
@@ -129,7 +129,7 @@ class KeyTable:
         self.heap[self.ends[start] : self.ends[start] + len(data)] = data
 
     def add_keys(self, names: UInt64[Array, "new 2"], encoded: pa.Array) -> None:
-        """Appends keys known to be new, in order: what `key_stage` did when it first met them."""
+        """Appends keys known to be new, in order, as `key_stage` did when it first met them."""
         start = self.keys
         self.add_names(names)
         self.name_keys(start, encoded)
@@ -148,7 +148,7 @@ class KeyTable:
             self._grow_slots(at, 2 * len(self.slots))
 
     def make_room(self, more: int) -> None:
-        """Grows once for so many more keys, to the size to which they would lead one by one."""
+        """Grows once for so many more keys, to the size that adding them one by one would reach."""
         keys, slots, rows = self.keys + more, len(self.slots), len(self.names)
         while keys > int(LOAD * slots):
             slots *= 2
@@ -180,9 +180,9 @@ def enter(
     rows: Int32[Array, " rows"],
     strangers: Strangers | None = None,
 ) -> Int64[Array, " new"]:
-    """Gives a key row to every name of an accepted row, and tells it to all rows of that name.
+    """Gives a key row to every name of an accepted row, and writes it into all rows of that name.
 
-    `strangers`: the rows to look at, if not all in their order; their `own` is completed alike.
+    `strangers`: the rows to look at, if not all in their order; their `own` is completed, too.
     Returns which of them brought new keys.
     """
     if strangers is None:
@@ -191,7 +191,7 @@ def enter(
     places, at, own = strangers.places, strangers.at, strangers.own
     source = np.empty(len(places), np.int32)
     source = source[: list_wanted(accepted, places, at, own, source)]
-    if len(strangers.firsts):  # names are told apart, so nearly all are new
+    if len(strangers.firsts):  # names are distinct, so nearly all are new
         table.make_room(len(source))
     table.meta[1] = 0
     flat, start = names.reshape(-1), 0

@@ -41,10 +41,10 @@ from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 Firsts = Literal["none", "hidden", "all"]  # for which groups `Passed.first` is asked
 SMALLEST = 64  # slots of a new table, granules of a new pool
 FULL = 880  # of 1,000 slots: how many are in use when a table grows
-GROWTH = 25  # percent by which one that is alone grows, and every pool
-ROOMY = 1 << 14  # bytes from which on it has room to grow in place
+GROWTH = 25  # percent by which a table that is alone grows, and every pool
+ROOMY = 1 << 14  # bytes from which on a table has room to grow in place
 FEWEST = 16  # slots for each granule by which a pool grows at least: about a byte a unit
-LARGEST_GROUPS = 2**16 - 1  # of one unit in a compact slot; it enters no more
+LARGEST_GROUPS = 2**16 - 1  # of one unit in a compact slot; the unit enters no more
 LARGEST_BLOCK = 2**26
 
 
@@ -112,12 +112,12 @@ class Shape(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Of one slot."""
+        """Bytes of one slot."""
         return 8 * WORDS[self.layout]
 
     @property
     def group_bytes(self) -> int:
-        """Of one remembered group, outside the slot."""
+        """Bytes of one remembered group, outside the slot."""
         return 0 if self.layout == INLINE or self.remembered == NOTHING else 2 + self.width
 
 
@@ -139,12 +139,12 @@ class UnitTable:
 
     @classmethod
     def empty(cls, bounds: Bounds, firsts: Firsts = "none") -> UnitTable:
-        """No unit yet."""
+        """A table without units."""
         return cls.of(Shape.of(bounds, firsts), SMALLEST)
 
     @classmethod
     def of(cls, shape: Shape, slots: int) -> UnitTable:
-        """No unit yet, in so many slots."""
+        """A table of so many slots, without units."""
         words = slots * WORDS[shape.layout]
         return cls(
             reserved(words, np.uint64)[:words],
@@ -154,7 +154,7 @@ class UnitTable:
 
     @cached_property
     def shape(self) -> Shape:
-        """How it is laid out, once and for all."""
+        """The layout of the table, which never changes."""
         return Shape(*self.meta[2 + CLASSES :].tolist())
 
     @property
@@ -164,12 +164,12 @@ class UnitTable:
 
     @property
     def capacity(self) -> int:
-        """Slots, free ones too."""
+        """The number of slots, free ones included."""
         return len(self.slots) // WORDS[self.shape.layout]
 
     @property
     def granules(self) -> tuple[int, int]:
-        """Granules of the pool: in use (with free blocks), and there are."""
+        """Granules of the pool: those in use (with free blocks), and all."""
         words = self.shape.group_bytes  # of a granule: as many as a group has bytes
         return int(self.meta[1]), len(self.pool) // words if words else 0
 
@@ -180,7 +180,7 @@ class UnitTable:
 
     @property
     def head(self) -> list[int]:
-        """What compiled loops must know; it holds until something grows."""
+        """The addresses and sizes for compiled loops; valid until something grows."""
         granules = self.granules[1]
         return [
             address(self.slots),
@@ -192,7 +192,7 @@ class UnitTable:
 
     @property
     def most(self) -> int:
-        """The number of units at which it grows."""
+        """The number of units at which the table grows."""
         return FULL * self.capacity // 1000
 
     def lengthen(self, name: str, items: int) -> None:
@@ -227,9 +227,9 @@ def decide(
     rows: UnitRows,
     bounds: Bounds,
 ) -> Passed:
-    """The same for 2^k tables: the low bits of a fingerprint choose the table.
+    """Does the same for 2^k tables: the low bits of a fingerprint choose the table.
 
-    `heads` has their heads (and is kept true as they grow), `metas` is the memory of their `meta`.
+    `heads` has the `head` of each table (updated on growth), `metas` the memory of each `meta`.
     """
     n, shape = len(rows.unit), tables[0].shape
     accepted, first = passed = Passed.none(n)
@@ -254,7 +254,7 @@ def decide(
 
 @lru_cache
 def _settings(shape: Shape, bounds: Bounds) -> tuple[Int64[Array, " 4"], Int64[Array, " 7"]]:
-    """The limits, and what `bound_pooled` must know of the shape."""
+    """The limits, and the parts of the shape that `bound_pooled` needs."""
     limits = [
         _or_largest(bounds.max_rows),
         _or_largest(bounds.per_group, bounds.scale),

@@ -1,7 +1,7 @@
 """A private count of the rows that the contribution bound cut, in every release.
 
-Noise hides a unit among others, and an interval that covers noise alone hides how much is missing.
-A small share of the budget pays for a private count of the rows that were over the bound.
+An interval that covers noise alone does not show how many rows the bound left out. A small share of
+the budget pays for a private count of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ENDS = np.cumsum(BASE ** np.arange(BANDS))  # the last cut row of a unit that is
 BAND = np.uint64(7)  # the bits of a cell that name its band: `BANDS` is below 8
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
 MOST_KNOWN, AT_ONCE = 1 << 10, 1 << 6  # deviations that are remembered, and computed together
-ALWAYS_TOLD = 2  # bands that an upper bound is of, whatever they hold: the first 5 cut rows
-ALWAYS_WIDENED = 3  # bands that `intervals = 'true'` go by, whatever they hold: the first 21
+ALWAYS_TOLD = 2  # bands that an upper bound always covers: the first 5 cut rows
+ALWAYS_WIDENED = 3  # bands that `intervals = 'true'` always includes: the first 21 cut rows
 QUIET = 2.0  # deviations below which a band counts as empty for intervals, with all above it
 
 
@@ -85,16 +85,16 @@ def bands_in(
 
 
 def cut_in(bands: Int64[Array, " cut"]) -> Int64[Array, " bands"]:
-    """What cut rows add to the bands, in quanta."""
+    """The quanta that cut rows add to each band."""
     return np.bincount(bands, minlength=BANDS)[:BANDS] * WORTH
 
 
 class HiddenRows(NamedTuple):
     """Cut rows of groups that are not shown, in order of their cells.
 
-    A cell is a band of a group: the first word of the group's name, its last bits the band. Where
-    two groups share a cell, the rows of both count when the first of them is shown: each row once
-    all the same.
+    A cell is a band of a group: the first word of the group's name, with the band in its last bits.
+    Where two groups share a cell, the rows of both count when the first of them is shown; each row
+    still counts once.
     """
 
     cells: UInt64[Array, " cells"]
@@ -118,7 +118,7 @@ class HiddenRows(NamedTuple):
         return cls(cells[first], np.add.reduceat(rows, first))
 
     def take(self, groups: UInt64[Array, " some"]) -> Int64[Array, " bands"]:
-        """Takes the rows of groups out: those in each band. In place."""
+        """Removes the rows of some groups, in place; returns how many were in each band."""
         lowest = np.unique(groups & ~BAND)
         starts = np.searchsorted(self.cells, lowest)
         sizes = np.searchsorted(self.cells, lowest | BAND, side="right") - starts
@@ -131,7 +131,7 @@ class HiddenRows(NamedTuple):
 
 @dataclass(repr=False)  # secret
 class CutBands:
-    """The bands of one window: what came since the last release, and their counter.
+    """The bands of one window: the rows since the last release, and their counter.
 
     Rows of groups that are not shown wait for the release that shows them.
     """
@@ -142,11 +142,11 @@ class CutBands:
 
     @classmethod
     def empty(cls, cut: CutCounter) -> CutBands:
-        """No cut row yet."""
+        """A window without cut rows."""
         return cls(np.zeros(BANDS, np.int64), cut.counter.init(BANDS))
 
     def hide(self, rows: HiddenRows) -> None:
-        """Adds cut rows of hidden groups. They are joined as often as their number doubles."""
+        """Adds cut rows of hidden groups; parts are joined whenever their number has doubled."""
         if not len(rows.rows):
             return
         self.hidden.append(rows)
@@ -154,7 +154,7 @@ class CutBands:
             self.hidden = [HiddenRows.together(self.hidden)]
 
     def show(self, groups: UInt64[Array, " new"]) -> None:
-        """Counts what groups lost before they were shown, which they are now."""
+        """Counts the rows that groups lost before this release, which first shows them."""
         for rows in self.hidden if len(groups) else ():
             self.pending += rows.take(groups) * WORTH
 
@@ -180,7 +180,7 @@ class CutBands:
 
 
 class Deviations(dict[int, float]):
-    """Of the noise in the total of a band, in quanta, by trigger."""
+    """Standard deviations of the noise in the total of a band, in quanta, by trigger."""
 
     def __init__(self, counter: Counter) -> None:
         self.counter = counter
@@ -200,13 +200,14 @@ def cut_summary(
 ) -> list[dict[str, float]]:
     """Post-processing: rows cut, and an upper bound; from quanta and their deviation.
 
-    `rows` are those of the bands that the noise shows to be filled: a unit fills its bands from
-    the first on. The bound is of the first `each` cut rows of every unit: of the first two bands,
-    and of one more than is filled.
+    `rows` counts the bands that are filled, as far as noise shows it: a unit fills its bands from
+    the first on. The bound covers the first `each` cut rows of every unit: the first two bands, and
+    one band more than are filled.
 
     Proof of the bound: the noisy sums of the first k bands, k = 2..6, are Gaussian (rounding aside)
-        around what these bands hold. All five are within ndtri(1 - (1 - confidence) / 5) deviations
-        above it with the confidence, so it holds of that which the noisy bands chose.
+        around the rows in these bands. With the stated confidence all five bounds, each
+        ndtri(1 - (1 - confidence) / 5) deviations above its sum, hold together: so does the one
+        that the noisy bands chose.
 
     >>> cut_summary(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))[0]
     {'rows': 2344, 'sd': 4.026, 'high': 2381.0, 'each': 21}
@@ -235,7 +236,7 @@ def _first_bands(
 ) -> tuple[Float64[Array, "releases bands"], Float64[Array, "releases bands"], Int64[Array, " r"]]:
     """Rows of the first k bands, their deviations, and how many bands are filled.
 
-    Filled are the first ones that all are more than `above` deviations over 0.
+    The filled bands are the first ones, as long as each is more than `above` deviations over 0.
     """
     each, rows = sd[:, None] / WORTH, noisy / WORTH
     filled = np.cumprod(rows > above * each, axis=1).sum(axis=1)
@@ -243,9 +244,9 @@ def _first_bands(
 
 
 def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[str, float]:
-    """Post-processing: the same with the part of all rows that was cut, and at most.
+    """Post-processing: adds the share of all rows that was cut, and an upper bound of it.
 
-    Where hardly a row is shown, no part is told: a bound of rows says nothing of it.
+    Where hardly any row is shown, there is no share: a bound on rows says nothing about it.
     """
     kept = kept_rows(sizes)
     if kept <= 1:

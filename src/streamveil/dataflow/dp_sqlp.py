@@ -23,7 +23,7 @@ from streamveil.types import Array, Int64
 
 
 def keep(last: Array, rows: Int64[Array, " some"], noisy: Noisy[Array]) -> None:
-    """Notes what some keys release, in place: it is their answer until they release again."""
+    """Stores the releases of some keys, in place: their answers until they release again."""
     last[rows] = values(noisy)
 
 
@@ -33,7 +33,7 @@ class RoundPlan(AggregationPlan):
 
     Proof: a unit's rows in one (key, lane) sum to at most rows * reach, over all its keys together
         too, so the trees move by at most sqrt(levels) * rows * reach in L2. `RestartingTrees` runs
-        them with one draw each, which tells no more.
+        them with one draw each, which reveals no more.
     Error: keys between two releases keep the value of their last one.
     """
 

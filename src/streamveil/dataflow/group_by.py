@@ -54,18 +54,18 @@ class GroupBy(Grouping):
         `Counter.loss`: one Gaussian mechanism per lane over all groups together, composed
         adaptively. Why `reach` is 2 for COUNT(DISTINCT x): `dataflow.distinct`. When a lane's
         counters start at a key's opening, which is public, what the key has gathered enters as one
-        increment, and a late start never lengthens a column. Keys shown
-        at all: see `GaussianSelection` and `SelectionTable`, to which `TotalTest` adds a delta.
-        Weights of keys: `weighted_loss`. That
-        a unit's fingerprint equals another's (probability at most max_units / 2^64 under the
-        secret, which nothing else depends on) is a chance. All else is post-processing.
+        increment, and a late start never lengthens a column. Which keys are shown: see
+        `GaussianSelection` and `SelectionTable`, to which `TotalTest` adds a delta. Weights of
+        keys: `weighted_loss`. That a unit's fingerprint equals another's (probability at most
+        max_units / 2^64 under the secret, which nothing else depends on) is a chance. All else is
+        post-processing.
         *Rows that react to releases*: all bounds above hold on every path, so each Gaussian
         mechanism has a shift that is known given the past and bounded in L2 whatever the past was:
         mu-GDP against an adversary that writes the stream (Denisov et al. 2022, arXiv:2202.08312),
-        who may also choose late in which period the unit's rows come. The windows of other periods
-        then have one law, so periods in windows of their own cost the maximum, not the sum: what is
-        left to lose after any past is at most `loss`, but for the chance (`given_past`, see
-        `accounts.ledger`). Keys are covered by the same argument, key by key.
+        and may choose as late as it likes in which period the unit's rows come. The windows of
+        other periods then have the same law for both streams, so periods in windows of their own
+        cost the maximum, not the sum: the loss still to come after any past is at most `loss`, but
+        for the chance (`given_past`, see `accounts.ledger`). The same argument covers each key.
     Error: `std` and `threshold`; every released number carries its standard deviation.
     Memory: `memory`.
     Numerics: exact integers up to the counters, whose numerics are their own.
@@ -82,7 +82,7 @@ class GroupBy(Grouping):
         return stages.fold(self, state, batch, noise)
 
     def ahead(self, batches: Iterator[Batch], noise: Noise) -> Iterator[Batch]:
-        """The same micro-batches with what depends on no state done, in the thread that asks."""
+        """The same micro-batches, with the work that needs no state done in the calling thread."""
         return ahead(self, batches, noise)
 
     def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, stages.Pairs]:
@@ -121,7 +121,7 @@ class GroupBy(Grouping):
         return drawn
 
     def releases_of(self, drawn: Sequence[DrawnRelease]) -> list[ReleaseRun]:
-        """See `Operator`. A function of what was drawn and of public numbers."""
+        """See `Operator`. Uses only what was drawn and public numbers."""
         runs = []
         for shape, some in groupby(drawn, attrgetter("shape")):
             mine = list(some)
@@ -139,7 +139,7 @@ class GroupBy(Grouping):
         types: Types,
         at: Address,
     ) -> DrawnRelease:
-        """What a release is made of, and what the next one of its window must know of it."""
+        """The drawn parts of a release; notes for the window's next release what it needs."""
         aggregation, lost = self.aggregation, None
         if held.cut is not None and aggregation.cut is not None:
             lost = held.cut.release(aggregation.cut, at)
@@ -158,7 +158,7 @@ class GroupBy(Grouping):
         return any(output.monotone for output in self.outputs)
 
     def _shape(self, types: Types) -> Noisy[ReleaseShape]:
-        """What the columns of a release are."""
+        """The columns of a release."""
         if types not in self._shapes:
             fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
             size = None if driver(self.aggregation.lanes) < 0 else self.aggregation.size_of_keys
@@ -167,7 +167,7 @@ class GroupBy(Grouping):
         return self._shapes[types]
 
     def _moment(self, place: tuple[int, int, int]) -> ReleasePoint:
-        """What is public of a release; its intervals cover noise, selection, cut rows."""
+        """The public facts of a release; its intervals cover noise, selection, cut rows."""
         aggregation, (window, trigger, step) = self.aggregation, place
         test, selection, coins = aggregation.test, aggregation.selection, False
         shared, above, least, unit = None, 0.0, 0, 1.0  # totals are released in whole units

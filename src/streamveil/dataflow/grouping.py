@@ -84,7 +84,7 @@ class Grouping:
     defaults: tuple[Default, ...] = ()
     omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
     uncut: bool = field(default=False, compare=False)  # no bound can cut a row; for releases
-    guessed: str = field(default="", compare=False)  # that settings are for any rows; for releases
+    guessed: str = field(default="", compare=False)  # that settings were guessed; for releases
 
     def __post_init__(self) -> None:
         if (self.public is None) == (self.design.selection is None):
@@ -95,7 +95,7 @@ class Grouping:
 
     @cached_property
     def aggregation(self) -> AggregationPlan:
-        """The design over the triggers of a window: all that noise depends on."""
+        """The design over the triggers of a window: everything that noise depends on."""
         plan = AggregationPlan(design=self.design, triggers=self.schedule.triggers)
         if not plan.restarts:
             return plan
@@ -115,12 +115,12 @@ class Grouping:
 
     @property
     def look(self) -> Look | None:
-        """At the rows, before the first release."""
+        """The look at the rows before the first release."""
         return self.design.look
 
     @property
     def max_units(self) -> int:
-        """Units whose fingerprints may meet, at most."""
+        """The most units whose fingerprints may collide."""
         return self.design.max_units
 
     @cached_property
@@ -147,7 +147,7 @@ class Grouping:
     def separate(self) -> bool:
         """Whether every period of a unit costs it the same: no window meets two of them.
 
-        A look reads the rows of several at once, with noise for all of them (`Look`).
+        A look reads the rows of several periods at once, with noise for all of them (`Look`).
         """
         return periods_apart(self.schedule, self.periods)
 
@@ -165,7 +165,7 @@ class Grouping:
 
     @cached_property
     def lane_places(self) -> LanePlaces:
-        """Places of the lanes of units, with the bits that count there, and of rows; of others."""
+        """Places of the lanes that count units (with their bits), of those of rows, of others."""
         lanes = self.plain_lanes
         given = np.array([p for p, lane in enumerate(lanes) if lane.kind == "rows"], np.int64)
         return (*unit_lanes(self), given), np.array(brought_lanes(lanes), np.int64)
@@ -177,10 +177,10 @@ class Grouping:
 
     @cached_property
     def firsts(self) -> Firsts:
-        """For which keys it matters that a unit is new to them.
+        """The keys for which it matters whether a unit is new.
 
-        The table selection counts units only until it shows a key. If no aggregate counts them,
-        nothing depends on them afterwards.
+        The table selection counts a key's units only until it shows the key. If no aggregate counts
+        units, nothing depends on them afterwards.
         """
         aggregation = self.aggregation
         if all(lane.kind != "units" for lane in self.plain_lanes):
@@ -250,7 +250,7 @@ class Grouping:
         return found
 
     def name_public(self, types: Types, name_key: bytes) -> UInt64[Array, "keys 2"]:
-        """Names of the public keys; PlanError where two are one value. Nothing of it is kept."""
+        """Names of the public keys, not cached; PlanError where two keys are one value."""
         n = len(self.public or ()) if self.key_names else 1
         names = names_of(self._public_columns(types), n, name_key)
         if len(np.unique(names[:, 0])) < n and len(np.unique(names, axis=0)) < n:
@@ -264,7 +264,7 @@ class Grouping:
     def is_public(
         self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes
     ) -> Bool[Array, " rows"]:
-        """Which names are of public groups."""
+        """Which names belong to public groups."""
         tables = self._public_tables
         if name_key not in tables:
             tables[name_key] = KeyTable.empty(0)
@@ -290,7 +290,7 @@ class Grouping:
     def open_windows(
         self, state: State, windows: Iterable[int], name_key: bytes, shard: tuple[int, int] = (0, 1)
     ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
-        """Creates windows; returns their public keys: those of a shard (its number, how many)."""
+        """Creates windows; returns their public keys, for a shard (number, count) only its own."""
         names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
         if self.aggregation.selection is None:
             names, keys = self.public_keys(state.types or (), name_key)
@@ -322,14 +322,14 @@ def unit_lanes(operator: Grouping) -> tuple[Int64[Array, " some"], Int64[Array, 
 
 
 def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
-    """Places of the lanes whose increments a row brings with it."""
+    """Places of the lanes whose increments come with each row."""
     return [place for place, lane in enumerate(lanes) if lane.kind not in GIVEN]
 
 
 # ---- preparing a micro-batch without the state
 
 NAMES_KEY = "group-by/keys"  # under which groups are named
-LARGE = 1 << 14  # rows from which on a thread of its own is worth its while
+LARGE = 1 << 14  # rows from which on a thread of its own pays
 
 
 def row_stage(operator: Grouping, batch: Batch, noise: Noise, scratch: BatchScratch) -> Prepared:
@@ -343,7 +343,7 @@ def row_stage(operator: Grouping, batch: Batch, noise: Noise, scratch: BatchScra
 
 
 def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
-    """What tells the key of every row: the integer that it is, or else its name (two words)."""
+    """The key of every row: as an integer where it is one, else its name (two words)."""
     needs_names = operator.public is not None or operator.aggregation.restarts
     if needs_names or prepared.plain is None:
         return prepared.names
@@ -353,8 +353,8 @@ def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
 def ahead(operator: Grouping, batches: Iterator[Batch], noise: Noise) -> Iterator[Batch]:
     """The same micro-batches, large ones with their row stage done.
 
-    Whoever takes one must be done with the one before it, whose memory is used for the one that
-    follows, as in `runtime.grouping.Prefetch`.
+    A caller must be done with a micro-batch before it takes the next: its memory is used for the
+    one after that, as in `runtime.grouping.Prefetch`.
     """
     rooms = cycle((BatchScratch(), BatchScratch()))
     for batch in batches:
@@ -364,7 +364,7 @@ def ahead(operator: Grouping, batches: Iterator[Batch], noise: Noise) -> Iterato
             asked_keys(operator, prepared)  # kept with it
             made = replace(batch, prepared=prepared)
             del prepared
-        del batch  # or it would be here while the next one is made
+        del batch  # or it would be kept while the next one is made
         yield made
         del made
 
@@ -380,12 +380,12 @@ class NoisyCount(Protocol):
         """Standard deviation of the count, in units."""
 
 
-MOST_TEXTS = 1 << 12  # that are remembered, of triggers
+MOST_TEXTS = 1 << 12  # of triggers, that are remembered
 FLAGS = ("non_negative", "integer", "monotone")
 
 
 def looked(operator: Grouping) -> list[str]:
-    """What a look said, and the bounds that hold since then."""
+    """The look's own numbers, and the bounds that hold since then."""
     assert operator.look is not None  # noqa: S101  (asked of jobs that looked only)
     bounds = operator.bounds
     most = (
@@ -403,7 +403,7 @@ def looked(operator: Grouping) -> list[str]:
 
 
 def facts_of(operator: Grouping) -> Facts:
-    """What is the same for every release of a job."""
+    """The facts that are the same for every release of a job."""
     aggregation, schedule = operator.aggregation, operator.schedule
     return {
         "version": VERSION,
@@ -461,9 +461,9 @@ def distinct_counters(operator: Grouping) -> list[Counter]:
 def lane_facts(operator: Grouping) -> list[Facts]:
     """Lattice and counter of every lane up to the first quantile's.
 
-    `value` numbers the expressions. `most` is what one privacy unit adds to a key that is not
-    shown, at most: of a sum, before the middle of its bounds is taken away. `late` lanes are
-    counted from a key's opening on; the others from the first trigger of the window.
+    `value` numbers the expressions. `most` is the most that one privacy unit adds to a hidden key
+    (to a sum: before the middle of its bounds is subtracted). `late` lanes are counted from a key's
+    opening on; the others from the first trigger of the window.
     """
     aggregation, counters = operator.aggregation, distinct_counters(operator)
     rows = rows_in_hidden_key(operator)
@@ -487,7 +487,7 @@ def lane_facts(operator: Grouping) -> list[Facts]:
 
 
 def test_facts(operator: Grouping) -> Facts:
-    """When noisy totals of hidden keys are tested, which uses noise of all their lanes."""
+    """The triggers at which noisy totals of hidden keys are tested; all their lanes draw noise."""
     test = operator.aggregation.test
     if test is None:
         return {}
@@ -495,7 +495,7 @@ def test_facts(operator: Grouping) -> Facts:
 
 
 def rows_in_hidden_key(operator: Grouping) -> int:
-    """How many rows of one unit (in its period) a key that is not shown may hold."""
+    """The most rows of one unit (in its period) that a hidden key may hold."""
     return operator.bounds.most_in_group(rule_entry(operator))
 
 
@@ -520,12 +520,12 @@ def counter_from(facts: Facts) -> Counter:
 
 
 def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
-    """What keeps a key hidden at a trigger; None when keys are public, nothing if that is unknown.
+    """The facts that keep a key hidden at a trigger; None when keys are public, {} if unknown.
 
     units: an estimate of its units, of deviation `sd`, has not exceeded `threshold`.
-    lane: the same of its total in a lane. A table that does not count all units of a key says
-    nothing of its total; where it does, units are below `threshold` plus a geometric number, P(it
-    reaches j) = exp(-rate j).
+    lane: the same for its total in a lane. A selection table that does not count all units of a key
+    gives no bound on its total; where it does, units are below `threshold` plus a geometric number,
+    P(it reaches j) = exp(-rate j).
     """
     selection, test = operator.aggregation.selection, operator.aggregation.test
     if selection is None:
@@ -552,7 +552,7 @@ def rule_entry(operator: Grouping) -> int | None:
 
 
 class HiddenTexts(dict[int, str]):
-    """`hidden_facts` as text, by trigger: a job of many windows comes back to the same ones."""
+    """`hidden_facts` as text, by trigger: the windows of a job share triggers."""
 
     def __init__(self, operator: Grouping) -> None:
         self.operator = operator

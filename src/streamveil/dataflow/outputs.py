@@ -15,10 +15,10 @@ from streamveil.kinds import COUNTS, TOTALS
 from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
-SHARES = (0.85, 0.1, 0.05)  # of errors of a variance: of its ratio, of the mean, of the count
+SHARES = (0.85, 0.1, 0.05)  # of a variance's chance of errors: for its ratio, the mean, the count
 OF_POPULATIONS = ("var_pop", "stddev_pop")  # the others are of samples
-PLACES = 9  # of the interval of a mean that are looked at
-AT_ONCE = 1 << 20  # leaves of quantile trees, of several keys, that are looked at together
+PLACES = 9  # points of a mean's interval that are tried
+AT_ONCE = 1 << 20  # leaves of quantile trees, of several keys, that are searched together
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Output:
     q: float = 0.5
     levels: int = 0
     fan: int = 0
-    # which rows are dropped and which values clamped; no part of what a state is compared by
+    # which rows are dropped and which values clamped; ignored when states are compared
     cut: str = field(default="", compare=False)
     clamped: str = field(default="", compare=False)
     # why nothing is known of its values, so that it has no number; likewise
     unbounded: str = field(default="", compare=False)
-    # that the second of several lanes is summed from: what each row of the first one adds to a sum
+    # the second of several lanes is summed from here: each row of the first adds this much to a sum
     centre: float = field(default=0.0, compare=False)
-    # of a count or sum: all numbers that it may be are multiples of it; 0: not known
+    # all possible values of a count or sum are multiples of this; 0: not known
     step: float = field(default=0.0, compare=False)
     non_negative: bool = False
     integer: bool = False
@@ -70,7 +70,7 @@ class Output:
 
     @property
     def bias(self) -> str:
-        """What no interval of it covers, in words; empty where it covers all."""
+        """What no interval of this output covers, in words; empty where it covers everything."""
         return "; ".join(filter(None, (self.cut, self.clamped)))
 
     @property
@@ -85,7 +85,7 @@ class Output:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Of the lanes of a count or sum: a sum from a centre is moved back.
+        """The factors of the lanes of a count or sum: a sum from a centre is moved back.
 
         The sum of x over n values is that of x - centre, plus centre * n.
         """
@@ -93,7 +93,7 @@ class Output:
 
     @property
     def least(self) -> float:
-        """No value or end of an interval is below."""
+        """The least that a value or an end of an interval may be."""
         return 0.0 if self.non_negative else -np.inf
 
     def answer(self, totals: Totals, confidence: float) -> Estimate:
@@ -129,7 +129,7 @@ class Output:
 
 
 def quantile_of(confidence: float) -> float:
-    """How many deviations an interval reaches to each side."""
+    """How many deviations an interval of this confidence reaches to each side."""
     return float(portable(ndtri((1 + confidence) / 2)))
 
 
@@ -148,11 +148,11 @@ def reach_of(sd: Array, z: float, step: float | Array) -> Array:
 
 
 Function = Callable[..., Estimate]  # of output, estimates, variances and deviations
-Fewest = Callable[[float], Array]  # what a count is at least, but for a chance in deviations
+Fewest = Callable[[float], Array]  # a lower bound of a count; its chance of error in deviations
 
 
 def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
-    """A lane as it is, or several times their factors: their noise is drawn apart."""
+    """A lane as it is, or the sum of lanes times their factors: their noise is independent."""
     if len(output.lanes) == 1:
         value, sd = estimate[0], np.sqrt(variance[0])
     else:
@@ -184,7 +184,7 @@ def fieller(
 ) -> tuple[Array, Array]:
     """The ends of {r: (y - r x)^2 <= z^2 v(r)}, or infinite ones when it is not an interval.
 
-    Of a ratio y / x of Gaussian numbers, each given as (value, variance); v(r) = var y - 2 r cov +
+    For a ratio y / x of Gaussian numbers, each given as (value, variance); v(r) = var y - 2 r cov +
     r^2 var x. At the true ratio y - r x has mean 0 and variance v(r): the set holds it with the
     confidence of z, however small x is (Fieller 1954).
     """
@@ -203,14 +203,14 @@ def ratio_between(
 ) -> tuple[Array, Array]:
     """The ends of an interval for sum / count, whose noise is drawn apart.
 
-    Fieller's; but of a group that is shown since its count is above a threshold, `fewest` says what
-    the count is at least, with the chance of errors that a number of deviations leaves to one side.
+    Fieller's. For a group that is shown because its count passed a threshold, `fewest` is a lower
+    bound of the count, with the chance of errors that a number of deviations leaves to one side.
 
     Proof for such a group: let r = S / N be the true ratio, 0 or above; below 0 the ends change
-        sides. Given the condition, the noise of the count tends to be larger than without it, that
-        of y - r x smaller. So r is below Fieller's low end at most as often as without it. It is
-        above (y + z' sd) / n only if S is above y + z' sd or N is below n: each happens with half
-        of the chance that the upper side has.
+        sides. Given that the group is shown, the noise of the count tends to be larger, and that of
+        y - r x smaller. So r is below Fieller's low end at most as often as without this condition.
+        It is above (y + z' sd) / n only if S is above y + z' sd or N is below n: each happens with
+        half of the chance that the upper side has.
     """
     low, high = fieller(top, bottom, np.zeros(len(top[0])), z)
     if fewest is None:
@@ -225,8 +225,8 @@ def variance_of(
 ) -> Estimate:
     """The variance from sums of centred values and squares; see `spread_between`.
 
-    Of a sample n / (n - 1) times that of the values. The standard deviation is that of the delta
-    method.
+    The variance of a sample is n / (n - 1) times that of the values. The standard deviation is that
+    of the delta method.
     """
     count = np.maximum(estimate[0], 1)
     mean, square = estimate[1] / count, estimate[2] / count
@@ -240,7 +240,7 @@ def variance_of(
 
 
 def bessel_of(output: Output, count: Array) -> Array:
-    """By what the variance of so many values is multiplied."""
+    """The factor by which the variance of so many values is multiplied."""
     if output.function in OF_POPULATIONS:
         return np.ones_like(count, np.float64)
     return np.asarray(count / np.maximum(count - 1, 1))
@@ -278,7 +278,7 @@ def spread_between(
 
 
 def apart(z: float, share: float) -> float:
-    """Deviations of an interval that has a part of the chance of errors of z."""
+    """Deviations of an interval that gets a share of the chance of errors of z."""
     return float(portable(-ndtri(share * ndtr(-z))))
 
 
@@ -311,14 +311,15 @@ def leaves_around(
 ) -> tuple[Int64[Array, " keys"], Int64[Array, " keys"]]:
     """The first and the last leaf that may hold the wanted rank, by the totals of each key.
 
-    Proof: the leaf that holds it has at most a share q of all values below its left edge, and at
-        least that below its right edge. What is below an edge, less q times all, is a sum of totals
-        of known weights: of nodes of the first level that are below, 1 - q each, of the others -q,
-        of further nodes down to the edge, 1. So a leaf is ruled out by its left edge when that sum
-        is above z of its deviations, and by its right edge when it is below -z. Each happens to the
-        leaf that holds the rank with half of the chance left to errors, and the first leaf that its
-        right edge does not rule out is not behind it, nor is the last one before it that its left
-        edge does not. Nothing else is asked of the noise: nodes below zero stay as they are.
+    Proof: the leaf that holds the rank has at most a share q of all values below its left edge, and
+        at least that below its right edge. The number of values below an edge, less q times all, is
+        a weighted sum of totals: nodes of the first level below the edge have weight 1 - q, the
+        others of that level -q, and further nodes down to the edge 1. So a leaf is ruled out by its
+        left edge when that sum is above z of its deviations, and by its right edge when it is below
+        -z. Each happens to the leaf that holds the rank with half of the chance left to errors.
+        Otherwise the first leaf that its right edge does not rule out is this leaf or one before
+        it, and the last that its left edge does not rule out is this leaf or one after it. The
+        noise needs no other property: nodes below zero stay as they are.
     """
     fan, q, keys, base = output.fan, output.q, estimate.shape[1], 0
     below = -q * in_turn(estimate[:fan])[None, :]  # at the left edge of the root
@@ -366,8 +367,8 @@ def walk(output: Output, estimate: Array, rank: Float64[Array, " keys"]) -> Floa
 def in_turn(rows: Float64[Array, "rows keys"]) -> Float64[Array, " keys"]:
     """The sum of all rows, first to last.
 
-    `sum` adds in another order when there is only one key, and a key's answer must not depend,
-    not even in its last bit, on which keys are beside it: shards of keys give equal answers.
+    `sum` adds in another order when there is only one key. But a key's answer must not depend on
+    the other keys, not even in its last bit: shards of keys give equal answers.
     """
     return np.asarray(np.cumsum(rows, axis=0)[-1])
 
@@ -382,7 +383,7 @@ def clip(answer: Estimate, low: float, high: float | Float64[Array, " keys"]) ->
     )
 
 
-FUNCTIONS: dict[str, Function] = {  # those of moments also take what the count is at least
+FUNCTIONS: dict[str, Function] = {  # those of moments also take a lower bound of the count
     **dict.fromkeys(TOTALS, total),
     "avg": average,
     **dict.fromkeys(("variance", "var_pop"), variance_of),
@@ -402,7 +403,7 @@ class LaneBook:
         self._places = {lane: place for place, lane in enumerate(self.lanes)}
 
     def use(self, lane: Lane, reads: float = 1) -> int:
-        """The number of a lane, added when it is new; an aggregate may count as a part of one."""
+        """The number of a lane, added when it is new; `reads` may be a part of an aggregate."""
         place = self._places.setdefault(lane, len(self.lanes))
         if place == len(self.lanes):
             self.lanes.append(lane)

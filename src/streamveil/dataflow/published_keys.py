@@ -48,7 +48,7 @@ class Spread:
 
     @classmethod
     def after(cls, counter: Counter, triggers: tuple[int, ...], share: float | None) -> Spread:
-        """Of one cohort in one column whose only steps so far were these, at such a share."""
+        """The noise of one cohort in one column after these steps alone, at this share."""
         found = cls.empty(counter)
         found.grow(1)
         for trigger in triggers:
@@ -56,7 +56,7 @@ class Spread:
         return found
 
     def grow(self, columns: int, start: Spread | None = None) -> None:
-        """A further cohort of so many columns; with noise as in `start`, or none so far."""
+        """Adds a cohort of so many columns, with the noise of `start` or none so far."""
         fresh = np.zeros((len(self.rows), 1))
         rows, rounding = (fresh, fresh) if start is None else (start.rows, start.rounding)
         self.rows = np.hstack([self.rows, np.repeat(rows, columns, axis=1)])
@@ -78,9 +78,9 @@ class Spread:
     def variances(
         self, counter: Counter, trigger: int, sizes: Int64[Array, " cohorts"]
     ) -> Float64[Array, " keys"]:
-        """Of one lane's counter at the last step, for cohorts of these sizes.
+        """The variances of one lane's counter at the last step, for cohorts of these sizes.
 
-        For counters other than BLTs: of a key counted from the first trigger, never smaller.
+        For counters other than BLTs: that of a key counted from the first trigger, never less.
         """
         if blt_of(counter) is None:
             sd = counter.std(np.array([trigger]))[0]
@@ -99,7 +99,7 @@ WORD_BITS = 64  # bits
 class KeyCache:
     """Names of the shown keys in the order they were shown; all else in the order of their bytes.
 
-    Keys are only ever added: new ones are sorted, decoded and merged into what is there.
+    Keys are only ever added: new ones are sorted, decoded and merged into the cached ones.
     Memory: 36 to 40 bytes for each shown key, and its columns.
     """
 
@@ -180,7 +180,7 @@ def joined(old: pa.Array, new: pa.Array, places: Int64[Array, " new"]) -> pa.Arr
 
 
 def merged(old: Array, new: Array, places: Int64[Array, " new"]) -> Array:
-    """Both in one, each new item behind as many of the old as its place says."""
+    """Merges two arrays: each new item comes after as many old ones as its place says."""
     both = np.empty(len(old) + len(new), old.dtype)
     interleave(old, new, places, both)
     return both

@@ -1,4 +1,4 @@
-"""Memory by address, for loops over tables of which each grows in memory of its own.
+"""Memory by address, for loops over tables that each grow in memory of their own.
 
 A compiled loop cannot take a list of arrays; it takes their addresses. Whoever passes an address
 keeps the array alive and as long as the loop assumes.
@@ -21,7 +21,7 @@ ROOM = 16  # times the size that is mapped: to touch new pages costs most, those
 
 
 def address(array: Array) -> int:
-    """Where an array begins."""
+    """The address at which an array begins."""
     return int(array.__array_interface__["data"][0])
 
 

@@ -32,9 +32,9 @@ COUNTING = ("rows", "valid", "units")
 
 
 def driver(lanes: tuple[Lane, ...]) -> int:
-    """The lane that tells how large a key is; -1 if none does.
+    """The lane that measures the size of a key; -1 if none does.
 
-    A count of all rows comes first: others leave out rows that lack a condition or a value.
+    A count of all rows comes first: others leave out rows by a condition or for lack of a value.
 
     >>> driver((Lane(kind="valid", value=0), Lane(kind="units"), Lane(kind="rows")))
     2
@@ -47,7 +47,7 @@ def driver(lanes: tuple[Lane, ...]) -> int:
 
 @dataclass(frozen=True)
 class KeySize:
-    """How large a key is by its released totals, in rows: what decides weights."""
+    """The size of a key by its released totals, in rows: weights follow from it."""
 
     place: int  # of the lane
     largest: float  # value of a row
@@ -65,14 +65,15 @@ class AggregationPlan(Mechanism):
     """How the lanes of a query are counted and when keys are shown: a mechanism as it runs.
 
     `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
-    is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
-    keys carry weights; the totals of `driver` decide them, of a sum in largest rows: keys have at
-    least that many. With `test`, hidden keys are also shown by the noisy total of a lane.
+    is read from the selection's own counter, which then gets its whole budget. With `rule`, keys
+    carry weights, which follow from the totals of `driver`; a sum is divided by the largest value
+    of a row, as keys have at least that many rows. With `test`, hidden keys are also shown by the
+    noisy total of a lane.
     """
 
     @property
     def selected_by(self) -> str:
-        """How groups are discovered, as the option says it; 'public' where they are not."""
+        """How groups are discovered, in the option's words; 'public' where they are not."""
         if self.selection is None:
             return "public"
         if isinstance(self.selection, TotalsAlone):
@@ -196,7 +197,7 @@ class Released(NamedTuple):
 
 
 def new_window(aggregation: AggregationPlan, monotone: int) -> WindowState:
-    """A window without keys, before its first trigger; so many outputs may not fall."""
+    """A window without keys, before its first trigger; `monotone` outputs may not fall."""
     return WindowState(
         KeyTable.empty(aggregation.width),
         {} if aggregation.selection is None else aggregation.selection.init(1),
@@ -237,7 +238,7 @@ def publish_keys(
 def with_lowest(
     shown: Float64[Array, "outputs known"], more: int
 ) -> Float64[Array, "outputs shown"]:
-    """The last values, and -inf for further keys, which have none yet."""
+    """The last values, and -inf for further keys, which have no last value."""
     return np.concatenate([shown, np.full((len(shown), more), -np.inf)], axis=1)
 
 
@@ -272,7 +273,7 @@ def release_stage(aggregation: AggregationPlan, state: WindowState, at: Address)
 
 
 def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " hidden"]:
-    """Those key rows that are not shown, in order."""
+    """The key rows that are not shown, in order."""
     hidden = np.zeros(state.table.keys, np.bool_)
     hidden[rows] = True
     hidden[state.published_rows] = False
@@ -280,7 +281,7 @@ def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " h
 
 
 def _tested(aggregation: AggregationPlan, test: TotalTest, state: WindowState, at: Address) -> None:
-    """Shows the hidden keys that their noisy totals show; catches up all that are shown now."""
+    """Shows hidden keys whose noisy totals pass the test; catches up all keys shown now."""
     trigger, table = state.trigger, state.table
     if trigger in test.triggers:
         hidden = _hidden(state, np.arange(table.keys))
@@ -349,7 +350,7 @@ def to_totals(
 
 
 def _shared(aggregation: AggregationPlan, state: WindowState) -> tuple[Noisy[Array], Noisy[Array]]:
-    """What the selection has drawn at this trigger, as the total of a lane."""
+    """The selection's noisy counts at this trigger, as the total of a lane."""
     selection = aggregation.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
     counts = selection.counts(state.selection, state.published_rows)
@@ -358,7 +359,7 @@ def _shared(aggregation: AggregationPlan, state: WindowState) -> tuple[Noisy[Arr
 
 
 class PublishedKeys(NamedTuple):
-    """What a release tells of its keys, in the order of their bytes."""
+    """The keys of a release and their public facts, in the order of their bytes."""
 
     columns: tuple[pa.Array, ...]
     order: Int32[Array, " shown"]  # numbers in the order in which they were shown
@@ -366,7 +367,7 @@ class PublishedKeys(NamedTuple):
 
 
 def published_keys(state: WindowState, types: Types) -> Noisy[PublishedKeys]:
-    """The keys of a window that are public or that the selection has published."""
+    """The keys of a window that are public or published by the selection."""
     shown = state.keys
     shown.sort(state.table, state.published_rows, state.cohorts, types)
     return public(PublishedKeys(tuple(shown.columns or ()), shown.order, shown.opened))

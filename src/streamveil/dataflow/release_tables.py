@@ -1,7 +1,7 @@
 """From noisy totals to the columns of releases: post-processing, of many releases at once.
 
-What a release says of a key depends on that key, its release and public numbers alone. So the keys
-of several releases stand beside each other as those of one do, and every number has the same bits.
+The numbers of a key in a release depend on that key, its release and public numbers alone. So the
+keys of several releases are computed together as if they were one, with the same bits.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from streamveil.types import Array, Float64, Int32, Int64
 
 # ---- intervals that cover cut rows too
 
-UNEVEN = 3.0  # times its share of the cut rows that a group may have lost; chosen by measurement
+UNEVEN = 3.0  # a group may have lost so many times its share of cut rows; chosen by measurement
 FARTHEST = 60.0  # deviations below an estimate at which the search for its end begins, at most
-CORRECTED = 1e-9  # deviations by which a lower end is below that of noise alone, if not by rounding
+CORRECTED = 1e-9  # deviations: a lower end further below that of noise alone was corrected
 APART = 2.5  # deviations above a threshold from which a count is no longer taken by itself
-GUESSED = 0.05  # of the chance of errors: that a count is less than is said
-SEARCHED = 30  # halvings of what is searched, 60 deviations at most
+GUESSED = 0.05  # of the chance of errors: that a count is below its stated bound
+SEARCHED = 30  # halvings of the search, which starts with 60 deviations at most
 UNSEEN = 1e-3  # of the chance of errors, by which an interval may miss more often
 Ends: TypeAlias = tuple[Float64[Array, " rows"], Float64[Array, " rows"]]  # of intervals
 
 
 class Thresholds(NamedTuple):
-    """Of the tests that may have shown groups by their own totals."""
+    """The thresholds of tests that may have shown groups by their own totals."""
 
-    above: Float64[Array, " keys"]  # what such a total exceeded; -inf: no test showed the group
-    least: Float64[Array, " keys"]  # what it is without noise, at least
-    half: Float64[Array, " keys"]  # by which rounding may have raised what is released of it
+    above: Float64[Array, " keys"]  # the total exceeded this; -inf: no test showed the group
+    least: Float64[Array, " keys"]  # the total without noise is at least this
+    half: Float64[Array, " keys"]  # rounding may have raised the released total by this
 
     def at(self, rows: Int64[Array, " rows"]) -> Thresholds:
-        """Those of some keys."""
+        """The thresholds of some keys."""
         return Thresholds(*(part[rows] for part in self))
 
 
@@ -66,12 +66,12 @@ class CutOdds(NamedTuple):
 def with_cut(answer: Estimate, output: Output, odds: CutOdds, confidence: float) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut, three times its share.
 
-    Which groups lost the rows is not known: a group that lost more lies beyond its interval, which
-    is said beside the number (`ALLOWED`). Sums of values of one sign only.
+    Nobody knows which groups lost the rows: a group that lost more may lie beyond its interval, and
+    a note says so (`ALLOWED`). Only for sums of values of one sign.
 
     Guarantee: groups that lost more have less than a third of the kept rows of the shown groups,
         whatever the data. Every other number is in its interval with the confidence, less `UNSEEN`
-        of the rest. In a sum a cut row counts as a kept one.
+        of the chance of errors. In a sum a cut row counts like a kept one.
     Proof: L rows were cut of groups that kept K. Those that each lost more than 3 L / K times what
         they kept, k rows together, lost more than 3 k L / K together and at most L: k < K / 3. K is
         known up to the noise of all groups. For the others see `ends_with_cut`.
@@ -92,7 +92,7 @@ def ends_with_cut(
     confidence: float,
     step: float = 0.0,
 ) -> Ends:
-    """The ends of an interval of k + x: k was kept, and x of 0 to c k was cut, c three times odds.
+    """The ends of an interval for k + x: k was kept, x in [0, c k] was cut, c is 3 times the odds.
 
     Algorithm: that of Imbens & Manski (2004), doi:10.1111/j.1468-0262.2004.00555.x, with the noise
         of the odds. An interval with room for all of c k misses on one side alone, nearly, and
@@ -105,9 +105,9 @@ def ends_with_cut(
         the lower end of 1.96 deviations, which is above the true k only where e > 1.96 s, a miss at
         x = 0 anyway; c by so many deviations that it fails `UNSEEN` as often as an interval. In r,
         k is taken from above, at 1.96 deviations, and c as it is estimated; e f is left out. Tests
-        integrate over the noise that the chance is kept for x from 0 to c k.
-        Of a group that its own total may have shown e tends to be larger, so the upper end misses
-        at most as often. Its lower end is corrected already (`since_published`), and stays.
+        integrate over the noise, and find the chance kept for x from 0 to c k.
+        If its own total may have shown a group, e tends to be larger, so the upper end misses at
+        most as often. Its lower end is corrected already (`since_published`), and stays.
         Both ends are half a step further out, as in `reach_of`.
     """
     z, far = quantile_of(confidence), quantile_of(1 - 2 * UNSEEN * (1 - confidence))
@@ -123,7 +123,7 @@ def ends_with_cut(
 def reach_beside(room: Float64[Array, " keys"], confidence: float) -> Float64[Array, " keys"]:
     """The least z with Phi(-z) + Phi(-z - room) at most the chance of errors, or a bit more.
 
-    Proof: from a z that is too small follows one that is large enough, and the other way round.
+    Proof: an iteration from a z that is too small gives one that is large enough, and vice versa.
 
     >>> reach_beside(np.array([0.0, 1.0, 9.0]), 0.95).round(3).tolist()
     [1.96, 1.681, 1.645]
@@ -149,15 +149,15 @@ def since_published(
         goes together with this. So given S, the noisy total is x or more with a chance of at most
         Phi((m - x) / sd) / Phi((m - t) / sd), where x is above t. That rises with m. So an end
         where it is alpha / 2 is above m in at most alpha / 2 of all cases in which the group is
-        shown. A total of t or less leaves m open, down to the least that a test lets pass.
-        The upper end needs no correction: S is the likelier the larger the noise of every test is,
-        and noise of different triggers is nowhere negatively correlated. Such Gaussian numbers are
+        shown. A total of t or less says nothing of m but the least that a test lets pass.
+        The upper end needs no correction: the larger the noise of a test, the likelier is S, and
+        noise of different triggers is nowhere negatively correlated. Such Gaussian numbers are
         associated (Pitt 1982, doi:10.1214/aop/1176993872), so given S the noise is below -z
         deviations at most as often as without it.
-        This is of all groups that a release shows, those shown before and those shown now.
+        All this holds for all groups of a release, those shown before and those shown now.
         Coins may show groups at the same trigger, whatever their noise: see `tested_above`. Where
-        totals alone show them, later than at a test, t is the last one's: a group that grew since
-        is shown less often than is said here.
+        totals alone show them, t at later triggers is that of the last test: for a group that grew
+        since, this bound of P(S) is too high.
     """
     x, sd = count.estimate[0], np.sqrt(count.variance[0])
     return np.minimum(mean_above(x, thresholds, sd, (1 - confidence) / 2), low)
@@ -166,23 +166,23 @@ def since_published(
 def since_counted(
     output: Output, totals: Totals, thresholds: Thresholds, ends: Ends, confidence: float
 ) -> Ends:
-    """The same of a sum that is moved back by the count that shows the group.
+    """The ends of sums that are moved back by the count that shows the group.
 
-    Proof: given that its count shows a group the noise of it tends to be larger than without
-        that condition, and that of the rest is drawn apart. So where the count has a factor above
-        0, the noise of both together is below -z deviations at most as often, and the upper end
-        holds. The lower end is that of the rest plus that of the count by `since_published`, each
-        with half of the chance of errors. Below 0 the ends change sides.
-        Where the count is `APART` deviations above the threshold, this is much too low: there, that
-        the count is at least n fails with a part `GUESSED` of the chance of errors, so the group is
-        shown with a chance of at least p = Phi((n - t) / sd), and given that the noise of both
+    Proof: given that its count shows the group, the noise of the count tends to be larger, and the
+        noise of the rest is independent. So where the count has a factor above 0, the noise of both
+        together is below -z deviations at most as often, and the upper end holds. The lower end is
+        that of the rest plus that of the count by `since_published`, each with half of the chance
+        of errors. Below 0 the ends change sides.
+        Where the count is `APART` deviations above the threshold, this is much too low. There, a
+        lower bound n of the count fails with a part `GUESSED` of the chance of errors. So the group
+        is shown with a chance of at least p = Phi((n - t) / sd); given that, the noise of both
         together is above z deviations with a chance of at most Phi(-z) / p, which is the other
-        part. Tests integrate that using each where it is used misses as often as is said, at most.
+        part. Tests integrate that the two rules, each where it is used, miss no more often.
         A count that is seen 2 k deviations above the threshold leaves the interval as it is. If the
         true count is k above it, the group is shown with chance Phi(k), and the interval misses at
-        most 1 / Phi(k) times as often as without it. If it is less, the chance to see it that far,
-        which rises with the true count, is at most Phi(-k) / Phi(k): `UNSEEN` of the chance of
-        errors, which comes on top of it.
+        most 1 / Phi(k) times as often as without the condition. If the true count is less, the
+        chance to see it that far above, which rises with the true count, is at most
+        Phi(-k) / Phi(k): `UNSEEN` of the chance of errors, which comes on top.
     """
     (factor, _), miss = output.factors, (1 - confidence) / 2
     (count, rest), (doubt, sd) = totals.estimate, np.sqrt(totals.variance)
@@ -204,9 +204,9 @@ def since_counted(
 def since_divided(
     output: Output, totals: Totals, thresholds: Thresholds, ends: Ends, confidence: float
 ) -> Ends:
-    """The same of a mean, variance or deviation of values whose count shows the group.
+    """The same for a mean, variance or deviation of values whose count shows the group.
 
-    See `ratio_between`; which groups are near their thresholds is as in `since_counted`.
+    See `ratio_between`; groups near their thresholds are those of `since_counted`.
     """
     count, doubt = totals.estimate[0], np.sqrt(totals.variance[0])
 
@@ -235,7 +235,7 @@ def mean_above(
 ) -> Float64[Array, " keys"]:
     """The mean of a Gaussian that, seen above a threshold, rounds to x or more with this chance.
 
-    At least `thresholds.least`, which it is for an x that is not above the threshold. `chance`: at
+    At least `thresholds.least`, and exactly that for an x not above the threshold. `chance` is at
     most a half.
 
     >>> given = Thresholds(*np.array([[0.0], [-np.inf], [0.0]]))
@@ -262,7 +262,7 @@ Place = tuple[int, int, int]  # window, trigger, step
 
 @dataclass(frozen=True)
 class ReleaseShape:
-    """What is the same in all releases: their columns."""
+    """The columns of releases, which are the same in all of them."""
 
     keys: tuple[pa.Field, ...]
     outputs: tuple[Output, ...]
@@ -272,11 +272,11 @@ class ReleaseShape:
 
 
 class ReleasePoint(NamedTuple):
-    """What is public of one release: settings."""
+    """The public facts of one release: settings."""
 
     trigger: int
     shared: int | None  # the lane whose totals show groups
-    threshold: float  # that they passed at this trigger
+    threshold: float  # of these totals at this trigger
     least: float  # total without noise of a group that a test shows
     half: float  # of the quantum to which totals are rounded
     coins: bool  # whether coins show others, whose totals may be below the threshold
@@ -287,7 +287,7 @@ class ReleasePoint(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What one release is made of, unwrapped."""
+    """The parts of one release, unwrapped."""
 
     keys: PublishedKeys
     totals: Totals
@@ -380,10 +380,10 @@ def cut_of(
     sizes: Float64[Array, " keys"] | None,
     rows: Sequence[int],
 ) -> tuple[Sequence[dict[str, float] | None], CutOdds | None]:
-    """What each release says of the rows over the bound, and how many a kept one stands for.
+    """The note of each release on rows over the bound, and how many cut rows a kept one implies.
 
     `sizes` are rows by key in the order of the release: the last bits of their sum depend on the
-    order, and the order in which keys are held is that in which their rows came.
+    order, and the keys of a window are held in the order in which their rows came.
     """
     bands = [part.cut for part in parts if part.cut is not None]
     if not bands:
@@ -400,7 +400,7 @@ def cut_of(
     if shape.true_intervals:
         kept = [kept_rows(one) for one in own]
         odds = CutOdds(*(np.repeat(part / kept, rows) for part in cut_of_most(noisy, sd)))
-    if not shape.size.rows:  # of how many rows these were is not known
+    if not shape.size.rows:  # the number of rows is not known
         return lost, odds
     return [with_share(*one) for one in zip(lost, own, strict=True)], odds
 
@@ -411,12 +411,12 @@ def joined(parts: list[Array]) -> Array:
 
 
 def tested_above(moments: Sequence[ReleasePoint], parts: Sequence[Numbers]) -> Thresholds:
-    """What the total of a key exceeded if it has shown the key; -inf: it has not.
+    """The threshold that a key's total exceeded if it has shown the key; -inf: it has not.
 
-    Where coins show others, a key is taken to be shown by its total if that is above the threshold
-    when the key is first shown. It has the law of a total given that it is above it; one below it
-    keeps its plain interval, which is wrong where the noise is very low or very high. Later the
-    interval is plain.
+    Where coins show keys too, a key counts as shown by its total if the total is above the
+    threshold when the key is first shown. Such a total has the law of one known to be above the
+    threshold. A total below it keeps its plain interval, which is wrong where the noise is very low
+    or very high. At later triggers the interval is plain.
     """
     found = list[Array]()
     for one, part in zip(moments, parts, strict=True):
@@ -438,7 +438,7 @@ def since_shown(
     thresholds: Thresholds,
     confidence: float,
 ) -> Estimate:
-    """Intervals of groups that one of its totals may have shown."""
+    """Intervals of groups that one of their totals may have shown."""
     lanes, count = np.array(output.lanes), np.array(output.lanes[:1])
     rows = near_threshold(some_of(totals, count, order), thresholds, confidence)
     if not len(rows):
@@ -454,16 +454,16 @@ def since_shown(
 
 
 def some_of(totals: Totals, lanes: Int64[Array, " some"], keys: Int32[Array, " some"]) -> Totals:
-    """Those of some lanes and keys."""
+    """The totals of some lanes and keys."""
     cells = np.ix_(lanes, keys)
     found = (totals.estimate[cells], totals.variance[cells])
     return Totals(*map(np.ascontiguousarray, found))
 
 
 def inwards(answer: Estimate, output: Output) -> Estimate:
-    """The ends of a count's interval moved inwards to whole numbers: it holds the same ones.
+    """The ends of a count's interval moved inwards to whole numbers: it holds the same integers.
 
-    To halves, where the count is moved back by half the rows. Ends that are such already stay.
+    Where the count is moved back by half the rows, ends move to halves.
     """
     if not output.step or not (output.function in COUNTS or output.step == 1):
         return answer
@@ -503,7 +503,7 @@ def add(
 def add_unknown(fields: list[pa.Field], columns: list[pa.Array], output: Output, rows: int) -> None:
     """Adds the columns of an aggregate of which nothing is known: null.
 
-    Post-processing: that there are no bounds is what a look said, and the same for all groups.
+    Post-processing: a look said that there are no bounds, and that is the same for all groups.
     """
     first = pa.int64() if output.is_integer else pa.float64()
     for suffix in ("", *SUFFIXES):

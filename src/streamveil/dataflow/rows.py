@@ -1,9 +1,8 @@
 """The row stage: per-row expressions to units, event times, keys and integer quanta.
 
 Everything here is a function of one row; `prepare` checks that on one row of each micro-batch. A
-row whose unit or event time is missing, or of which a value that is added up is not a finite
-number, is counted by reason and left out; a null value only leaves its own aggregate out, as in
-SQL.
+row is counted by reason and left out if its unit or event time is missing, or if a value to be
+added up is not a finite number. A null value is left out of its own aggregate only, as in SQL.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class RowProgram:
     where: RowFunction | None
     keys: tuple[RowFunction, ...]
     values: tuple[RowFunction, ...]
-    named: tuple[int, ...] = ()  # values that are told apart, not added up
+    named: tuple[int, ...] = ()  # values that are compared, not added up
     added: tuple[int, ...] | None = None  # values that are added up, so must be finite; None: all
 
 
@@ -64,7 +63,7 @@ class Prepared:
     cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
     room: UInt64[Array, " words"] | None = None  # for the names
     reject_notes: RejectNotes | None = None  # where rows are noted that the next stages leave out
-    named: tuple[Prepared, slice] | None = None  # whose names hold those of its keys, and where
+    named: tuple[Prepared, slice] | None = None  # other rows whose names include these, and where
 
     @cached_property
     def names(self) -> UInt64[Array, "rows 2"]:
@@ -76,7 +75,7 @@ class Prepared:
 
     @cached_property
     def plain(self) -> Int64[Array, " rows"] | None:
-        """The integer that each key is and that its name is made of; None where there is more.
+        """The integer that each key is and that its name is made of; None for other keys.
 
         >>> unit, time = np.ones(2, np.uint64), np.zeros(2, np.int64)
         >>> Prepared(unit, time, [pa.array([3, 4])], b"", []).plain
@@ -97,11 +96,11 @@ def prepare(
 ) -> Prepared:
     """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units.
 
-    One row that counts, chosen by fingerprints, is run again without the others and must come to
-    the same: an expression in which rows see one another stops the job (see `dataflow.witness`).
+    One row that counts, chosen by fingerprints, is run again without the others and must give the
+    same result: an expression in which rows see one another stops the job (see `dataflow.witness`).
 
     Raises:
-        WitnessError: What a row comes to depends on other rows.
+        WitnessError: The result of a row depends on other rows.
     """
     return _witnessed(program, table, unit_key, name_key, into, reject_notes)[0]
 
@@ -152,14 +151,14 @@ def prepare_batch(
 
 @dataclass(frozen=True, repr=False)  # secret
 class PreparedBlock:
-    """The rows of a block that may count, and the places in it of these and of the others."""
+    """The rows of a block that may count; their places in the block, and those of the others."""
 
     whole: Prepared
     kept: Int64[Array, " kept"]
     rejected: list[tuple[str, Int64[Array, " some"]]]
 
     def part(self, start: int, end: int) -> Prepared:
-        """What `prepare` says of some rows in a row of the block."""
+        """The result of `prepare` for some consecutive rows of the block."""
         whole, (first, last) = self.whole, np.searchsorted(self.kept, (start, end)).tolist()
         own, counts = slice(first, last), dict[str, int]()
         for reason, rows in self.rejected:
@@ -191,7 +190,7 @@ def _prepare_block(
 
 
 def _is_row(whole: Prepared, place: int, alone: Prepared) -> bool:
-    """Whether a row of a micro-batch is what it is without the others, bit for bit."""
+    """Whether a row of a micro-batch is the same without the others, bit for bit."""
     arrays = [(whole.unit, alone.unit), (whole.event_us, alone.event_us)]
     for of, one in zip(whole.values, alone.values, strict=True):
         arrays += zip(of, one, strict=True)
@@ -209,7 +208,7 @@ def _prepare(
     into: UInt64[Array, " rows"] | None = None,
     reject_notes: RejectNotes | None = None,
 ) -> tuple[Prepared, list[Bool[Array, " rows"]]]:
-    """The rows that may count, and the masks that chose them, one after the other."""
+    """The rows that may count, and the masks that chose them, in order."""
     reject_counts: dict[str, int] = {}
     masks = []
     if program.where is not None:
@@ -313,9 +312,9 @@ def lane_quanta(
     first: Bool[Array, " pairs"],
     seen: Mapping[int, Bool[Array, " pairs"]] | None = None,
 ) -> Int64[Array, "pairs lanes"]:
-    """What each accepted (row, window) pair adds to the plain lanes (all but tree nodes).
+    """The quanta that each accepted (row, window) pair adds to the plain lanes (no tree nodes).
 
-    `seen`: for each lane of distinct values, which pairs bring one for the first time.
+    `seen`: for each lane of distinct values, which pairs bring a value for the first time.
     """
     columns = np.empty((len(rows), len(lanes)), np.int64)
     for place, lane in enumerate(lanes):
@@ -396,7 +395,7 @@ def _split(
         or pa.types.is_boolean(kind)
         or pa.types.is_null(kind)
     ):
-        return np.zeros(len(column)), present  # only asked whether there is a value
+        return np.zeros(len(column)), present  # only the presence of values matters
     numbers = column.cast(pa.int8()) if pa.types.is_boolean(kind) else column
     filled = pc.fill_null(numbers.cast(pa.float64(), safe=False), 0.0)
     return np.asarray(filled), present
@@ -420,7 +419,7 @@ def require_number(kind: pa.DataType, name: str) -> None:
 
 
 def leave_out(prepared: Prepared, reason: str, rows: Array) -> None:
-    """Counts rows that cannot be used, and notes which they are where somebody asks."""
+    """Counts rows that cannot be used, and notes which they are where notes are kept."""
     count(prepared.reject_counts, {reason: len(rows)})
     if prepared.reject_notes is not None:
         prepared.reject_notes.add(reason, rows)

@@ -1,8 +1,8 @@
 """One micro-batch through a group-by: from rows to a changed state, and again from the log.
 
-Per row there is one look-up of its key (which tells what bounding may know of it), one visit to its
-unit, and one addition. Usually all rows share one window and one period: then nothing is divided
-and nothing is copied.
+Per row there is one look-up of its key (which gives all that bounding may know of the key), one
+visit to its unit, and one addition. Usually all rows share one window and one period: then nothing
+is split or copied.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
 
 NEVER = "not a public key"
-ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
+ROUND_MARK = 0x5851F42D4C957F2D  # keeps round numbers apart from window numbers
 
 
 class Pairs(NamedTuple):
@@ -80,7 +80,7 @@ class Pairs(NamedTuple):
     periods: Int64[Array, " pairs"]  # the same
 
 
-NONE_NEW: dict[str, Array] = {  # the part of a delta that tells of keys met for the first time
+NONE_NEW: dict[str, Array] = {  # the part of a delta for keys met for the first time
     "new_window": np.zeros(0, np.int64),
     "new_names": np.zeros((0, 2), np.uint64),
     "new_ends": np.zeros(0, np.int64),
@@ -182,11 +182,11 @@ def cut_rows(
 ) -> dict[str, Array]:
     """Counts the rows over the bound, by how many their unit lost; returns what that changed.
 
-    Where units alone are counted, a row in a group that its unit is in already is no loss. Rows of
-    a group that is not shown wait until it is.
+    Where only units are counted, a further row of a unit in the same group is no loss. Rows of a
+    hidden group wait until the group is published.
 
     Sensitivity: that of `CutCounter`. Which rows of a unit are counted follows from its own rows
-        and from what is public, as which of them pass and which groups are shown.
+        and from public facts, as do which of them pass and which groups are shown.
     """
     passed, rows, strangers = found
     lost = ~passed.accepted
@@ -229,7 +229,7 @@ def hidden_groups(
     rows: Int32[Array, " pairs"],
     strangers: Met,
 ) -> UInt64[Array, " cut"]:
-    """The first word of the name of the group of some pairs, 0 where the group is shown."""
+    """The first word of each pair's group name; 0 where the group is shown."""
     names = np.zeros(len(rows), np.uint64)
     for _, met in strangers:
         names[met.places] = met.names[met.at, 0]
@@ -248,7 +248,7 @@ def hidden_groups(
 def add_bands(
     state: State, counted: Mapping[int, Int64[Array, " bands"]], hidden: Mapping[int, HiddenRows]
 ) -> None:
-    """Adds cut rows to the bands of their windows, those of hidden groups to what waits there."""
+    """Adds cut rows to the bands of their windows; those of hidden groups wait there."""
     for window, more in counted.items():
         held = state.windows[window].cut
         if held is not None:
@@ -260,7 +260,7 @@ def add_bands(
 def recognised(
     operator: Grouping, state: State, asked: Array, windows: Int64[Array, " pairs"], name_key: bytes
 ) -> tuple[Recognised, Met]:
-    """What the unit stage may know of every pair's key: all but the key rows is public."""
+    """The facts on every pair's key for the unit stage: all but the key rows are public."""
     n, rule = len(asked), operator.aggregation.rule
     entry = 1 if rule is None else rule.entry
     room = [state.scratch.take(f"known{at}", n, kind) for at, kind in enumerate(KINDS)]
@@ -307,7 +307,7 @@ def weighed(operator: Grouping, state: State, window: int) -> Lookup:
 
 
 def remember(state: State, asked: Array, known: Recognised, strangers: Met) -> None:
-    """Lets integers that were named, and have rows by now, be found by value."""
+    """Stores integers that were named and now have rows, to be found by value."""
     if asked.ndim > 1:
         return
     for window, met in strangers:
@@ -426,7 +426,7 @@ def brought(
     windows: Int64[Array, " kept"],
     found: tuple[Passed, Int64[Array, " pairs"]],
 ) -> tuple[KeyRows, dict[str, Array]]:
-    """What accepted pairs bring to their keys besides themselves, and the values seen first."""
+    """The increments that accepted pairs bring to their keys, and the values seen first."""
     places = brought_lanes(operator.plain_lanes)
     if not places and not operator.trees:
         nothing = np.zeros((len(windows), 0), np.int64)
@@ -519,14 +519,14 @@ def add_cut(state: State, delta: Mapping[str, Array]) -> None:
 def add_new_keys(
     state: State, windows: Int64[Array, " new"], names: UInt64[Array, "new 2"], keys: pa.Array
 ) -> None:
-    """Gives rows to keys again, in the order in which their windows met them."""
+    """Gives rows to keys again (replay), in the order in which their windows met them."""
     for window, mine in parts(windows):
         own = keys.take(pa.array(np.arange(len(keys))[mine]))
         state.windows[window].table.add_keys(names[mine], own)
 
 
 def packed_firsts(operator: Grouping, first: UInt8[Array, " kept"]) -> dict[str, Array]:
-    """A bit for each accepted pair; a second one where what is released counts units as well."""
+    """A bit for each accepted pair; a second bit where a released lane counts units as well."""
     packed = {"first": np.packbits(first & COUNTED)}
     if operator.firsts == "all" and operator.bounds.slots is not None:
         packed["new"] = np.packbits(first & NEW)
@@ -543,7 +543,7 @@ def unpacked_firsts(delta: Mapping[str, Array], n: int) -> UInt8[Array, " kept"]
 def remembered(
     operator: Grouping, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
 ) -> Recognised:
-    """What `recognised` gave, rebuilt from the key rows."""
+    """The result of `recognised`, rebuilt from the key rows."""
     n, rule = len(found), operator.aggregation.rule
     names, weight = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
     for window, mine in parts(windows):

@@ -26,10 +26,10 @@ Seen = dict[tuple[int, int], KeyTable]  # (window, lane) -> names of the values 
 
 
 class BatchScratch:
-    """Memory that one micro-batch needs and the next one uses again.
+    """Memory of one micro-batch that the next one reuses.
 
-    Arrays as long as a micro-batch are otherwise mapped afresh for each, and every page of them
-    cleared, which takes longer than to fill them.
+    Otherwise the system would map new arrays for each micro-batch and clear all of their pages,
+    which takes longer than filling them.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class State:
     types: Types | None = None  # of the key columns, once a schema was seen
     reject_counts: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
-    folds: int = 0  # micro-batches so far, where parts of the state are saved after others
+    folds: int = 0  # micro-batches so far, where the state is saved in portions
     lookups: dict[int, Lookup] = field(default_factory=dict)  # of windows
     scratch: BatchScratch = field(default_factory=BatchScratch)
 
@@ -135,7 +135,7 @@ FEW = 32  # distinct values that are searched one by one, which is faster than t
 
 
 def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
-    """Every distinct value with the places that hold it; all places at once where there is one.
+    """Every distinct value with the places that hold it; one slice if all values are equal.
 
     >>> list(parts(np.array([3, 3])))
     [(3, slice(None, None, None))]
@@ -154,12 +154,12 @@ def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
 
 
 def is_constant(values: Int64[Array, " rows"]) -> bool:
-    """Whether all of at least one value are equal; known at once where one item is repeated."""
+    """Whether there are values and all are equal; known at once where one item is repeated."""
     return bool(len(values)) and (values.strides == (0,) or bool((values == values[0]).all()))
 
 
 def evened(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-    """The same values; one item, repeated without memory, where all are equal."""
+    """The same values; as one item, repeated without memory, where all are equal."""
     if values.strides == (0,) or not is_constant(values):
         return values
     return repeated(values[0], len(values))

@@ -33,8 +33,8 @@ from streamveil.release_metadata import ReleaseTime, kept_time
 from streamveil.types import Array, Bool, Int64
 
 LATE, EARLY = "late", "early"
-MOST_WINDOWS = 4_000_000  # of a calendar, that are looked at one by one
-MOST_NAMES = 64  # of windows, that are remembered
+MOST_WINDOWS = 4_000_000  # of a calendar, that are checked one by one
+MOST_NAMES = 64  # of windows, that are cached
 Numbers = Int64[Array, " windows"]
 
 
@@ -111,15 +111,15 @@ class Schedule:
     def triggers(self) -> int | None:
         """The largest number of triggers of any window; None when nothing bounds it.
 
-        Counters are sized for it, so it must hold for every window, and it is exact: less noise.
-        Proof: window [a, b) has one trigger for every step i that ends after a and that begins
-            before b + lateness. Of a calendar, all windows of the job are looked at: those from the
-            first that step 1 releases to the last that begins before the job ends, or before 2200,
-            after which nothing is released (`_last`). Of steps of e from s on, with a = s + q e + r
-            and 0 <= r < e, these are ceil((r + b - a + lateness) / e), which rises with r and with
-            b - a. Begins of windows of the largest length are o + k m for all whole k, so the
-            largest r is e - g + (o - s) mod g with g = gcd(m, e). Step 1 and the last step can only
-            take triggers away.
+        Counters are sized for it, so it must hold for every window; that it is exact saves noise.
+        Proof: window [a, b) has one trigger for every step i that ends after a and begins before
+            b + lateness. On a calendar, all windows of the job are checked: those from the first
+            that step 1 releases to the last that begins before the job ends, or before 2200, after
+            which nothing is released (`_last`). If steps have length e from s on, with a = s + q e
+            + r and 0 <= r < e, there are ceil((r + b - a + lateness) / e) triggers, which rises
+            with r and with b - a. Windows of the largest length begin at o + k m for all whole k,
+            so the largest r is e - g + (o - s) mod g with g = gcd(m, e). Step 1 and the last step
+            can only take triggers away.
         """
         if self.whole:
             return self.steps
@@ -163,7 +163,7 @@ class Schedule:
 
     @cached_property
     def _last(self) -> int:
-        """The last step of a job on a calendar: what is beyond 2200 is never released."""
+        """The last step of a job on a calendar: nothing after 2200 is ever released."""
         known = self._ticks.number(END_US)
         return known if self.steps is None else min(self.steps, known)
 
@@ -203,7 +203,7 @@ class Schedule:
         return begins if self.spans is None else self.spans.starts(self.spans.numbers(begins))
 
     def _void(self, windows: Numbers) -> Bool[Array, " windows"]:
-        """Which windows add nothing to the one before, as the clocks left that time out."""
+        """Which windows add no time to the one before, because clocks skipped it."""
         if self.fixed:
             return np.zeros(len(windows), np.bool_)
         if self.spans is not None:
@@ -217,7 +217,7 @@ class Schedule:
         return next((g.zone for g in (self.cells, self.spans, self.ticks) if g and g.zone), "")
 
     def name(self, window: int) -> str:
-        """When a window begins; of windows that grow also when it ends. No two have one name.
+        """When a window begins; for windows that grow, also when it ends. Names are unique.
 
         >>> day = Cells(length_us=86_400_000_000)
         >>> Schedule(ticks=day, cells=day).name(20454)
@@ -234,7 +234,7 @@ class Schedule:
         return Names(self)
 
     def window_named(self, name: str) -> int | None:
-        """The window of a name; None if there is none.
+        """The window with this name; None if there is none.
 
         >>> day = Cells(length_us=86_400_000_000)
         >>> Schedule(ticks=day, cells=day).window_named("2026-01-01")
@@ -248,7 +248,7 @@ class Schedule:
         return window if self.name(window) == name else None
 
     def release_time(self, window: int, step: int) -> bytes:
-        """What a release of a window says of its time: see `release_metadata.TIME`."""
+        """The time that a release of a window states: see `release_metadata.TIME`."""
         until = None if self.ticks is None else self.ticks.start(step)
         return kept_time(ReleaseTime(window, self._names[window], until, self.zone))
 
@@ -274,7 +274,7 @@ class Schedule:
         return step - self.first_step(window) + 1
 
     def active(self, step: int) -> tuple[int, ...]:
-        """The windows released at a step: none after the last, whose noise would come again."""
+        """The windows released at a step; none after the job's last, where noise would repeat."""
         if self.whole:
             return (0,) if self.steps is None or step <= self.steps else ()
         if self._end is not None and step > self._end:
@@ -314,7 +314,7 @@ class Names(dict[int, str]):
 
 
 def hopping(size: Cells, slide: Cells) -> tuple[int, int, Cells]:
-    """How many cells a window has, how many apart windows begin, and the cells."""
+    """The cells of a window, the cells from one window's begin to the next, and the grid."""
     cells = common(slide, size)
     if size.months:
         return size.months // cells.months, slide.months // cells.months, cells
@@ -332,9 +332,9 @@ def assign(
     """The (row, window) pairs that count at a step, rows in order, and rejected pairs by reason.
 
     A pair is late when its window had its last trigger before this step, and early when its window
-    has its first trigger more than one step ahead. `every`: the numbers of all rows, if at hand.
-    `due`: how many steps have ended by the public clock. A job that was down closes them one by
-    one, and the first of them finds all rows that came meanwhile, also those of windows to come.
+    has its first trigger more than one step ahead. `every`: the numbers of all rows, if known.
+    `due`: how many steps have ended by the public clock. A job that was down closes these steps one
+    by one; the first sees all rows that came meanwhile, also those of later windows.
     """
     ahead = max(step, due) + 1
     if schedule.whole:
@@ -398,9 +398,9 @@ def periods_apart(schedule: Schedule, period: Cells | None) -> bool:
 def periods_until(
     schedule: Schedule, periods: Cells | None, steps: int | None
 ) -> tuple[int, int] | None:
-    """The first and the last unit-period that a look at so many steps takes; None: it takes all.
+    """The first and the last unit-period that a look at so many steps reads; None: all.
 
-    Where periods are apart: those that the steps fall into, which are public. See `Survey`.
+    Where no window meets two periods, it reads those of the steps, which are public. See `Survey`.
     """
     if periods is None or not periods_apart(schedule, periods):
         return None
@@ -416,7 +416,7 @@ def period_closes(schedule: Schedule, period: int, periods: Cells) -> int | None
         return None
     end = periods.start(period + 1)
     if not schedule.whole:
-        end = schedule.bounds(schedule._last_before(end))[1]  # of the last its rows can be in
+        end = schedule.bounds(schedule._last_before(end))[1]  # of the last window with its rows
     return schedule.step_reaching(end + schedule.lateness_us)
 
 
@@ -442,10 +442,10 @@ def still_taken(
 def far_ahead(
     schedule: Schedule, numbers: Int64[Array, " rows"], periods: Cells, step: int
 ) -> Bool[Array, " rows"]:
-    """Which unit-periods begin more than one step ahead, where no window says so: they are early.
+    """Which unit-periods begin more than one step ahead and are early, if no window shows that.
 
-    Every period keeps units of its own until it closes: rows of one unit in many years to come
-    would slow down all others.
+    Every period keeps units of its own until it closes: rows of one unit in many future years would
+    slow down all others.
     """
     if not schedule.whole or schedule.ticks is None:
         return np.zeros(len(numbers), np.bool_)
@@ -453,7 +453,7 @@ def far_ahead(
 
 
 def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
-    """How many windows the rows of one unit, within its scope, can fall into, about."""
+    """About how many windows the rows of one unit, within its scope, can fall into."""
     if schedule.whole:
         return 1
     cells, ticks = schedule._cells, schedule._ticks
@@ -469,7 +469,7 @@ def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
 
 
 def most_windows(schedule: Schedule, periods: Cells | None) -> int | None:
-    """At least as many windows, side by side, as any unit meets in its scope; None: no end.
+    """An upper bound of the consecutive windows that a unit meets in its scope; None: no end.
 
     With lateness these begin before the job does. Rows dated after its end are not considered.
     """
@@ -488,7 +488,7 @@ def most_windows(schedule: Schedule, periods: Cells | None) -> int | None:
 def better_start(schedule: Schedule) -> tuple[int, int] | None:
     """A start at which windows have fewer triggers, and how many; None if the start is as good.
 
-    It is the begin of a window: where the first step releases one of them.
+    At such a start a window begins, and the first step releases it.
     """
     if schedule.cells is None or schedule.ticks is None or schedule.triggers is None:
         return None
@@ -507,7 +507,7 @@ def _or_never(step: int | None) -> int:
 
 
 def protected(unit: str, periods: Cells | None, bound: int = 1) -> Neighbours:
-    """Who is protected, and the shortest time in which they are."""
+    """Who is protected, with the shortest period of protection."""
     period = None if periods is None else timedelta(microseconds=periods.shortest_us)
     calendar, begins = ("", "") if periods is None else (periods.words, periods.begins)
     return Neighbours(unit, bound, period=period, calendar=calendar, begins=begins)

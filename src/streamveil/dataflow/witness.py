@@ -12,10 +12,10 @@ A row's columns are witnessed where they are made (`dataflow.rows`).
 
 Units sampled: those whose keyed fingerprint has some bits zero, one in `ONE_IN`. The fingerprint
     is made with the job's secret, so that nobody who lacks it can tell who is sampled, and a unit
-    is sampled in every micro-batch or in none. Of many sampled units, a micro-batch looks at up to
-    `MOST` rows' worth (or at one unit), the next step at others: a look needs only the state
-    before it.
-Groups: that of one row of the micro-batch, whichever its step comes to, in each window.
+    is sampled in every micro-batch or in none. Where many units are sampled, a micro-batch checks
+    some of them, of up to `MOST` rows (or one unit), and the next step checks others: a check needs
+    only the state before it.
+Groups: in each window, the group of one row of the micro-batch, which its step number selects.
 Releases: the witness reads and never writes; it draws no noise and takes no address. Releases are
     the same with and without it.
 Stopping: both sides are functions of the same rows and the same state, and equal by definition. So
@@ -61,7 +61,7 @@ from streamveil.types import Array, Int32, Int64, UInt64
 
 
 class UnitEntry(NamedTuple):
-    """One unit: totals (rows, spent, or the one that is kept), slots taken, group -> sum.
+    """One unit: totals (rows and spent, or the only one kept), slots taken, group -> sum.
 
     A sum is None where none is kept.
     """
@@ -138,9 +138,9 @@ def _pooled(table: UnitTable, block: int, used: int) -> dict[int, int | None]:
 # ---- the witness
 
 ONE_IN = 1 << 10  # units
-MOST = 64  # rows of units that one micro-batch looks at
-PAIRS = 8  # whose windows and periods one micro-batch looks at
-LARGEST_GROUP = 1 << 10  # rows of a group in one micro-batch; larger ones are not looked at
+MOST = 64  # rows of units that one micro-batch checks
+PAIRS = 8  # pairs whose windows and periods one micro-batch checks
+LARGEST_GROUP = 1 << 10  # rows of a group in one micro-batch; larger groups are not checked
 UNCUT = 1 << 64  # quanta
 STRIDE = 0x9E3779B1  # spreads steps over rows
 DRAWN = 1 if sys.byteorder == "little" else 2  # of a fingerprint's four 16-bit words; see `part`
@@ -148,14 +148,14 @@ TableOf = Callable[[int], UnitTable | None]  # of a unit
 
 
 class Witnessed(NamedTuple):
-    """The rows of sampled units in one scope, and what was remembered of each unit before."""
+    """The rows of sampled units in one scope, and the memory of each unit before them."""
 
     rows: dict[int, list[int]]  # unit -> places of its rows, in order
     before: dict[int, UnitEntry | None]
 
 
 def sampled(unit: UInt64[Array, " rows"], batch: int) -> Int64[Array, " some"]:
-    """The rows of units that one micro-batch looks at."""
+    """The rows of the units that one micro-batch checks."""
     drawn = np.ascontiguousarray(unit).view(np.uint16)[DRAWN::4] < (1 << 16) // ONE_IN
     places = np.flatnonzero(drawn)
     if len(places) <= MOST:
@@ -215,7 +215,7 @@ def check_after(
 
 
 def agrees(bits: int, row: UnitRow, decision: Decision, shape: Shape) -> bool:
-    """Whether the bits of a row that anybody asks for say what the specification says."""
+    """Whether those bits of a row that are used agree with the specification."""
     if shape.remembered == NOTHING or (shape.remembered == HIDDEN and not row.hidden):
         return True
     counted = bool(bits & COUNTED) == decision.counted
@@ -223,7 +223,7 @@ def agrees(bits: int, row: UnitRow, decision: Decision, shape: Shape) -> bool:
 
 
 def limits_of(bounds: Bounds, shape: Shape) -> UnitLimits:
-    """The bounds as the specification has them."""
+    """The bounds in the form of the specification."""
     return UnitLimits(
         max_rows=bounds.max_rows,
         per_group=bounds.per_group,
@@ -235,7 +235,7 @@ def limits_of(bounds: Bounds, shape: Shape) -> UnitLimits:
 
 
 def memory_of(entry: UnitEntry | None, bounds: Bounds) -> UnitMemory:
-    """What the specification starts from; where no sum is kept, a group has one row or any."""
+    """The memory that the specification starts from; a group without a sum has one row or any."""
     if entry is None:
         return UnitMemory()
     rows = entry.totals[0] if bounds.max_rows is not None else 0
@@ -248,7 +248,7 @@ Remembered = tuple[int | None, int | None, int | None, dict[int, int] | set[int]
 
 
 def entry_from(memory: UnitMemory, known: set[int], bounds: Bounds) -> Remembered:
-    """What must be remembered of a unit: only what later decisions need."""
+    """What must be remembered of a unit: only what later decisions use."""
     grouped = bounds.quadratic is not None or bounds.limits_groups
     sums = grouped and not (bounds.quadratic is None and bounds.per_group == bounds.scale == 1)
     return (
@@ -271,7 +271,7 @@ def seen(entry: UnitEntry, shape: Shape, bounds: Bounds) -> Remembered:
 
 
 def entry_of(table_of: TableOf, unit: int) -> UnitEntry | None:
-    """What is held of a unit, wherever its table is."""
+    """The entry of a unit, wherever its table is."""
     table = table_of(unit)
     return None if table is None else find_entry(table, unit)
 
@@ -321,9 +321,9 @@ def check_apart(
     pairs: tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]],
     batch: int,
 ) -> None:
-    """Refuses a row whose window meets another period than its own, looking at some rows.
+    """Refuses a row whose window meets another period than the row's own; checks some rows.
 
-    `pairs`: their windows and periods, as they are counted.
+    `pairs`: the windows and periods in which the rows count.
     """
     windows, numbers = pairs
     turns = range(batch * PAIRS, batch * PAIRS + min(PAIRS, len(windows)))
