@@ -37,7 +37,7 @@ def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
 
 
 def asked(plan: Plan) -> dict[str, Any]:
-    """What a query asks for."""
+    """The settings of a query."""
     told = (f.name for f in fields(plan) if f.name not in LEFT_OUT)
     query = {name: plain(getattr(plan, name)) for name in told}
     return {
@@ -93,7 +93,7 @@ def selection_of(aggregation: AggregationPlan) -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what computes the releases."""
+    """The versions of everything that computes the releases."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -103,12 +103,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-MECHANISMS = "mechanisms"  # in the description of a job; not there before a look chose them
+MECHANISMS = "mechanisms"  # in the description of a job; absent until a look has chosen them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a job is charged with, and where. A charge is known by its key, the state's epoch."""
+    """The charge of a job, and its ledgers. The key of a charge is the state's epoch."""
 
     name: str
     limit: Budget  # of the ledger of its state
@@ -117,13 +117,13 @@ class Account:
     shared: Where | None = None  # a ledger that several jobs over the same data share
 
     def require_room(self) -> None:
-        """Raises what a charge of the shared ledger would raise now; takes nothing."""
+        """Raises any error that charging the shared ledger would raise now; charges nothing."""
         if self.shared is not None:
             with Ledger.load(self.shared) as shared:
                 shared.require(self.name, self.guarantee)
 
     def charge(self, own: Path, key: str) -> None:
-        """Charges both, the shared one first. A restart finds its key and pays nothing."""
+        """Charges both ledgers, the shared one first. A restart finds its key and pays nothing."""
         about = self.about()
         with Ledger.open(own, self.limit, self.guarantee.protects) as ledger:
             if self.shared is not None:
@@ -133,13 +133,13 @@ class Account:
             ledger.charge(self.name, self.guarantee, key=key, about=about)
 
     def charge_shared(self, key: str) -> None:
-        """Charges the shared one alone: for a look, and for all that it may choose."""
+        """Charges the shared ledger alone: for a look, and for everything that it may choose."""
         if self.shared is not None:
             with Ledger.load(self.shared) as shared:
                 shared.charge(self.name, self.guarantee, key=key, about=self.about())
 
     def _settings(self, shared: Ledger, key: str, about: dict[str, Any]) -> list[Charge]:
-        """Of a charge before a look: what the look chose, which takes nothing more."""
+        """An entry that costs nothing: the settings that a look chose after its charge."""
         charged = next(one.about or {} for one in shared.entries() if one.key == key)
         if MECHANISMS in charged or MECHANISMS not in about:
             return []
@@ -147,14 +147,14 @@ class Account:
         return [Charge(f"{self.name}, settings", NOTHING, key=f"{key}:settings", about=told)]
 
     def extend(self, own: Path, charge: Charge) -> None:
-        """Charges both with a later end, the shared one first, before anything of it is drawn."""
+        """Charges both ledgers for a later end, the shared one first, before any of it is drawn."""
         for where in (self.shared, own):
             if where is not None:
                 with Ledger.load(where) as ledger:
                     ledger.charge_all([charge])
 
     def require_charged(self, own: Path, key: str) -> None:
-        """Raises StoreError unless both hold the job's charge."""
+        """Raises StoreError unless both ledgers hold the job's charge."""
         with Ledger.open(own, self.limit, self.guarantee.protects) as ledger:
             ledger.require_charged(key)
         if self.shared is not None:

@@ -5,13 +5,13 @@ arrays in the fewest bytes, all others as a compressed Arrow stream. It is synce
 checkpoint lets the log go, and the checkpoint names its length and hash then (`Extent`). So the
 archive up to a checkpoint and a replay of the log after it always give every release:
 
-- damage before that moment is refused, since nothing can make those releases again;
-- what a power failure or damage took after it is written again from the log;
-- a whole release beyond the log's end tells that the log has lost commits, which is refused: to
+- damage before a checkpoint is refused, since nothing can make those releases again;
+- releases after it that a power failure or damage took are written again from the log;
+- a whole release beyond the log's end shows that the log has lost commits. This is refused: to
   commit other rows under noise that was published would reveal the difference.
 
-With a bound, old releases are dropped: the newest are copied to a new file when it holds twice as
-many. A restart needs none of them.
+With a bound, old releases are dropped: the newest are copied to a new file when the archive holds
+twice as many. A restart needs none of the dropped ones.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Contents:
-    """What an archive holds up to its end, or up to the first frame that does not check out."""
+    """The contents of an archive up to its end, or up to the first frame that fails its check."""
 
-    dropped: int  # releases, before the first one that is there
+    dropped: int  # releases before the first one in the file
     before: str  # the hash of these
-    start: int  # offset of the first one
+    start: int  # offset of the first one in the file
     entries: list[Entry]
-    is_damaged: bool  # whether whole frames follow after one that does not check out
+    is_damaged: bool  # whether whole frames follow one that fails its check
 
     @property
     def end(self) -> int:
@@ -72,14 +72,14 @@ class Contents:
         return self.entries[-1].hash if self.entries else self.before
 
     def holds(self, extent: Extent) -> bool:
-        """Whether an earlier archive is a part of it."""
+        """Whether an earlier archive is a part of this one."""
         kept = extent.releases - self.dropped
         if kept > len(self.entries):
             return False
         return kept < 0 or extent.hash == (self.entries[kept - 1].hash if kept else self.before)
 
     def goes_beyond(self, number: int) -> bool:
-        """Whether there are whole releases after so many, with those that were dropped."""
+        """Whether there are more whole releases than `number`, dropped ones included."""
         return self.is_damaged or self.dropped + len(self.entries) > number
 
 
@@ -99,7 +99,7 @@ class Archive:
         needed: Extent | None = None,
         most: int | None = None,
     ) -> None:
-        """`needed`: what the checkpoint knew; `most`: releases to keep, None: all."""
+        """`needed`: the archive at the checkpoint; `most`: releases to keep, None: all."""
         require_most(most)
         self.path, self.epoch, self._most = directory / ARCHIVE, epoch, most
         self._fd = -1
@@ -143,7 +143,7 @@ class Archive:
     def restore(self, releases: Sequence[Release], known: Sequence[Mark]) -> tuple[Release, ...]:
         """Releases that the log makes again, as they were published; each comes with its mark.
 
-        From the first one that the archive does not hold as it was, everything is written again.
+        From the first release that the archive lacks or holds otherwise, all are written again.
         """
         if not self.active:
             return tuple(releases)
@@ -166,7 +166,7 @@ class Archive:
         return release
 
     def settle(self) -> None:
-        """Ends the start: what the log led to is all that the archive may hold."""
+        """Ends the start; refuses an archive with more releases than the log leads to."""
         if not self.active:
             return
         if self._held.goes_beyond(self._next):
@@ -174,7 +174,7 @@ class Archive:
         self._cut(len(self._held.entries))
 
     def _cut(self, number: int) -> None:
-        """Drops what lies at or after an entry; writing goes on there."""
+        """Drops the entry of this number and all after it; writing goes on there."""
         entries = self._held.entries[:number]
         self._held = replace(self._held, entries=entries, is_damaged=False)
         with crash_only("repair", self.path):
@@ -183,7 +183,7 @@ class Archive:
     # ---- while the job runs
 
     def keep(self, releases: Sequence[Release], known: Sequence[Mark]) -> None:
-        """Adds what was committed just now; each release comes with its mark."""
+        """Adds the releases of the latest commit; each comes with its mark."""
         if not self.active:
             return
         for release, one in zip(releases, known, strict=True):
@@ -247,12 +247,12 @@ class Archive:
 
 
 def keeps(sink: Sink | None) -> bool:
-    """Whether a sink gives back what it was given."""
+    """Whether releases can be read back from a sink."""
     return bool(getattr(sink, "keeps", False))
 
 
 def contents(path: Path, epoch: str) -> Contents:
-    """What an archive holds. Bodies are not read."""
+    """The contents of an archive. Bodies are not read."""
     if not path.exists():
         raise StoreError(
             f"the state directory '{path.parent.name}' has lost its releases.\n"
@@ -282,7 +282,7 @@ def contents(path: Path, epoch: str) -> Contents:
 
 
 def ahead(directory: Path) -> StoreError:
-    """What to say when more was published than the log leads to."""
+    """The error for an archive with more releases than the log leads to."""
     return StoreError(
         f"the log of the state directory '{directory.name}' has lost its last micro-batches: the"
         " archive holds a release that it does not lead to.\n"

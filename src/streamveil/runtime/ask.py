@@ -30,9 +30,9 @@ from streamveil.sql.table import points_where
 
 @dataclass(frozen=True)
 class Answer:
-    """What a question got. RELEASED and EASY cost nothing, HARD is paid for.
+    """The answer to a question. RELEASED and EASY cost nothing, HARD is paid for.
 
-    EXHAUSTED: nothing is left to pay for a comparison; `n` is a guess without an interval.
+    EXHAUSTED: no budget is left for a comparison; `n` is a guess without an interval.
     """
 
     question: str

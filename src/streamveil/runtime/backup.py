@@ -1,10 +1,10 @@
-"""A copy of a state from one moment, and the way back: whole, or not there at all.
+"""A copy of a state from one moment, and its restoration: each whole, or not there at all.
 
-    backup.json       in the copy alone: it is one, and no job runs in it
+    backup.json       in the copy alone: marks a backup, in which no job runs
 
-A copy is made under the lock of the state, so while no job writes; every file is synced and
-verified before the copy gets its name. A backup is refused by `run`: two jobs on one state draw the
-same noise, for other rows if the source went on. It may be read, inspected and verified.
+A copy is made under the lock of the state, while no job writes; every file is synced and verified
+before the copy gets its name. `run` refuses a backup: two jobs on one state draw the same noise,
+for other rows if the source went on. A backup may be read, inspected and verified.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def backup(state: str | Path, copy: str | Path) -> None:
 
 
 def restore(copy: str | Path, state: str | Path) -> str:
-    """Makes a state of a backup, at a place where there is none; returns when it was made."""
+    """Makes a state from a backup, in a new place; returns when the backup was made."""
     home, place = Path(copy).absolute(), Path(state).absolute()
     if not (home / BACKUP).is_file():
         raise StoreError(
@@ -50,7 +50,7 @@ def restore(copy: str | Path, state: str | Path) -> str:
 
 
 def copied(home: Path, place: Path, note: formats.Content | None) -> None:
-    """A verified copy, with a note or without one; it has its name when it is durable.
+    """A verified copy, with a note or without one; it gets its name once it is durable.
 
     The draft has a lock of its own: of two copies to one place the second is refused.
     """
@@ -92,7 +92,7 @@ def fill(draft: Path, home: Path, place: Path) -> None:
 
 @contextmanager
 def whole_or_gone(draft: Path, place: Path) -> Iterator[None]:
-    """Removes what there is of a copy that fails, and says why it cannot be written."""
+    """Removes the parts of a copy that fails, and says why it cannot be written."""
     try:
         yield
     except (OSError, StoreError) as error:

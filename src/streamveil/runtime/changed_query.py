@@ -3,11 +3,11 @@
 Which changes are taken:
 
 - another sink, or post-processing: they decide nothing that is drawn (`Plan.fingerprint`);
-- other names of groups' columns, of aggregates, of the job (which is its sink's, unless said);
-- a later end, of windows that the old end did not cut.
+- other names of groups' columns, of aggregates, or of the job (by default that of its sink);
+- a later end, if the old end cut no window.
 
-Proof for names: the job that runs is the old plan, literally. The old names come from the charge in
-    the state's ledger, and what they give must have the fingerprint that the state was made with;
+Proof for names: the job runs the old plan, literally. The old names come from the charge in the
+    state's ledger, and the plan with them must have the fingerprint that the state was made with;
     else the change is refused. So every draw, sum and address is that of the old plan, and the new
     names are given to columns of finished releases (`Post`): post-processing.
 Proof for a later end: let M be the job with the later end, and the old plan's design. Loss is a
@@ -15,17 +15,17 @@ Proof for a later end: let M be the job with the later end, and the old plan's d
     derived for both ends and must be equal, so M loses what was charged. Up to the last step that
     was made, the old job and M are one machine: the same windows are released at the same steps
     (`require_prefix` compares them), draws are addressed by job, window and trigger, and bounds of
-    units are those of the state that goes on. So what the old job released is a part of M's
-    releases; whoever decides, having seen it, whether M goes on, computes from it. Windows after
-    the old end have numbers, and so addresses, that nothing was drawn at. With a shorter M nothing
+    units are those of the state that goes on. So the old job's releases are a part of M's, and a
+    decision to go on with M that depends on them is computed from M's releases. Windows after the
+    old end have numbers, and so addresses, at which nothing was drawn. With a shorter M nothing
     more is lost: all that was released is a function of M's releases.
     The charge of the extension: nothing, under a key of its own, with the new number of steps. For
-    a unit-period it is what the ledger holds already; a unit that is there for longer loses more,
-    which `ledger convert` counts by periods, as before.
+    a unit-period, the ledger holds the charge already; a unit that is present for longer loses
+    more, which `ledger convert` counts by periods, as before.
 
-What would change noise that was drawn is refused: anything else about the query, and an end that
-changes how often a window is released. So is an end before the last one that was charged, and one
-with more windows than a bound was made for that was to cut nobody.
+Any other change is refused, as it would change noise that was drawn: so is an end that changes how
+often a window is released. Also refused are an end before the last one that was charged, and one
+with more windows than a bound allows for that was chosen to cut nobody.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from streamveil.sql.parts import quoted
 
 @dataclass(frozen=True)
 class Kept:
-    """The plan that a state was made with, and what another query changes of it."""
+    """The plan that a state was made with, and the changes that another query makes to it."""
 
     plan: Plan
     clock: Clock | None = None  # with a later end; None: the end is the old one
 
 
 def kept_plan(plan: Plan, state: Path) -> Kept:
-    """The plan to go on with in a state; the given one where there is none, or it is another job.
+    """The plan to go on with in a state; the given plan if the state is absent or another job's.
 
     Reads no row and writes nothing.
     """
@@ -98,7 +98,7 @@ def kept_plan(plan: Plan, state: Path) -> Kept:
 
 
 def as_looked(plan: Plan, state: Path) -> Plan:
-    """The plan with what the look of another query said, if there was one."""
+    """The plan with the results of the look in a state, if there was one."""
     if not (state / LOOK).is_file():
         return plan
     from streamveil.runtime.look import with_found  # loaded where a changed query is refused
@@ -112,7 +112,7 @@ MOST_SHOWN = 4
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """What differs between two descriptions of a query, in words.
+    """The differences between two descriptions of a query, in words.
 
     >>> differences({"max_rows": 3, "keys": ["a"]}, {"max_rows": 4, "keys": []})
     ["keys was ['a'] and is []", 'max_rows was 3 and is 4']
@@ -127,7 +127,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def require_kept(plan: Plan, state: Path) -> Kept:
-    """The plan to go on with in a state; StoreError where there is none, or it is another job."""
+    """The plan to go on with in a state; StoreError if the state is absent or another job's."""
     header, kept = require_header(state), kept_plan(plan, state)
     if not fits(kept.plan, header, state):
         raise StoreError(
@@ -138,10 +138,10 @@ def require_kept(plan: Plan, state: Path) -> Kept:
 
 
 def read_by(plan: Plan, state: Path) -> Plan:
-    """The plan, by the names of a state, to read what was released; StoreError if another made it.
+    """The plan with a state's names, to read its releases; StoreError if another query made them.
 
-    Numbers of another query could have the names that this one computes with. What is no state
-    is not looked into.
+    Numbers of another query could have the names that this one computes with. A folder that is no
+    state is not checked.
     """
     header = read_header(state)
     fitting = header is None or fits(plan, header, state)
@@ -187,7 +187,7 @@ def named_as(plan: Plan, query: dict[str, Any], job: str) -> Plan | None:
 def later(
     plan: Plan, clock: dict[str, Any], header: Header, state: Path, until: int | None
 ) -> Kept | None:
-    """The plan with the end it had when it was charged; None if it differs in more than that."""
+    """The plan with the end it had when it was charged; None if more than the end differs."""
     first = replace(plan.clock, end_us=clock["end_us"], steps=clock["steps"])
     old = replace(plan, clock=first)
     if not fits(old, header, state):
@@ -210,9 +210,9 @@ def steps_of(clock: Clock) -> int | None:
 
 
 def extended(operator: Operator, clock: Clock, plan: Plan) -> GroupBy:
-    """The same mechanisms until a later end; refuses what would change noise already drawn.
+    """The same mechanisms until a later end; refuses an end that would change noise already drawn.
 
-    `plan`: until the end that it was charged with.
+    `plan`: with the end that it was charged with.
     """
     if not isinstance(operator, GroupBy):
         raise PlanError(
@@ -236,7 +236,7 @@ def extended(operator: Operator, clock: Clock, plan: Plan) -> GroupBy:
 def bounded_by_windows(operator: GroupBy, plan: Plan) -> bool:
     """Whether a bound follows from the number of windows until the end; see `Compiler`.
 
-    It does not if the query gives it or a forecast chose it.
+    It does not if the query states the bound or a forecast chose it.
     """
     chosen = {default.name for default in operator.defaults}
     rows = plan.counts_once and MAX_ROWS.name in chosen
@@ -246,7 +246,7 @@ def bounded_by_windows(operator: GroupBy, plan: Plan) -> bool:
 
 
 def require_prefix(short: Schedule, long: Schedule) -> None:
-    """Refuses schedules of which one is not the beginning of the other, window by window."""
+    """Refuses a short schedule that is not the beginning of the long one, window by window."""
     if short.whole or short.steps is None or short.triggers != long.triggers:
         raise changed()
     for window in short.active(short.steps):
@@ -255,7 +255,7 @@ def require_prefix(short: Schedule, long: Schedule) -> None:
 
 
 def changed() -> PlanError:
-    """Why an end cannot be moved."""
+    """The error for an end that cannot be moved."""
     return PlanError(
         "with this end a window that has begun would be released more often than its noise was made"
         " for.\n"
@@ -265,7 +265,7 @@ def changed() -> PlanError:
 
 
 def extension(name: str, epoch: str, operator: GroupBy) -> Charge:
-    """What a later end takes: nothing more of a unit-period, and the ledger says until when."""
+    """The charge of a later end: nothing more for a unit-period; it records the new end."""
     guarantee = operator.guarantee
     return Charge(
         f"{name} until step {guarantee.horizon}", NOTHING, key=f"{epoch}:{guarantee.horizon}",

@@ -2,11 +2,11 @@
 
 `checkpoint-N` is a row of frames, each of whole blocks. The first has the place after batch N and
 its releases as Arrow streams, since there is no log left to make them from and they may still have
-to be published again. Then come the operator's arrays, in portions: what was copied at batch N,
-and what was copied after later ones (`docs/decisions/0023-checkpoints-in-portions.md`). The last
-says what it needs beside itself (`Needs`): the log up to some batch, and the archive of releases up
-to its own batch, each by its length and its hash. The file appears under its name only when it is
-durable, and so is all that it needs.
+to be published again. Then come the operator's arrays, in portions: those copied at batch N, and
+those copied after later batches (`docs/decisions/0023-checkpoints-in-portions.md`). The last frame
+lists what the checkpoint needs besides itself (`Needs`): the log up to some batch, and the archive
+of releases up to its own batch, each by its length and its hash. The file appears under its name
+only when the checkpoint and all that it needs are durable.
 
 Copies of the state pass through a buffer on their way to a checkpoint.
 
@@ -53,7 +53,7 @@ from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
 
 SIZE = 32 << 20  # bytes in use at once, unless a single copy is larger
-ROOM_TO_GROW = 4  # reserved per byte needed; what is not touched takes no memory
+ROOM_TO_GROW = 4  # bytes reserved per byte needed; untouched pages take no memory
 
 
 class Copy(NamedTuple):
@@ -64,7 +64,7 @@ class Copy(NamedTuple):
 
 
 class CopyBuffer:
-    """Copies lie one behind the other, and are given back in the order they were made in."""
+    """Copies lie one after the other, and are given back in the order in which they were made."""
 
     def __init__(self, size: int = SIZE) -> None:
         self._size = size
@@ -132,7 +132,7 @@ def reserved(size: int) -> mmap.mmap:
 
 # ---- a buffer of tables that may outgrow memory
 
-SPILL_BYTES = 1 << 26  # what is more goes to a file without a name
+SPILL_BYTES = 1 << 26  # beyond this size, tables move to an anonymous temporary file
 
 
 class SpillBuffer:
@@ -179,13 +179,13 @@ class SpillBuffer:
 
 VERSION = 1
 CHECKPOINT = "checkpoint-"
-PORTION_BYTES = 8 << 20  # arrays are put together up to this
+PORTION_BYTES = 8 << 20  # small arrays are grouped up to this size
 Work = Callable[[], None]
 T = TypeVar("T")
 
 
 class Behind(Protocol):
-    """Does work in the background, in order; `after` also when it failed, or one before it did."""
+    """Does work in the background, in order; then `after`, even if this work or earlier failed."""
 
     def __call__(self, work: Work, after: Work | None = None) -> None:
         """Takes a piece of work."""
@@ -195,13 +195,13 @@ class Behind(Protocol):
 class Extent:
     """The archive of releases up to some moment."""
 
-    releases: int  # how many, with those that were dropped since
+    releases: int  # how many, including those dropped since
     hash: str  # of these
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be there beside a checkpoint, and be what it was."""
+    """The files that a checkpoint needs besides itself, unchanged."""
 
     log: wal.Until
     archive: Extent | None  # None: releases are kept by the sink alone
@@ -217,7 +217,7 @@ class Saved:
 
     @property
     def releases(self) -> tuple[Release, ...]:
-        """What was released at its batch."""
+        """The releases of its batch."""
         known = zip(self.tables, self.record.releases, strict=True)
         return tuple(
             Release(restored(table), one.window, one.trigger, one.step) for table, one in known
@@ -225,7 +225,7 @@ class Saved:
 
 
 class CheckpointDraft:
-    """A checkpoint under way. What is added is copied at once and written behind."""
+    """A checkpoint under way. Arrays are copied at once and written in the background."""
 
     def __init__(self, directory: Path, epoch: str, saved: Saved, behind: Behind) -> None:
         self.bytes = 0
@@ -247,7 +247,7 @@ class CheckpointDraft:
             self._write(head, {}, blobs)
 
     def add(self, arrays: Mapping[str, Array], copies: CopyBuffer) -> None:
-        """Copies arrays, when there is room for them; what lies in a file is passed on as it is."""
+        """Copies arrays, waiting for room; arrays that are maps of a file are not copied."""
         for portion in grouped(arrays):
             number, self._portions = self._portions, self._portions + 1
             if any(map(on_disk, portion.values())):
@@ -263,7 +263,7 @@ class CheckpointDraft:
     def finish(self, needs: Needs) -> None:
         """Gives the file its name, once it is durable, and removes what it replaces.
 
-        The log must be durable up to the batch after which something was added last.
+        The log must be durable up to the batch after which the last array was added.
         """
         self._behind(partial(self._finish, needs))
 
@@ -288,7 +288,7 @@ class CheckpointDraft:
         self.bytes += self._file.write(buffers)
 
     def close(self) -> None:
-        """Gives up what has no name yet; after all work behind."""
+        """Gives up an unfinished file, after all background work."""
         if self._file is not None:
             self._file.close()
 
@@ -321,7 +321,7 @@ def frames_of(path: Path, file: BinaryIO) -> Iterator[frame.Frame]:
 
 
 def heads_of(path: Path, epoch: str) -> tuple[list[frame.Head], Needs]:
-    """The heads of all frames of a checkpoint, and what it needs. Arrays are not read."""
+    """The heads of all frames of a checkpoint, and its `Needs`. Arrays are not read."""
     try:
         with crash_only("read", path), path.open("rb") as file:
             found = [(head, sizes.prefix) for _, head, sizes in frame.heads(file)]
@@ -331,7 +331,7 @@ def heads_of(path: Path, epoch: str) -> tuple[list[frame.Head], Needs]:
 
 
 def checked(path: Path, epoch: str, found: Sequence[tuple[frame.Head, bytes]]) -> Needs:
-    """What the last frame of a checkpoint says, if all are there in their order."""
+    """The `Needs` in the last frame of a checkpoint, if all frames are there in order."""
     if not found:
         raise formats.damaged(path)
     first, last = found[0][0], found[-1][0]
@@ -354,9 +354,9 @@ def kept(directory: Path) -> list[tuple[int, Path]]:
 
 
 def at_one_moment(directory: Path, read: Callable[[list[tuple[int, Path]]], T]) -> T:
-    """What is read of checkpoints and log while a job may be running.
+    """Reads checkpoints and log as of one moment, while a job may be running.
 
-    It cuts its log after it has a new checkpoint: both are read again if there is one.
+    A job cuts its log after it has made a new checkpoint: then both are read again.
     """
     while True:
         saved = kept(directory)
@@ -376,7 +376,7 @@ def name(batch: int) -> str:
 
 
 def grouped(arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """The same arrays in portions of not many bytes, or of one array."""
+    """The same arrays in portions of few bytes, or of one array."""
     portion, size = dict[str, Array](), 0
     for key, array in arrays.items():
         if portion and size + array.nbytes > PORTION_BYTES:
@@ -398,11 +398,11 @@ def on_disk(array: Array) -> bool:
 # An operator may name portions of its state that can be saved at a later micro-batch than the rest
 # (`Operator.portions`). They are copied one after the other, so that no micro-batch waits for a
 # copy of everything and the copies pass through little memory. Each is due at its share of the time
-# that a checkpoint may take; when that is over, what is left is copied even if the disk must be
-# waited for, so that a restart never repeats more than the policy says.
+# that a checkpoint may take; when that is over, the rest is copied even if that means waiting for
+# the disk, so that a restart never repeats more than the policy says.
 
-SPREAD = 0.5  # of the patience with a log: what a checkpoint may take until its last portion
-Portion = Callable[[], Arrays]  # as it is when it is asked for
+SPREAD = 0.5  # a checkpoint may take this part of the patience with a log until its last portion
+Portion = Callable[[], Arrays]  # as it is when called
 
 
 class IncrementalCheckpoint:
@@ -417,7 +417,7 @@ class IncrementalCheckpoint:
         self.draft.add(now, copies)
 
     def go_on(self, used_up: float) -> bool:
-        """Copies what is due when so much of the patience is gone since it began. Is it whole?"""
+        """Copies portions due when so much of the patience is used up. Returns whether all are."""
         share = used_up / SPREAD
         while self._left and (share >= 1 or self._all - len(self._left) < share * self._all):
             arrays = self._left[0]()
@@ -429,6 +429,6 @@ class IncrementalCheckpoint:
 
 
 def portions(operator: Operator, state: Any) -> tuple[Arrays, list[Portion]]:
-    """What must be saved at once, and what may be later: nothing, if the operator does not say."""
+    """The arrays to save at once, and portions for later: none if the operator names none."""
     named = getattr(operator, "portions", None)
     return named(state) if named is not None else (operator.save(state), [])

@@ -24,7 +24,7 @@ from streamveil.sql.schema import check_declared
 
 
 class MappedSource:
-    """A source of which each row becomes rows, alone: read and resumed as the source is."""
+    """A source whose rows each become some rows, one by one; read and resumed like the source."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class MappedSource:
 class CombinedSource:
     """All rows of a bounded source, combined (`plan.combine`, `plan.own_rows`). Held in memory.
 
-    A resumed read combines again: the same rows in the same order give the same result, and other
-    rows are refused, since positions of combined rows would mean others.
+    A resumed read combines again: the same rows in the same order give the same result. Other rows
+    are refused, since positions would then mean other combined rows.
     """
 
     bounded = True
@@ -130,7 +130,7 @@ class CombinedSource:
 
 
 def checksum(table: pa.Table) -> int:
-    """Of all values, however they lie in memory."""
+    """A checksum of all values, however they lie in memory."""
     mark = 0
     for batch in table.combine_chunks().to_batches():
         mark = crc32(batch.serialize(), mark)
@@ -161,7 +161,7 @@ def per_unit(spec: SourceSpec, source: Source) -> Source:
 
 
 def combined(spec: OwnRows, load: Load, table: pa.Table) -> Combined:
-    """Rows after all steps; none is unusable as it comes: what is missing is null."""
+    """Rows after all steps; every row is usable as it comes, with null for missing values."""
     return Combined(own_rows(spec, table, load), table.slice(0, 0))
 
 

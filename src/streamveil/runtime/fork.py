@@ -2,21 +2,21 @@
 
     fork.json         when it begins; beside `state.json`, there before it
 
-It begins where the first job stands: at the end of the first step, from the one that was last begun
-on, at which no window is open. That is a function of the query and of a step's number, so public.
+It begins where the first job stands: at the end of the first step, not before the one that was last
+begun, at which no window is open. That is a function of the query and a step number, so public.
 
 Proof: the fork is a job of the query that differs in its start alone, in a directory of its own: so
-    with another epoch, under which no address is one of the first job's, and with a secret of its
-    own. It takes nothing from the first state but the number of a step. Its loss is that of the
-    query (derived anew for the later start) and is charged when it is made, so
-    both jobs together lose what the two charges come to, whatever either reads.
-No window is in it by halves: all windows that its steps release begin at its start or later
-    (`boundary` looks at those of its first step; later steps release no earlier ones, for a window
-    is released at steps in a row).
+    it has another epoch, under which no address is one of the first job's, and a secret of its own.
+    It takes nothing from the first state but a step number. Its loss is that of the query (derived
+    anew for the later start) and is charged when it is made, so both jobs together lose the sum of
+    the two charges, whatever either reads.
+Every window is in it as a whole: all windows that its steps release begin at its start or later
+    (`boundary` checks those of its first step; later steps release no earlier ones, for a window is
+    released at consecutive steps).
 
-What it is for: another noise key from here on (the first job ends there, `rekey` cannot do it); a
-second consumer; and going on from a backup when nobody knows what the original published since:
-the restored state draws the same noise again, which over other rows must not be; a fork does not.
+What it is for: a new noise key (the first job ends, and the fork goes on; `rekey` cannot do it); a
+second consumer; and going on from a backup when nobody knows what the original published since. The
+restored state would draw the same noise for other rows, which is forbidden; a fork does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamveil.runtime.changed_query import Kept, require_kept
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.store import FORK, require_empty, require_outside
 
-MOST_STEPS = 100_000  # that are looked at
+MOST_STEPS = 100_000  # steps that are tried
 SAYS_NOTHING = "to fix  run the query in a state of its own: it reads its source from the start"
 
 
@@ -65,18 +65,18 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
 
 
 def told(state: Path) -> formats.Content:
-    """When a fork begins, and how many steps of its query come before; of no fork, none."""
+    """A fork's note: when it begins, and how many steps of its query come before; 0 for others."""
     path = state / FORK
     return formats.read(path, "fork") if path.is_file() else {"skipped": 0}
 
 
 def kept_of(plan: Plan, state: Path) -> Kept:
-    """What the job of a state runs, given its query as somebody wrote it; also a fork's."""
+    """The plan that the job (or fork) of a state runs, given its query as somebody wrote it."""
     return require_kept(forked(plan, state), state)
 
 
 def boundary(schedule: Schedule | None, begun: int) -> int:
-    """The first step, from one that was begun on, after which all windows are new.
+    """The first step, at or after the one last begun, after which all windows are new.
 
     A changing table has no schedule: it holds every record since its beginning.
     """
@@ -102,7 +102,7 @@ def boundary(schedule: Schedule | None, begun: int) -> int:
 
 
 def forked(plan: Plan, state: Path) -> Plan:
-    """The plan that runs in a directory: of a fork, the one with its start."""
+    """The plan that runs in a directory; for a fork, with its start."""
     found, clock = told(state), plan.clock
     begins = found.get("start_us")
     if begins is not None and not (clock.timed and clock.due_us(found["skipped"]) == begins):

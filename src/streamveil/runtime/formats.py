@@ -31,22 +31,22 @@ VERSION = 1  # of notes
 # ---- the fingerprint of a query's mechanisms
 #
 # A plan leaves settings open: a forecast chooses bounds, a search calibrates noise. Another version
-# may choose or calibrate otherwise, for the same plan. A state that resumed with the other
-# mechanism would have one half of its releases from each, and nothing proves that both halves
-# together keep the budget; so durable state names its mechanisms as well as its plan.
+# may choose or calibrate differently for the same plan. A state that resumed with other mechanisms
+# would have some releases from each, and nothing proves that both together keep the budget; so
+# durable state names its mechanisms as well as its plan.
 
-DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee hangs on them
-LEFT_OUT = ("public", "keys", "defaults")  # told by the plan; explanations
+DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee needs them
+LEFT_OUT = ("public", "keys", "defaults")  # in the plan already; explanations
 PLAIN = (Fraction, str, bytes, int, bool, type(None), Enum, timedelta, np.integer, np.bool_)
 
 
 def calibration(operator: Operator) -> str:
     """A digest of every field of an operator that takes part in its equality.
 
-    What does not (compiled expressions, memory limits, explanations) decides no mechanism. The
-    lists of public keys are part of the plan and left out.
+    Other fields (compiled expressions, memory limits, explanations) decide no mechanism. The lists
+    of public keys are part of the plan and left out.
 
-    Raises TypeError for a field of a type whose content it cannot tell.
+    Raises TypeError for a field of a type that it does not know.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in decisive(operator):
@@ -56,13 +56,13 @@ def calibration(operator: Operator) -> str:
 
 
 def decisive(value: Any) -> list[Field[Any]]:
-    """The fields of a dataclass that are told; later ones (`plan.LATER`) where they say a thing."""
+    """The fields of a dataclass to include; fields added later (`plan.LATER`) only where set."""
     told = [part for part in fields(value) if part.compare and part.name not in LEFT_OUT]
     return [part for part in told if not part.metadata.get("unsaid") or getattr(value, part.name)]
 
 
 def words(value: Any, name: str = "") -> Iterator[str]:
-    """A value and all it consists of, depth first.
+    """A value and its parts in words, depth first.
 
     >>> list(words((Fraction(1, 3), 0.1 + 0.2, None)))
     ['tuple 3', '1/3', '0.3', 'None']
@@ -99,7 +99,7 @@ def write(path: Path, kind: str, content: Content) -> None:
 
 
 def read(path: Path, kind: str) -> Content:
-    """What a note says; refuses one that is damaged, or of another format."""
+    """The content of a note; refuses one that is damaged, or of another format."""
     try:
         content: Content = json.loads(disk.read(path))
         require_version(f"file '{path.name}'", content["version"], VERSION)
@@ -117,7 +117,7 @@ def crc(content: Content) -> int:
 
 
 def damaged(path: Path) -> StoreError:
-    """What to say about bytes that are neither whole nor a torn tail."""
+    """The error for bytes that are neither whole nor a torn tail."""
     return StoreError(
         f"'{path.name}' in the state directory is damaged: a part that was once durable does not"
         " match its checksum.\n"

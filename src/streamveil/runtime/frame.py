@@ -14,9 +14,9 @@ refused when written and when read.
 
 Frames that follow each other form a chain: a head names the hash of all frames before its own
 (`BEFORE`), so that none can be changed, dropped, repeated, reordered or come from another job
-unseen. What the last hash is must be known from elsewhere, and a file may end in a torn frame:
-bytes that were being written when a process died. Bytes that do not check out and are followed by a
-whole frame are damage (`heads`).
+unseen. The last hash must be known from elsewhere, and a file may end in a torn frame: bytes that
+were being written when a process died. Bytes that fail their check and are followed by a whole
+frame are damage (`heads`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PREFIX_SIZE = SIZES.size + CRC.size
 ALIGNMENT = 8
 HASH_BYTES = 16
 BEFORE = "before"  # in a head: the hash of the frames before it
-SAMPLE = 64  # items looked at before all of them
+SAMPLE = 64  # items tried before all of them
 MAPPED_BYTES = 1 << 20  # arrays below this are read, not mapped
 PIECE_BYTES = 1 << 18  # copied at once: less than a cache
 GATHERED_BYTES = KEPT_BYTES // 4  # a larger body is not copied to be written
@@ -76,7 +76,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a prefix says."""
+    """The numbers in a prefix."""
 
     head: int
     body: int
@@ -94,8 +94,8 @@ def encode(
 ) -> list[memoryview]:
     """The frame as a list of buffers, ready for `write_all`; arrays are not copied.
 
-    A large one that begins at `start` in its file ends with a block, so that the next one may be
-    written past the page cache; its head is padded with blanks.
+    A large frame, which begins at `start` in its file, ends at the end of a block, so that the next
+    frame may be written past the page cache; its head is padded with blanks.
 
     >>> frame = decode(b"".join(encode({"batch": 1}, {"count": np.arange(3)}, [b"abc"])))
     >>> frame.head["batch"], frame.arrays["count"].tolist(), bytes(frame.blobs[0])
@@ -107,14 +107,14 @@ def encode(
 def laid_out(
     head: Head, arrays: dict[str, Array], blobs: Sequence[Buffer] = ()
 ) -> tuple[Head, list[memoryview]]:
-    """All that a head says, and the body."""
+    """The full head, with the layout of arrays and blobs, and the body."""
     layout, parts = pack(arrays)
     content = {**head, "arrays": layout, "blobs": [len(blob) for blob in blobs]}
     return content, list(padded(parts + [memoryview(blob) for blob in blobs]))
 
 
 def pack(arrays: dict[str, Array]) -> tuple[list[Any], list[memoryview]]:
-    """What a head says of arrays, and the bytes that are stored of each; copied where narrowed."""
+    """The entries of arrays in a head, and the stored bytes of each; copied where narrowed."""
     stored = {name: narrow(array) for name, array in arrays.items()}
     layout = [
         [name, storable(name, array), list(array.shape), stored[name].dtype.str, stored[name].size]
@@ -152,7 +152,7 @@ def seal(
 def gathered(
     content: Head, body: list[memoryview], *, start: int = 0
 ) -> Iterator[list[memoryview]]:
-    """As `seal`; a large frame is put together in memory that is kept, to be written as it lies."""
+    """As `seal`; a large frame is put together in memory that is kept, to be written at once."""
     size = sum(map(len, body))
     if not LARGE_BYTES <= size <= GATHERED_BYTES:
         yield seal(content, body, start=start)
@@ -239,7 +239,7 @@ def read_head(file: BinaryIO, available: int) -> tuple[Head, Sizes]:
 def heads(file: BinaryIO) -> Iterator[tuple[int, Head, Sizes]]:
     """Where each frame starts, its head and its sizes, up to a torn tail. Bodies are not read.
 
-    Raises `TornFrameError` where a whole frame follows what does not check out.
+    Raises `TornFrameError` where a whole frame follows bytes that fail their check.
     """
     size, offset = os.fstat(file.fileno()).st_size, 0
     while offset < size:
@@ -269,7 +269,7 @@ def require_torn(file: BinaryIO, offset: int) -> None:
 
 
 def chain(before: str, prefix: Buffer) -> str:
-    """The hash of all frames up to the one with this prefix; `before`: of those that precede it.
+    """The hash of all frames up to the one with this prefix; `before`: the hash before that frame.
 
     A prefix holds the checksums of its head and body, and the head holds `before`.
     """
@@ -296,12 +296,12 @@ def narrow(array: Array) -> Array:
     ('|u1', array([7]), dtype('int8'))
     """
     if array.dtype.kind not in "iu" or array.size < 2 or isinstance(array, np.memmap):
-        return array  # what lies in a file is passed on without a copy in memory
+        return array  # a map of a file is passed on without a copy in memory
     flat = array.reshape(-1)
     if flat.size > SAMPLE:
         sample = flat[:: 1 + flat.size // SAMPLE]
         if smallest(sample).itemsize == array.dtype.itemsize and (sample != sample[0]).any():
-            return array  # a cheap no, for fingerprints and the like
+            return array  # cheap refusal, for fingerprints and the like
     fits = smallest(flat)
     if flat[0] == flat[-1] and (flat == flat[0]).all():
         return flat[:1]

@@ -1,23 +1,23 @@
 """How micro-batches flow: one is made ahead in a thread, small ones are published together.
 
-A job over live data publishes every release at its trigger. A replay of history has all of its
-triggers behind it: nobody waits for one of them, so what each costs by itself (a sync of the log, a
-file and its name) is paid once for some of them in a row.
+A job over live data publishes every release at its trigger. In a replay of history all triggers
+are past: nobody waits for one of them, so the costs of each (a sync of the log, a file and its
+name) are paid once for several consecutive ones.
 
 Guarantee: where a group of releases ends is a function of the clock's public number of steps, the
-    number of the step, and how many rows the releases of the group have, which are public once it
-    is. So file names, the releases in a file and the order in which files appear tell nothing that
-    the releases do not tell. Nor do log lines, figures and what a reader finds in the state.
-Proof: `Together.ends` takes nothing else. It is asked at the end of each step, which every replay
-    has with or without rows. A restart asks it again about the same releases, or finds the answer
+    step number, and how many rows the releases of the group have; those are public once the group
+    is. So file names, the releases in a file and the order in which files appear reveal nothing
+    beyond the releases. Nor do log lines, figures and what a reader finds in the state.
+Proof: `Together.ends` uses nothing else. It is called at the end of each step, which every replay
+    has with or without rows. A restart calls it again for the same releases, or finds the answer
     in the log; the rest of a group that a crash cut in two is computed and published as it would
     have been. The log takes parts of a group when they are large, so where these end depends on
-    rows: nobody is told of a group that is not whole (`Progress.unpublished`, `published.led_to`).
+    rows: an incomplete group is shown to nobody (`Progress.unpublished`, `published.led_to`).
     When a file appears depends on how long the steps took, as it does without groups: see
     docs/weaknesses.md.
 
-`Prefetch` holds one item ahead, and no more: back-pressure by construction. What is published
-together is many small releases of a replay, in one commit and one file.
+`Prefetch` holds one item ahead, and no more: back-pressure by construction. A group is many small
+releases of a replay, published in one commit and one file.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """Iterates over `items` with the next one being made, or waiting, meanwhile.
+    """Iterates over `items`; the next one is made, or waits, while one is in use.
 
-    At most two items exist at once if the caller drops one before it takes the next, or says that
-    it is `done` with it: the one in use and the next. So the memory of an item is free again when
-    the next but one is made. An exception of the source is raised where its item would have been.
+    At most two items exist at once, the one in use and the next, if the caller drops an item before
+    it takes the next or calls `done`. So the memory of an item is free again when the next but one
+    is made. An exception of the source is raised where its item would have been.
     `close` never blocks on a source that waits for data.
 
     >>> list(Prefetch(iter([1, 2, 3])))
@@ -62,7 +62,7 @@ class Prefetch(Generic[T]):
         try:
             for item in items:
                 self._ready.put((item, None, False))
-                del item  # or it would be here while the next one is made
+                del item  # or it would be kept while the next one is made
                 self._taken.acquire()
                 if self._stop.is_set():
                     return
@@ -92,7 +92,7 @@ class Prefetch(Generic[T]):
         return item  # type: ignore[return-value]  # None only where `last`
 
     def done(self) -> None:
-        """Lets the next item but one be made, since the one in use is not used any more."""
+        """Ends the use of the current item, so that the next but one can be made."""
         if not self._done:
             self._done = True
             self._taken.release()
@@ -106,7 +106,7 @@ class Prefetch(Generic[T]):
 
 
 class PrefetchInBlocks(Generic[T]):
-    """The same for small items, which are made and handed over some at a time.
+    """`Prefetch` for small items, which are made and handed over in blocks.
 
     >>> list(PrefetchInBlocks(iter([[1, 2], [3]])))
     [1, 2, 3]
@@ -141,7 +141,7 @@ class PrefetchInBlocks(Generic[T]):
         self._blocks.close()
 
 
-FEWEST = 64  # times that a replay publishes, at least: so it shows how far it has come
+FEWEST = 64  # a replay publishes at least so often, to show how far it has come
 MOST_STEPS = 96
 BLOCK_ROWS = 4_096  # of small micro-batches, whose rows are prepared together
 MOST_ROWS = 50_000  # released rows, of several groups of keys: more are a file of their own size
@@ -155,7 +155,7 @@ class Together:
     last: int  # step of the replay
 
     def ends(self, step: int, rows: int) -> bool:
-        """Whether a group ends with a step, its releases having so many rows."""
+        """Whether a group whose releases have so many rows ends with this step."""
         return step % self.steps == 0 or step >= self.last or rows >= MOST_ROWS
 
 
@@ -179,7 +179,7 @@ def together(clock: Clock, bounded: bool, triggers: int | None) -> Together | No
 
 
 def in_blocks(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-    """The same micro-batches, small ones some at a time, with the block of all their rows."""
+    """The same micro-batches, small ones in blocks, each with the rows of its block."""
     held, rows = list[Batch](), 0
     try:
         for batch in batches:

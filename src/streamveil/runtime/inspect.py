@@ -1,4 +1,4 @@
-"""What a state directory holds, for `streamveil inspect DIR`: sizes and places, no row value."""
+"""A state directory's content, for `streamveil inspect DIR`: sizes and places, no row value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Summary:
     position: str  # where the source resumes, in words
     position_before: str  # and where the last micro-batch began, if the log tells
     committed: str | None  # time of the last commit, UTC
-    formats: dict[str, int]  # versions of what is written
+    formats: dict[str, int]  # versions of the formats
     checkpoint_batch: int | None
     checkpoint_bytes: int
     log_records: int  # since the checkpoint
@@ -143,7 +143,7 @@ def on_disk(folder: Path) -> dict[str, int]:
 
 
 def words(position: str | None) -> str:
-    """A place in the source, for a reader: what sources count and name, and nothing they read.
+    """A place in the source, for a reader: counts and names, and nothing from rows.
 
     A position also holds digests of rows, by which a source knows them again. Whoever guesses a row
     could check the guess against its digest, so none is shown.
@@ -235,7 +235,7 @@ Reading = Literal["read", "needed", "changed"]
 def files_read(state: str | Path, pattern: str) -> Iterator[tuple[str, Reading]]:
     """Each file of a pattern, which is the path of the query, and whether it was read to its end.
 
-    What is committed counts: a file that is 'read' may go, whatever happens to the job.
+    Only commits count: a file that is 'read' may be deleted, whatever happens to the job.
     """
     at = place_of(read(Path(state))[1])
     if at is None:

@@ -6,15 +6,15 @@ folded and n + 2 is read. At most one batch is in each place, so a slow disk, si
 n is published, so a restart has to publish the last commit at most: it makes its releases again
 from the logged delta, and they must be the ones whose marks were committed.
 
-Syncs: a release on its own has three, one after the other. The log's comes before all else, or a
-loss of power would leave a release that no log leads to, and other rows would be committed under
-its noise. A sink of files syncs the content, then gives it its name, or a reader could find a name
-without content. It syncs the folder before the next commit, since a restart sends the last commit
-alone again. None of them covers another: they are of two files and a folder, in this order.
-Neither archive nor checkpoint adds one to a commit: both are synced before the log is cut.
+Syncs: a release on its own has three, one after the other. The log is synced first, or a loss of
+power could leave a release without a log record, and other rows would be committed under its noise.
+A sink of files syncs the content, then gives it its name, or a reader could find a name without
+content. It syncs the folder before the next commit, since a restart sends only the last commit
+again. No sync covers another: they are of two files and a folder, in this order.
+Neither archive nor checkpoint adds a sync to a commit: both are synced before the log is cut.
 
 In a replay of history several micro-batches are committed and published together (`grouping`). The
-log tells which: a restart publishes the last whole group, and goes on with one that is not whole.
+log says which: a restart publishes the last whole group again, and completes one that is not whole.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Work:
 
     name: str
     fingerprint: str  # of the query; a changed one is refused by an old state
-    calibration: str = ""  # of its mechanisms; so is another one
+    calibration: str = ""  # of its mechanisms; an old state refuses a changed one, too
     operator: Operator
     feed: Feed
     limit: Budget
@@ -70,21 +70,21 @@ class Work:
     ledger: Where | None = None  # shared with other jobs over the same data; charged as well
     rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
     keep_in: Callable[[Path], None] = lambda _: None  # tells the source where the state is
-    committed: Callable[[str | None], None] = lambda _: None  # tells it what is durable
+    committed: Callable[[str | None], None] = lambda _: None  # tells the source what is durable
     keep_releases: int | None = None  # in the archive, of the newest; None: all
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
     extension: Callable[[str], Charge] | None = None  # of an epoch, where the end was moved
     together: Together | None = None  # which releases are published together; None: none
-    threads: int = 1  # that compute, at most; reading and writing go on beside them
+    threads: int = 1  # that compute, at most; reading and writing have threads of their own
 
     @property
     def identity(self) -> stores.Identity:
-        """What a state directory must have been created for."""
+        """The job that a state directory must have been created for."""
         return stores.Identity(self.name, self.fingerprint, self.operator.kind, self.calibration)
 
     @property
     def account(self) -> Account:
-        """What it pays, and where."""
+        """The charge of the job, and its ledgers."""
         return Account(
             name=self.name, limit=self.limit, guarantee=self.operator.guarantee,
             about=self.about, shared=self.ledger,
@@ -95,30 +95,30 @@ class Computed(NamedTuple):
     """A micro-batch that has been folded and is not yet committed."""
 
     record: Record  # without marks, until its releases are made
-    drawn: Sequence[Any]  # what it made public, before it is a table
+    drawn: Sequence[Any]  # its releases, before they are tables
     rejected_rows: Iterable[pa.Table]
     releases: tuple[Release, ...] = ()
 
 
 class Snapshot(NamedTuple):
-    """What was copied for a checkpoint after a micro-batch."""
+    """The parts of a checkpoint that were copied after a micro-batch."""
 
     begins: bool = False
-    whole: CheckpointDraft | None = None  # if it is
+    whole: CheckpointDraft | None = None  # if all parts are copied
 
 
 NOTHING = Snapshot()
-HELD_BYTES = 4 << 20  # of what waits for the rest of its group; then it is written to the log
+HELD_BYTES = 4 << 20  # a group that waits for its rest is written to the log from this size on
 CELL_BYTES = 16  # of a total and its variance
-QUICK_BYTES = 1 << 20  # of a commit; a larger one is made beside the next micro-batches
+QUICK_BYTES = 1 << 20  # a larger commit is made while the next micro-batches are computed
 MOST_WAITED = 0.1  # share of a job's time that its commits may wait for devices and servers
 
 
 class Job:
     """An open job; iterating over it runs it and yields every release once it is durable.
 
-    After a restart the releases of the last commit come again, with the same content: whoever needs
-    each once tells them apart by (window, trigger), as every sink does.
+    After a restart the releases of the last commit come again, with the same content: callers that
+    need each once recognise them by (window, trigger), as every sink does.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Job:
         operator, directory = self.work.operator, self._store.directory
         saved, records = self._store.recover()
         extent = saved.needs.archive if saved and saved.needs else None
-        keeper = None if self.work.post else self.work.sink  # a sink has what was made of them
+        keeper = None if self.work.post else self.work.sink  # a sink has the post-processed ones
         self._archive = Archive(directory, epoch, keeper, extent, self.work.keep_releases)
         self._state = operator.init() if saved is None else operator.load(saved.record.delta)
         self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
@@ -203,20 +203,20 @@ class Job:
         self._effort = time.thread_time() - started
 
     def _open_rejects(self, epoch: str) -> Rejects | None:
-        """Where rows go that cannot be used, as of the last commit."""
+        """The directory for rows that cannot be used, as of the last commit."""
         directory, committed = self._store.directory, self.place.batch
         sweep(kept_in(directory), Owner(epoch, str(directory)), committed)
         routing = self.work.rejects
         return None if routing is None else routing.open(directory, epoch, committed)
 
     def _draw(self, step: int, *, closed: bool) -> Sequence[Any]:
-        """Closes a step, if it ends now, and returns what it makes public."""
+        """Closes a step, if it ends now, and returns its releases."""
         operator: Any = self.work.operator
         draw = getattr(operator, "draw", operator.release)
         return draw(self._state, step, self._noise) if closed else ()
 
     def _settle(self) -> None:
-        """Makes the tables of what waits: of many small releases at once."""
+        """Makes the tables of the waiting releases, many small ones at once."""
         started = time.thread_time()
         waiting = [turn for turn, one in enumerate(self._held) if one.drawn]
         drawn = [some for turn in waiting for some in self._held[turn].drawn]
@@ -232,7 +232,7 @@ class Job:
         self._effort += time.thread_time() - started
 
     def _take(self, record: Record, releases: tuple[Release, ...] = ()) -> None:
-        """Makes a micro-batch the last one. What it made is published with its group."""
+        """Makes a micro-batch the last one. Its releases are published with their group."""
         if not self._last.more:
             self._latest, self._marks, self._released = (), (), 0
         self._latest = (*self._latest, *releases)
@@ -268,11 +268,11 @@ class Job:
         return self.work.operator.counters(self._state)
 
     def ask(self, question: Array) -> Any:
-        """Puts a question to an operator that takes them; its answer, once it is durable.
+        """Puts a question to an operator that answers questions; returns the durable answer.
 
         Only while the job is not iterating: then the state in memory is the committed one. The
         releases of the last commit are published first, as a restart would do. An answer that could
-        not be kept is never given, neither now nor when it is asked again: it would be unpaid.
+        not be stored is never given, neither now nor later: it would be unpaid.
         """
         ask = getattr(self.work.operator, "ask", None)
         if ask is None:
@@ -305,7 +305,7 @@ class Job:
         self.close()
 
     def close(self) -> None:
-        """Stops. What was committed is kept; what was not is read again by the next run."""
+        """Stops. Commits are kept; the next run reads all later rows again."""
         self._running.close()
         self._archive.close()
         self._store.close()
@@ -368,10 +368,10 @@ class Job:
 
     @property
     def _commits_quickly(self) -> bool:
-        """Whether nothing is gained by computing beside a small commit of a replay.
+        """Whether it is quicker not to compute during a small commit of a replay.
 
         Two threads hand the interpreter's lock to each other at every compiled call. Where devices
-        and servers are quick, that takes longer than to wait for them.
+        and servers are quick, that takes longer than waiting for them.
         """
         elapsed = time.perf_counter() - self._started
         return self.work.together is not None and self._waited <= MOST_WAITED * elapsed
@@ -459,7 +459,7 @@ class Job:
         self._store.finish_checkpoint(draft, until, self._archive.extent)
 
     def _send(self, releases: tuple[Release, ...]) -> tuple[Release, ...]:
-        """Sends the releases of a durable record to the sink, and yields them; safe to repeat."""
+        """Sends the releases of a durable record to the sink, and returns them; safe to repeat."""
         shown = releases
         if self.work.post:
             from streamveil.results.post import post_processed  # loaded when there is some
@@ -490,18 +490,18 @@ class Job:
 
 
 def rows_of(made: Any) -> int:
-    """The rows of what a step made public."""
+    """The rows of a release, drawn or finished."""
     return made.table.num_rows if isinstance(made, Release) else int(made.rows)
 
 
 def closed_after(record: Record, before: int) -> int:
-    """How many steps are closed and published after a record: none of a group that goes on."""
+    """How many steps are closed and published after a record; an open group does not count."""
     place = record.place
     return before if record.more else max(before, place.step - (not place.closed))
 
 
 def require(work: Work, directory: Path) -> None:
-    """Refuses what would be refused later, before anything is made."""
+    """Refuses, before anything is made, what would be refused later."""
     epoch = stores.epoch_of(directory)
     if work.rejects is not None:
         work.rejects.require(directory, epoch)
@@ -518,7 +518,7 @@ def begin(directory: Path, work: Work, keys: Randomness) -> tuple[str, Noise]:
 
 
 def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
-    """Refuses to go on when replaying the log does not give what was committed."""
+    """Refuses to go on when replaying the log gives other releases than were committed."""
     if len(committed) != len(again) or not all(map(Mark.agrees, committed, again)):
         raise StoreError(
             "replaying the log gives other releases than those committed: the state was written by"

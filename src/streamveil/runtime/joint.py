@@ -1,10 +1,10 @@
-"""Several private answers at once: a job of each, and what one SELECT makes of their releases.
+"""Several private answers at once: a job for each, and one SELECT over their releases.
 
-Each job has a state of its own inside the state directory, a charge of its own, and noise of its
-own. A ledger that they share is charged for all of them at once. They close their steps side by
-side; as soon as all have released at a window and trigger, the rows are put together. What is kept
-is kept by the jobs: the same releases put together again give the same rows, so a killed run goes
-on by putting together what is in the archives.
+Each job has its own state inside the state directory, its own charge and its own noise. A ledger
+that they share is charged for all of them at once. They close their steps side by side; as soon as
+all have released at a window and trigger, the rows are joined. Only the jobs keep anything: the
+same releases joined again give the same rows, so a killed run goes on by joining the releases in
+the archives.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ NO_LEDGER_ON_SPARK = (
     "  to fix  leave the ledger out, or run on the embedded engine, which charges all at once"
 )
 KEPT = "kept-{}"  # folder of the releases of an answer whose engine keeps none
-Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not put together yet
+Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not joined yet
 
 
 def guarantee_of(parts: tuple[Plan, ...]) -> Guarantee:
-    """What all answers together promise.
+    """The guarantee of all answers together.
 
     Proof: neighbours differ in the rows of one unit, wherever these are; each answer loses at most
-        its own loss on them, with noise of its own, also where an analyst or the stream itself
-        reacts to what the others released (`Loss.compose`, which is adaptive). All protect the same
-        unit in the same periods (`JointPlan`), so that a promise per period composes period by
-        period. What is made of the releases is post-processing.
+        its own loss on them, with its own noise, even if an analyst or the stream itself reacts to
+        the releases of the others (`Loss.compose`, which is adaptive). All protect the same unit in
+        the same periods (`JointPlan`), so that a promise per period composes period by period. The
+        join of the releases is post-processing.
     """
     found = [operator_of(combined_plan(in_units(with_look(one)))).guarantee for one in parts]
     first, *others = found
@@ -73,12 +73,13 @@ def run_joint(
     joint: JointPlan, *, state: str | Path, watches: Sequence[Watch] = (),
     spark: Any = None, **options: Any,
 ) -> Iterator[Release]:  # fmt: skip
-    """Creates or resumes the jobs of all answers and yields what is made of their releases.
+    """Creates or resumes the jobs of all answers and yields their joined releases.
 
-    `state` holds a state directory of each, by its name, and so does the directory of `rejects`;
-    `options` are those of `run` (with a `SparkEngine`, of its `start`), and `watches` listen to one
-    job each, in their order. A resumed run yields what was released before once more, which sinks
-    know. Yields nothing for a window and trigger at which one of the answers has not released yet.
+    `state` holds one state directory for each answer, under its name, and the directory of
+    `rejects` likewise; `options` are those of `run` (with a `SparkEngine`, of its `start`), and
+    `watches` listen to one job each, in their order. A resumed run yields earlier releases once
+    more, which sinks recognise. Yields nothing for a window and trigger at which one of the answers
+    has not released yet.
     """
     home = Path(state)
     if is_state(home):
@@ -115,7 +116,7 @@ def embedded_jobs(
     stack: ExitStack, joint: JointPlan, home: Path, listeners: list[list[Listener]], *,
     rejects: str | Path | None = None, ledger: Where | None = None, **options: Any,
 ) -> tuple[list[Any], list[Held]]:  # fmt: skip
-    """The jobs of all answers, and what each released in earlier runs."""
+    """The jobs of all answers, and the releases of each in earlier runs."""
     places = [home / part.name for part in joint.parts]
     require_room(joint, places, ledger)
     make_directory(home)
@@ -153,7 +154,7 @@ def spark_jobs(
     """The same on Spark, which keeps no releases: each job has a sink of files beside its state.
 
     A job writes a release there before it marks its step, and the same again if it was killed in
-    between, so that whatever its releases lead to can be put together at the next start.
+    between, so that all of its releases can be joined at the next start.
     """
     if ledger is not None:
         raise PlanError(NO_LEDGER_ON_SPARK)
@@ -174,7 +175,7 @@ def spark_jobs(
             progress=partial(tell_all, heard), charge=False, **options,
         )  # fmt: skip
         jobs.append(stack.enter_context(made))
-    for job in jobs:  # after all that another one could be refused for
+    for job in jobs:  # after everything that may refuse another job
         job.charge()
     return jobs, held
 
@@ -185,7 +186,7 @@ def kept_at(state: Path) -> Path:
 
 
 def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:
-    """Refuses, before any answer is charged, what all new ones together may not cost."""
+    """Refuses, before any answer is charged, new answers that together exceed the ledger."""
     fresh = tuple(
         part for part, place in zip(joint.parts, places, strict=True) if epoch_of(place) is None
     )
@@ -198,11 +199,11 @@ def charge_together(
     works: list[tuple[Work, Randomness]], places: list[Path], epochs: list[str],
     new: list[Path], ledger: Where,
 ) -> None:  # fmt: skip
-    """Charges a shared ledger for all answers at once, before any looks; no other comes between.
+    """Charges a shared ledger for all answers at once, before any of them looks at its rows.
 
     Proof: `Ledger.charge_all` takes all charges with one write, or none. Each is known by the epoch
         of its state, which is made before; its job finds the charge there and pays nothing more.
-        Where the ledger refuses, states that were made now are removed: nothing was shown of them.
+        Where the ledger refuses, new states are removed: nothing of them was shown.
     """
     try:
         with Ledger.load(ledger) as shared:
@@ -221,9 +222,9 @@ def charge_together(
 
 
 def turns(jobs: list[Any], held: list[Held]) -> Iterator[None]:
-    """One for what is there already, and one whenever a job has released once more.
+    """Yields once for the releases at hand, and again whenever a job has released.
 
-    Jobs that are steps behind go first, as after a kill: the others wait for a step to be due.
+    Jobs that are some steps behind go first, as after a kill: the others wait for a step to be due.
     """
     yield
     left = [(job, iter(job), known) for job, known in zip(jobs, held, strict=True)]
@@ -240,14 +241,14 @@ def turns(jobs: list[Any], held: list[Held]) -> Iterator[None]:
 
 
 def same(release: Release) -> Release:
-    """A release that is at hand."""
+    """The release itself: it is in memory."""
     return release
 
 
 def archived(part: Plan, place: Path) -> Held:
-    """What a job released in earlier runs; read when it is needed."""
+    """The releases of a job in earlier runs, read when needed."""
     folder = kept_at(place)
-    if folder.is_dir() and not is_state(folder):  # which may be that of another answer
+    if folder.is_dir() and not is_state(folder):  # it may be the state of another answer
         files = of_folder(folder)
         return {moment: partial(pick, files, *moment) for moment in files.moments}
     if epoch_of(place) is None:
@@ -264,10 +265,10 @@ def archived(part: Plan, place: Path) -> Held:
 
 
 def releases_of(joint: JointPlan, state: str | Path) -> Releases:
-    """What was released so far, put together anew from the states of all answers.
+    """All releases so far, joined anew from the states of all answers.
 
-    Or what is in one folder, of a sink or of one answer. Reads files only, also while the jobs run:
-    no secret, no lock, no charge.
+    Or the releases in one folder, of a sink or of one answer. Reads files only, also while the jobs
+    run: no secret, no lock, no charge.
     """
     home = Path(state)
     if not states_in(home) and not any(kept_at(home / one.name).is_dir() for one in joint.parts):
@@ -288,7 +289,7 @@ def releases_of(joint: JointPlan, state: str | Path) -> Releases:
 
 
 def put_together(joint: JointPlan, releases: list[Release]) -> Release:
-    """One release of the statement, from one of each answer."""
+    """One release of the statement, made from one release of each answer."""
     names = tuple(part.name for part in joint.parts)
     first = releases[0]
     noisy = post_process(processed_together, joint.post, names, *(one.noisy for one in releases))

@@ -1,29 +1,30 @@
-"""Joins by the privacy unit on live data: rows of a unit meet those that came before, so far kept.
+"""Joins by the privacy unit on live data: rows meet the rows of their unit that are still kept.
 
-At each step the other relations are read first, then the stream. Of each unit the newest rows of
+At each step the other relations are read first, then the stream. For each unit, the newest rows of
 the other relation are kept, as many as the query declares (`joins.newest`); a row of the stream
 meets these. Where both are streams of events (`within_us`), rows of the stream are kept likewise,
-and a row of the other one meets them when it comes: each pair is found once, by the later of both.
-Such rows are forgotten when a step begins twice the interval after their time. In a LEFT JOIN one
+and a row of the other relation meets them when it comes: each pair is found once, by its later row.
+Such rows are forgotten when a step begins twice the interval after their time. In a LEFT JOIN a row
 that has met nothing comes out alone then, or as soon as newer rows of its unit take its place.
 
-Proof: what a relation keeps of a unit is a function of that unit's rows in it and of the times at
-    which steps begin, which are public. What a row meets is a function of its unit's rows: those
-    that came in an earlier step, or in this step if they are of a relation that is read before. So
-    without one unit all other rows come out as they were, in their order: neighbours stay
-    neighbours, as in `plan.joins`, and what follows bounds and charges pairs as rows of any source.
-    No limit is shared: memory for one unit's rows never takes the place of another's. Where chunks
-    end, which rows of others may move, decides nothing, also not which pairs of a unit are its
-    first ones, that bounding lets pass: the state after a relation was read is that of all its rows
-    together, each row meets what is kept alone, and its pairs stand together (`joins.near`). What
-    has met nothing (`Waiting`) follows the pairs of the row that takes its place, which is one of
-    its unit's, or comes at the time at which a step begins, before all other rows.
+Proof: the rows that a relation keeps of a unit are a function of that unit's rows in it and of the
+    times at which steps begin, which are public. The rows that a row meets are a function of its
+    unit's rows: those that came in an earlier step, or in this step if their relation is read
+    first. So without one unit all other rows come out as they were, in their order: neighbours stay
+    neighbours, as in `plan.joins`, and later stages bound and charge pairs as rows of any source.
+    No limit is shared: memory for one unit's rows never takes the place of another's. Rows of
+    others may move the ends of chunks, but these decide nothing, not even which pairs of a unit
+    come first and pass the bounding: the state after a relation was read is that of all its rows
+    together, each row meets only kept rows, and its pairs stand together (`joins.near`). A row that
+    has met nothing (`Waiting`) follows the pairs of the row that takes its place, which is of the
+    same unit, or comes at the time at which a step begins, before all other rows.
 Memory: so many rows of each unit and relation, in the columns after the relation's own steps. A row
     of the stream makes as many pairs at most.
-Recovery: what is kept is in files of the job's state, which only grow, one for each relation. A row
+Recovery: kept rows are in files of the job's state, one for each relation, which only grow. A row
     is durable there before a position counts on it, and a position says how many bytes count, with
-    a hash of them. What a process that died wrote beyond is written over. A file that is mostly
-    rows no longer kept is followed by one of those that are; it goes once a position says so.
+    a hash of them. Bytes beyond, of a process that died, are overwritten. When most rows of a file
+    are no longer kept, a new file is begun with those that are; the old one is removed once a
+    position names the new one.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ Rows = tuple[pa.Table, Any]  # with the unit of each
 
 
 class LiveRows:
-    """The rows of a stream after its steps, of which some are joins: read and resumed as one."""
+    """The rows of a stream after its steps, some of them joins: read and resumed as one source."""
 
     bounded = False
 
@@ -90,7 +91,7 @@ class LiveRows:
         return self._named(self._stages[-1]).schema
 
     def keep_in(self, folder: Path) -> None:
-        """Tells where the job's state is: each relation has a folder there."""
+        """Takes the folder of the job's state: each relation has a folder there."""
         self._folder = folder
         hand_on(self.inner, "keep_in", folder)
         for tie in self._ties:
@@ -144,7 +145,7 @@ class LiveRows:
         return replace(came, rows=made, rejected_rows=told)
 
     def _rest(self, first: int, table: pa.Table, units: Any) -> Rows:
-        """Rows that were just read, after the steps from one on."""
+        """Rows that were just read, after all steps from `first` on."""
         ties = {tie.place: tie for tie in self._ties}
         for place, step in enumerate(self.spec.steps[first:], first):
             table, units = passing(step, table, units)
@@ -162,7 +163,7 @@ class LiveRows:
         return pa.table({**columns, self.spec.person: units})
 
     def _here(self) -> str:
-        """The position of all relations, and how much is kept of each."""
+        """The position of all relations, and the size of the kept rows of each."""
         others = [tie.position() for tie in self._ties]
         self._reached = json.dumps({"stream": self._at, "others": others})
         return self._reached
@@ -175,14 +176,14 @@ class LiveRows:
 
 
 def tie_of(spec: OwnRows, place: int, before: Rows) -> Tie:
-    """A step of which the other relation is live."""
+    """The `Tie` of a step whose other relation is live."""
     step: Any = spec.steps[place]
     waits = isinstance(step, OwnJoin) and step.how == "left" and step.within_us is not None
     return (LeftTie if waits else Tie)(spec, place, before)
 
 
 class Tie:
-    """A step of which the other relation is live: its source, and what is kept for pairs."""
+    """A step whose other relation is live: its source, and the rows kept for pairs."""
 
     def __init__(self, spec: OwnRows, place: int, before: Rows) -> None:
         step: Any = spec.steps[place]
@@ -204,9 +205,9 @@ class Tie:
         self.at: str | None = None
 
     def home(self, folder: Path) -> Path:
-        """Where in a job's state its files are; there once somebody asked."""
+        """The folder of its files in a job's state; made when first needed."""
         made = folder / KEPT.format(self.place)
-        if not made.exists():  # one that is there is durable since the state was opened
+        if not made.exists():  # an existing one is durable since the state was opened
             make_directory(made)
         return made
 
@@ -215,13 +216,13 @@ class Tie:
         return after_steps(self.other, table, nothing_else, self.later)
 
     def met(self, fresh: Rows) -> Rows:
-        """What rows of the other relation make when they come: pairs, or rows of both (a union)."""
+        """The results of new rows of the other relation: pairs, or rows of both (a union)."""
         if self.within is not None:
             return joined(self.step, *self.kept[1].rows, fresh, late=True)
         return BESIDE[type(self.step)](self.step, *self.before, fresh)
 
     def beside(self, table: pa.Table, units: Any) -> Rows:
-        """Rows of the stream beside those that are kept."""
+        """Rows of the stream, joined with the kept rows of the other relation."""
         theirs = self.kept[0].rows if self.kept else self.taken(self.nothing())
         return BESIDE[type(self.step)](self.step, table, units, theirs)
 
@@ -235,18 +236,18 @@ class Tie:
             kept.add(fresh)
 
     def keep_own(self, rows: Rows) -> None:
-        """Keeps rows of the stream, where rows of the other relation that come later meet them."""
+        """Keeps rows of the stream, if later rows of the other relation can meet them."""
         for kept in self.kept[1:]:
             kept.add(rows)
 
     def forget(self, start_us: int) -> None:
-        """Leaves out what is kept of times that are long past."""
+        """Forgets rows of times that are long past."""
         for kept in self.kept:
             if self.within is not None:
                 kept.forget(start_us - 2 * self.within)
 
     def position(self) -> dict[str, Any]:
-        """How far it is read and how much is kept."""
+        """How far the relation is read, and the size of its kept rows."""
         return {"source": self.at, "kept": [kept.size._asdict() for kept in self.kept]}
 
     def resume(self, folder: Path | None, at: dict[str, Any]) -> None:
@@ -267,7 +268,7 @@ class LeftTie(Tie):
 
     @property
     def waiting(self) -> Waiting:
-        """What is kept of the stream."""
+        """The kept rows of the stream."""
         kept = self.kept[1]
         assert isinstance(kept, Waiting)  # noqa: S101  (`Tie`)
         return kept
@@ -280,7 +281,7 @@ class LeftTie(Tie):
         return made
 
     def beside(self, table: pa.Table, units: Any) -> Rows:
-        """See `Tie`; among them those that met nothing, after the row that takes their place."""
+        """See `Tie`; rows that met nothing come after the row that takes their place."""
         fresh = decoded(table.select([name for name in table.column_names if name != PLACE])), units
         rows, places = met(self.step, fresh, self.kept[0].rows, late=False)
         (alone, who), by = self.waiting.come(fresh, rows)
@@ -302,7 +303,7 @@ class LeftTie(Tie):
         return self._made(own, np.arange(count), self.taken(self.nothing()), nothing)
 
     def position(self) -> dict[str, Any]:
-        """See `Tie`; and which times have passed."""
+        """See `Tie`; also the time up to which rows have come out."""
         return super().position() | {"told": self.waiting.since}
 
     def resume(self, folder: Path | None, at: dict[str, Any]) -> None:
@@ -316,7 +317,7 @@ class LeftTie(Tie):
 
 
 class Size(NamedTuple):
-    """How much of which file counts."""
+    """A file, and how many of its bytes count."""
 
     number: int = 0
     size: int = 0
@@ -326,9 +327,9 @@ class Size(NamedTuple):
 class NewestRows:
     """The newest rows of each unit of one relation, in memory and in a file.
 
-    What is kept is a function of all rows that came and of the last step that began, so it is the
-    same after a restart: of rows that come later, or come again, none brings back one that is gone
-    (`newest`), and a row of a time long past comes behind all that stay.
+    The kept rows are a function of all rows that came and of the last step that began, so they are
+    the same after a restart: no row that comes later or again brings back a forgotten one
+    (`newest`), and a row of a time long past ranks behind all kept rows.
     """
 
     lead = 2  # columns before the relation's own: unit and time
@@ -344,7 +345,7 @@ class NewestRows:
 
     @property
     def rows(self) -> Rows:
-        """What is kept, in the order in which it came."""
+        """The kept rows, in the order in which they came."""
         return self._rows(self._held)
 
     def _rows(self, held: pa.Table) -> Rows:
@@ -372,17 +373,17 @@ class NewestRows:
             self._write(entry)
 
     def forget(self, before_us: int) -> None:
-        """Leaves out rows of earlier times; the file is shorter when the next one begins."""
+        """Forgets rows of earlier times; the next file leaves them out."""
         self.since = before_us
         self._held = self._newest(self._held)
 
     def resume(self, folder: Path | None, size: Size) -> None:
-        """What was kept at a position."""
+        """Loads the rows that were kept at a position."""
         self._folder, self.size, self._shortest = folder, size, 0
         self._held = self._newest(self._latest(pa.concat_tables([self._empty, *self._entries()])))
 
     def clear(self, folder: Path, number: int) -> None:
-        """Removes the files before one."""
+        """Removes the files before this number."""
         for path in folder.glob(f"{self.name}-*"):
             if int(path.name.rpartition("-")[2]) < number:
                 path.unlink(missing_ok=True)
@@ -397,7 +398,7 @@ class NewestRows:
         return pa.table(columns, names=[str(place) for place in range(len(columns))])
 
     def _more(self, count: int) -> list[Any]:
-        """What is kept beside the unit and the time of rows that come."""
+        """Further kept columns of new rows, besides unit and time."""
         return []
 
     def _latest(self, entries: pa.Table) -> pa.Table:
@@ -405,7 +406,7 @@ class NewestRows:
         return entries
 
     def _newest(self, table: pa.Table) -> pa.Table:
-        """What stays: rows of times long past go first, or last, which is the same."""
+        """The rows to keep. Rows of times long past may be dropped first or last: no difference."""
         if self.since is not None:
             table = table.filter(pa.array(np.asarray(table.column(1)) >= self.since))
         times = np.asarray(table.column(1))
@@ -446,7 +447,7 @@ class NewestRows:
             yield self._as_now(pa.ipc.open_stream(pa.py_buffer(entry[SIZE_BYTES:])).read_all())
 
     def _as_now(self, entry: pa.Table) -> pa.Table:
-        """Kept rows in the columns of today: another first file may tell those not declared."""
+        """Kept rows with today's columns: another first file may give other undeclared ones."""
         told = (entry.schema.metadata or {}).get(NAMES)
         names = self._columns if told is None else json.loads(told)
         own = dict(zip(names, entry.columns[self.lead :], strict=True))
@@ -470,7 +471,7 @@ class Waiting(NewestRows):
         super().__init__(name, empty, time, most)
 
     def come(self, rows: Rows, meets: Int64[Array, " pairs"]) -> tuple[Rows, Int64[Array, " rows"]]:
-        """Keeps rows, and says which ones that met nothing they replace, and after which of them.
+        """Keeps rows; returns the rows that met nothing and are replaced, and after which new row.
 
         A row of no unit, or of a time that has passed, replaces itself.
         """
@@ -486,7 +487,7 @@ class Waiting(NewestRows):
         return self._rows(both.filter(pa.array(alone))), by[alone] - (both.num_rows - count)
 
     def meet(self, rows: Int64[Array, " pairs"]) -> None:
-        """Rows of those that are kept, by their places, have met one."""
+        """Marks kept rows, by their places, as having met a row."""
         found = np.asarray(self._held.column(3))
         new = np.setdiff1d(rows, np.flatnonzero(found))
         if not len(new):
@@ -496,11 +497,11 @@ class Waiting(NewestRows):
         self._keep(self._held.take(pa.array(new)))
 
     def forget(self, before_us: int) -> None:
-        """Rows of earlier times are to come out: see `passed`."""
+        """Marks rows of earlier times to come out: see `passed`."""
         self._until = before_us
 
     def passed(self) -> Rows:
-        """Leaves out rows of times that are long past; those of them that met nothing."""
+        """Forgets rows of times that are long past; returns those that met nothing."""
         held, self.since = self._held, self._until
         self._held = self._newest(held)
         gone = np.asarray(held.column(1)) < (-FAR_US if self.since is None else self.since)
@@ -519,7 +520,7 @@ class Waiting(NewestRows):
 def replaced(
     units: Any, times: Int64[Array, " rows"], most: int, since: int | None
 ) -> Int64[Array, " rows"]:
-    """The place of the row at which each is no longer among the newest of its unit; or -1.
+    """For each row, the place of the row that pushes it out of its unit's newest; or -1.
 
     >>> replaced(pa.array([1, 2, 1, 1, None]), np.array([5, 5, 9, 7, 8]), 2, None).tolist()
     [3, -1, -1, -1, 4]
@@ -538,7 +539,7 @@ def replaced(
 
 
 def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:
-    """No rows, as they are when each step begins, after its condition; and after the last one."""
+    """Empty rows with the columns before each step (after its condition), and after the last."""
     table = decoded(table)
     rows = table, plain(compile_unit(spec.unit, table.schema)(table))
     found = []
@@ -559,7 +560,7 @@ def stages(spec: OwnRows, table: pa.Table) -> list[Rows]:
 
 
 def lost() -> StoreError:
-    """The error for kept rows that are not those that a position counts on."""
+    """The error for kept rows that differ from those of a position."""
     return StoreError(
         "the rows that a join keeps in the state directory are lost or of another moment.\n"
         "  to fix  restore the whole directory from a backup of one moment"

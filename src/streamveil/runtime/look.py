@@ -1,11 +1,11 @@
 """The look at the data before a job's first release: made once, kept in the state, never repeated.
 
-    look.json         what the look said; beside `state.json`
+    look.json         the results of the look; next to `state.json`
 
-Exactly once: what a look says is used when it is durable, and it is read from there ever after. A
-look that was cut off before has said nothing, and is made anew. Its loss is part of the job's
-charge. A ledger that others share is charged before any row is read (`charged`), the one of the
-state, which always has room, before anything is published.
+Exactly once: the results of a look are used when they are durable, and from then on read from the
+state. A look that was cut off before that has shown nothing, and is made anew. Its loss is part of
+the job's charge. A shared ledger is charged before any row is read (`charged`); the state's own
+ledger, which always has room, before anything is published.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def to_look(plan: Plan, state: Path) -> Plan | None:
 def looked(
     wanted: Plan, noise: Noise, threads: int = 1, rows: Iterator[pa.Table] | None = None
 ) -> tuple[Plan, Content]:
-    """The plan with what a look says, and what to `keep` of it. Writes nothing.
+    """The plan with the results of a look, and the content to `keep`. Writes nothing.
 
-    It looks at `rows`, those of the first release, or else at all rows of the plan.
+    The look reads `rows`, those of the first release, or else all rows of the plan.
     """
     learned = look(wanted, noise, threads, rows)
     given = EXPECTED_ROWS.name in wanted.options and open_values(wanted)  # looked for bounds alone
@@ -131,12 +131,12 @@ def looked(
 
 
 def charged(work: Work, state: Path, keys: Randomness) -> Noise:
-    """Makes the state of a job that will look, and charges the ledger that it shares; its noise.
+    """Makes the state of a job that will look, and charges its shared ledger; returns its noise.
 
-    Proof: the charge holds for the look and whatever it chooses (`Look`), so nothing that comes
-        after it asks for room. Killed after it, the job finds its epoch in the state and its charge
-        in the ledger, and draws the same look: nobody saw one that was not kept. Where the ledger
-        refuses, nothing was drawn, and a state that was made now is removed.
+    Proof: the charge covers the look and whatever it chooses (`Look`), so nothing later needs more
+        room. A job killed after the charge finds its epoch in the state and its charge in the
+        ledger, and draws the same look: nobody saw one that was not kept. Where the ledger refuses,
+        nothing was drawn, and a new state is removed.
     """
     made = not state.exists()
     require(work, state)
@@ -151,7 +151,7 @@ def charged(work: Work, state: Path, keys: Randomness) -> Noise:
 
 
 def settle(state: Path, work: Work) -> None:
-    """Says in the state of a job that was charged before its look what the look made of it."""
+    """Writes into the state of a job, charged before its look, the mechanisms that it chose."""
     header = read_header(state)
     if header is None or not header.before_look:
         return
@@ -160,7 +160,7 @@ def settle(state: Path, work: Work) -> None:
 
 
 def keep(state: Path, made: Content) -> None:
-    """Writes what a look said, once: from now on the state has it."""
+    """Writes the results of a look, once: from now on the state has them."""
     home = state.absolute()
     disk.make_directory(home)
     with closing(Lock(home)):
@@ -172,7 +172,7 @@ def keep(state: Path, made: Content) -> None:
 
 
 def remembered(plan: Plan, state: Path) -> Plan:
-    """The plan with what the look of its state said, if there was one."""
+    """The plan with the results of its state's look, if there was one."""
     path = state.absolute() / LOOK
     if not path.exists():
         return plan
@@ -187,7 +187,7 @@ def remembered(plan: Plan, state: Path) -> Plan:
 
 
 def with_found(wanted: Plan, content: dict[str, Any]) -> Plan:
-    """The plan with what a look said."""
+    """The plan with the results of a look."""
     found = content["looked"]
     bounds = {text: (low, high) for text, (low, high) in found.get("bounds", {}).items()}
     return told(wanted, found["options"], found["said"], bounds)
@@ -196,7 +196,7 @@ def with_found(wanted: Plan, content: dict[str, Any]) -> Plan:
 def look(
     plan: Plan, noise: Noise, threads: int = 1, rows: Iterator[pa.Table] | None = None
 ) -> Learned:
-    """Reads all rows, or `rows`, in another thread if there are several; asks for their shape."""
+    """Surveys all rows, or `rows`; with several threads, one of them reads."""
     from streamveil.runtime.survey import survey  # loaded when a job looks
 
     def all_rows() -> Iterator[pa.Table]:
@@ -208,7 +208,7 @@ def look(
 
 
 def periods_seen(plan: Plan) -> tuple[int, int] | None:
-    """The unit-periods that a look takes, where windows keep them apart; None: all of them."""
+    """The unit-periods that a look reads, where windows keep them apart; None: all of them."""
     if plan.periods is None:
         return None
     schedule = Compiler(plan).schedule()
@@ -227,10 +227,10 @@ def ahead(rows: Iterator[pa.Table], threads: int) -> Iterator[pa.Table]:
 def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
     """The rows of the first release, in parts; waits until it is due.
 
-    Proof: which rows these are follows from the public clock and from when files, rows of a table
-        or messages came, as for the release itself. A unit changes its own rows among them and no
-        others, which is all that the proof of `Survey` asks for. The job reads them again for the
-        release, as far as the source still has them.
+    Proof: which rows these are follows from the public clock and from the times at which files,
+        rows of a table or messages came, as for the release itself. A unit changes its own rows
+        among them and no others, which is all that the proof of `Survey` needs. The job reads them
+        again for the release, if the source still has them.
     """
     for batch in batches:
         yield batch.rows
@@ -245,7 +245,7 @@ def of_first_release(batches: Iterable[Batch]) -> Iterator[pa.Table]:
 
 
 def releases_in_words(known: dict[str, Any], releases: int) -> str:
-    """For which rows of all releases settings are chosen."""
+    """The sentence on the rows of all releases for which settings are chosen."""
     rows = known.get(MEAN_ROWS, [known[EXPECTED_ROWS.name]])
     return (
         f"these are of the first release alone: settings are chosen for {releases:,} times as many"
@@ -254,7 +254,7 @@ def releases_in_words(known: dict[str, Any], releases: int) -> str:
 
 
 def bounds_in_words(expression: str, found: Clamping | None, *, squared: bool) -> str:
-    """The bounds of values that were chosen, or that there are none that tell anything."""
+    """The sentence on the chosen bounds of values, or on their absence."""
     if found is None:
         return NO_BOUNDS.format(expression)
     said = f"values of {expression} from {found.low:.4g} to {found.high:.4g}"
@@ -265,7 +265,7 @@ def bounds_in_words(expression: str, found: Clamping | None, *, squared: bool) -
 
 
 def shortly(value: float) -> str:
-    """A number with three digits that count.
+    """A number with three significant digits.
 
     >>> shortly(9263.7), shortly(0.5613)
     ('9,260', '0.561')
@@ -274,7 +274,7 @@ def shortly(value: float) -> str:
 
 
 def between(numbers: Sequence[float], form: str) -> str:
-    """The least and the largest of some numbers, as they are shown; one where they look alike.
+    """The least and the largest of some numbers in words; one number if both look the same.
 
     >>> between([37.6, 38.2], ",.0f"), between([0.1, 0.25], ".0%")
     ('38', '10% to 25%')
@@ -284,9 +284,9 @@ def between(numbers: Sequence[float], form: str) -> str:
 
 
 def in_words(learned: Learned, *, groups: bool) -> list[str]:
-    """What a look says, each number with its interval, if noise leaves one.
+    """The results of a look in words, each number with its interval, if noise leaves one.
 
-    `groups`: settings are chosen for what it says of them.
+    `groups`: whether settings are chosen by its numbers on groups.
     """
     ends = {
         name: f" (95%: {shortly(found.low)} to {shortly(found.high)})"
@@ -329,11 +329,11 @@ def rows_of(plan: Plan) -> Iterator[pa.Table]:
 
 
 def all_within(plan: Plan, source: Source, schema: pa.Schema) -> bool:
-    """Whether all rows are within the schedule, as the footers of Parquet files have it.
+    """Whether all rows are within the schedule, by the footers of Parquet files.
 
-    Proof: footers that state the first and last time of their rows truly say what reading these
-        would: the same rows are looked at. Where they do not, a row more may change which rows of
-        others are: no reader of such files knows their rows (docs/weaknesses.md).
+    Proof: if footers state the first and last time of their rows correctly, reading the rows would
+        give the same answer: the same rows are used. If not, one more row may change which rows of
+        others are used: no reader of such files knows their rows (docs/weaknesses.md).
     """
     name = arrival_of(plan)
     if name is None:
@@ -348,7 +348,7 @@ def all_within(plan: Plan, source: Source, schema: pa.Schema) -> bool:
 
 
 def arrival_of(plan: Plan) -> str | None:
-    """The column that says when a row comes, where the schedule asks for it."""
+    """The column with the arrival of a row, where the schedule needs it."""
     if plan.clock.kind in ("rows", "once"):
         return None
     return plan.clock.arrival or plan.source.event_time
@@ -369,9 +369,9 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
 
 
 def fitting(plan: Plan) -> GroupBy | None:
-    """What runs with the settings for what the look said; None where there are none.
+    """The operator with the settings that the look leads to; None where it leads to none.
 
-    What to do otherwise does not depend on the look: the settings of a query that knows nothing.
+    The alternative does not depend on the look: the settings of a query that knows nothing.
     """
     try:
         return compile_plan(combined_plan(in_any_case(plan)))
