@@ -97,7 +97,9 @@ def encode(
     A large frame, which begins at `start` in its file, ends at the end of a block, so that the next
     frame may be written past the page cache; its head is padded with blanks.
 
-    >>> frame = decode(b"".join(encode({"batch": 1}, {"count": np.arange(3)}, [b"abc"])))
+    >>> from io import BytesIO
+    >>> stored = b"".join(encode({"batch": 1}, {"count": np.arange(3)}, [b"abc"]))
+    >>> frame = read(BytesIO(stored), len(stored))
     >>> frame.head["batch"], frame.arrays["count"].tolist(), bytes(frame.blobs[0])
     (1, [0, 1, 2], b'abc')
     """
