@@ -1,4 +1,4 @@
-"""What noisy histograms over privacy units say: post-processing, each number with its interval."""
+"""Numbers from noisy histograms over privacy units: post-processing, each with its interval."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from streamveil.types import Array, Bool, Float64, Int64
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group, or of its logarithm: see `by_rows`
 MANY = ROW_EDGES > MANY_ROWS  # bins of units of which concentration is told
-ROWS = (ROW_EDGES + ROW_ENDS) / 2  # that stand for those of a bin
+ROWS = (ROW_EDGES + ROW_ENDS) / 2  # the number of rows that stands for a bin
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
-DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95%
+DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # all these sums are within so many, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
-PAIR = 2  # rows, the fewest of which one can repeat a group
+PAIR = 2  # the fewest rows of which one can repeat a group
 LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
-CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
+CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # no bin exceeds it by noise alone
 TOGETHER = (2, 4, 8, 16)  # bins of values side by side that are added up
 ZERO = len(POWERS) + 1  # the bin of 0 and of all that is smaller than sizes
 OF_ZERO = np.isin(np.arange(len(SIGNED_EDGES) + 1), (len(POWERS), len(POWERS) + 1))
 FEWEST = 5.0  # deviations of all units together below which nothing is said
-VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
+VAGUE = 2.5  # no choice rests on a mean whose upper end is so many times its lower one
 
 
 class Measured(NamedTuple):
-    """A number, and between which ends the truth lies: all ends of a survey with 95%."""
+    """A number with its interval; all intervals of a survey hold together with 95 %."""
 
     value: float
     low: float
@@ -72,7 +72,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Learned:
-    """What the survey says, and how sure it is; None where the noise hides it."""
+    """The results of a survey, with intervals; None where the noise hides a number."""
 
     units: Measured | None = None
     rows: Measured | None = None  # of one unit, on average; more than `cap` count as `cap`
@@ -93,7 +93,7 @@ class Learned:
 
     @property
     def numbers(self) -> list[tuple[str, Measured]]:
-        """What is known, by the names of options where there are such."""
+        """All known numbers, under the names of options where there are such."""
         named = {
             EXPECTED_UNITS.name: self.units, EXPECTED_ROWS.name: self.rows,
             EXPECTED_MOST_ROWS.name: self.most, EXPECTED_REPEATS.name: self.repeats,
@@ -103,13 +103,13 @@ class Learned:
 
     @property
     def options(self) -> dict[str, float]:
-        """As the options of a query; none where a choice would follow the noise."""
+        """The numbers as options of a query; none where a choice would follow the noise."""
         known = {name: found.value for name, found in self.numbers if name.startswith("expected")}
         return known if self.sure else {}
 
 
 class BinsOf(NamedTuple):
-    """What noisy bins are of; settings."""
+    """The things that noisy bins count; settings."""
 
     expressions: tuple[str, ...] = ()  # without bounds
     whole: tuple[str, ...] = ()  # those whose values have no fractions
@@ -118,11 +118,11 @@ class BinsOf(NamedTuple):
 
 
 def learned(sigma: float, asked: BinsOf, *noisy: Int64[Array, " bins"]) -> Learned:
-    """Post-processing: all that is said of noisy bins.
+    """Post-processing: all numbers from noisy bins.
 
-    Those of values without bounds come after the shapes, then the numbers of groups by size, and
-    the rows in buckets. Bins of a sample become those of all units, with more noise; its groups
-    stay those of its rows, of which laws are made as of all.
+    Bins of values without bounds come after the shapes, then the numbers of groups by size, and the
+    rows in buckets. Bins of a sample become those of all units, with more noise; its groups stay
+    those of its rows, and laws are fitted to them as to all.
     """
     (expressions, whole, summed, times), (*counted, sizes, buckets) = asked, noisy
     bins, of_groups, sigma = [times * some for some in counted], sigma, times * sigma
@@ -169,14 +169,14 @@ def two_ballots(
 def by_size(
     noisy: Int64[Array, " bins"], sigma: float
 ) -> tuple[Int64[Array, " bins"], float, float | None, bool]:
-    """Of two ballots: bins of sizes, their noise, the share of rows that have one, and if 0 occurs.
+    """From two ballots: bins of sizes, their noise, the share of rows with one, and if 0 occurs.
 
-    Where the second ballot has so many units that both together stand out better, bins are of what
-    is not 0, and the first one says of how many rows that is so (None: noise hides it there).
-    Otherwise bins are those of the first, with 0 for the units of the second (share 1).
-    That 0 occurs is said once in 40 times without need, which widens bounds of a mean to 0;
-    not said, it would move the mean. Units of the second ballot are looked for at the sizes that
-    either shows.
+    If the second ballot has so many units that both together stand out better, bins are of values
+    other than 0, and the first ballot gives the share of rows that have one (None: noise hides it).
+    Otherwise bins are those of the first ballot, with 0 for the units of the second (share 1).
+    Once in 40 times, 0 is said to occur when it does not, which widens bounds of a mean to 0; a 0
+    that is missed would move the mean. Units of the second ballot are searched at the sizes that
+    either ballot shows.
 
     >>> for own in (50, 160, 350, 360):
     ...     sizes = np.array([3.0] * 360 + [0.0] * 500)
@@ -203,10 +203,10 @@ def by_size(
 def values_by_size(
     ballots: Int64[Array, " bins"], sigma: float, known: dict[str, Any], *, whole: bool
 ) -> tuple[tuple[float, float], ValueSizes] | None:
-    """Between which ends values lie, and how large they are; None where noise hides it.
+    """The bounds of values, and their sizes; None where noise hides them.
 
-    Where nothing but 0 is seen in middle rows, a unit that has another value has one such row at
-    least, and hardly more.
+    If middle rows show nothing but 0, a unit with another value has at least one such row, and
+    hardly more.
     """
     bins, spread, share, zero = by_size(ballots, sigma)
     found, rows = likely_bounds(bins, spread), known.get(EXPECTED_ROWS.name, 1.0)
@@ -222,7 +222,7 @@ def values_by_size(
 def value_sizes(
     noisy: Int64[Array, " bins"], sigma: float, rows: float, *, whole: bool
 ) -> ValueSizes:
-    """How many units have values of which size, with the tails that laws add to what is seen."""
+    """The number of units with values of each size, with tails beyond what is seen, by laws."""
     seen = np.where(holding_values(noisy, sigma), noisy, 0).astype(np.float64)
     below, above = slice(len(POWERS), None, -1), slice(len(POWERS) + 1, None)
     found = [tails(noisy[side], seen[side], sigma, whole=whole) for side in (below, above)]
@@ -234,7 +234,7 @@ def value_sizes(
 
 
 def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float:
-    """How large values are on average, whichever their sign, by bins between edges of that size.
+    """The mean absolute size of values, by bins between edges of that size.
 
     0 where no bin stands out of the noise.
 
@@ -250,9 +250,9 @@ def mean_size(noisy: Int64[Array, " bins"], edges: Array, sigma: float) -> float
 def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, float] | None:
     """The ends of the outermost bins that hold values; None where none but 0 stands out of noise.
 
-    A bin of noise alone, far out, would make all noise as much larger: none does, but once in 10^8.
-    Where 0 alone stands out, noise hides how large other values are: bounds about 0 would clamp
-    them all.
+    A far bin of noise alone would widen the bounds, and so the noise: that happens once in 10^8.
+    Where only 0 stands out, noise hides how large other values are: bounds about 0 would clamp them
+    all.
 
     >>> bins = signed_bins(np.array([3.0] * 500 + [-0.3] * 500))
     >>> low, high = likely_bounds(bins, 10.0)
@@ -269,9 +269,9 @@ def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, fl
 
 
 def holding_values(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " bins"]:
-    """Bins of values that stand out; where none but that of 0 does, those that do so together.
+    """Bins of values that stand out; if only that of 0 does, bins that stand out together.
 
-    Of the fewest bins side by side that hold more than noise: those above it, or all of them.
+    These are among the fewest adjacent bins that hold more than noise: those above it, or all.
 
     >>> bins = signed_bins(np.array([0.0] * 900 + [3.0] * 60 + [5.0] * 60))
     >>> outstanding(bins, 10.0, CERTAIN).sum(), holding_values(bins, 10.0).sum()
@@ -296,16 +296,16 @@ def holding_values(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " 
 def learn(noisy: list[Int64[Array, " bins"]], sigma: float, times: int = 1) -> Learned:
     """Numbers with intervals from noisy bins, of a sample `times` as small as all units.
 
-    Proof: what is said is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
-        (bins up to which rows are told apart, tails of which the share is looked at): each misses
-        by more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
-        95%, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
+    Proof: each result is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
+        (bins up to which rows are distinguished, tails whose share is computed). Each misses by
+        more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
+        95 %, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
         w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
         sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more, and
-        so does the share of rows that repeat a group: what few units have beyond that drowns in the
-        noise of bins that are empty. A sample adds the variance of its draw to each bin
-        (`variances`), and noise and draw together are about Gaussian. Of shares that of the units:
-        for 0 <= s <= 1 the square of s w - r n is at most w^2 + (r n)^2.
+        so does the share of rows that repeat a group: the few rows beyond drown in the noise of
+        empty bins. A sample adds the variance of its draw to each bin (`variances`), and noise and
+        draw together are about Gaussian. Shares take the variance of units: for 0 <= s <= 1 the
+        square of s w - r n is at most w^2 + (r n)^2.
     """
     total = float(noisy[0].sum())
     if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
@@ -330,7 +330,7 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float, times: int = 1) -> L
 
 
 def variances(noisy: Int64[Array, " bins"], sigma: float, times: int) -> Float64[Array, " bins"]:
-    """Of bins: of their noise, and of the draw of a sample, rather too large.
+    """The variances of bins, from noise and the draw of a sample; rather too large.
 
     A bin of n units, of which one in `times` was drawn, has the variance n (times - 1); n is at
     most two deviations of the noise more than it seems.
@@ -339,10 +339,10 @@ def variances(noisy: Int64[Array, " bins"], sigma: float, times: int) -> Float64
 
 
 def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
-    """What a forecast should expect: estimates from the bins that stand out of the noise.
+    """The expectations for a forecast: estimates from the bins that stand out of the noise.
 
-    An estimate for a choice, not a statement: it has no interval. What few units have, beyond all
-    bins that stand out, is what a law says that fits them. Empty where no bin stands out.
+    They are estimates for a choice, not statements: they have no intervals. Beyond all bins that
+    stand out, a law that fits these says what few units have. Empty where no bin stands out.
 
     >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
     >>> bins[0][:3], bins[1][2] = (500, 300, 200), 40 * SHARE_QUANTA
@@ -374,9 +374,9 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
 def repeating(
     units: Int64[Array, " bins"], told: Float64[Array, " bins"]
 ) -> Float64[Array, " bins"]:
-    """Units times the share of their rows that repeat a group, from what `by_rows` told of them.
+    """Units times the share of their rows that repeat a group, from the numbers of `by_rows`.
 
-    Of units with many rows rather more than there are: as if their groups were equal.
+    For units with many rows, rather too much: as if their groups were equal.
     """
     groups = even_groups(ROWS, told / np.maximum(units, 1))
     return np.asarray(np.where(MANY, units * (1 - groups / ROWS), told * (1 - 1 / ROWS)))
@@ -387,8 +387,8 @@ def concentration_of(
 ) -> tuple[float, float, float] | None:
     """How far rows keep to few groups, where units with many rows stand out: two means over rows.
 
-    Of units with few rows the share that repeats a group, of those with many the concentration, and
-    the deviation of its noise, by which it may be below 0 or above 1.
+    For units with few rows this is the share that repeats a group, for those with many the
+    concentration; with the deviation of its noise, by which it may be below 0 or above 1.
     """
     units, told = noisy[0], noisy[SHARES] / SHARE_QUANTA
     standing = holding_units(noisy, sigma)
@@ -404,7 +404,7 @@ def concentration_of(
 
 
 def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple[int, int, float]]:
-    """From and to how many rows, and the share of units that have them."""
+    """Ranges of rows (from, to), each with the share of units that have so many."""
     units = units_by_rows(noisy, sigma)
     return [
         (int(ROW_EDGES[place]), int(ROW_ENDS[place]), float(f"{units[place] / units.sum():.4g}"))
@@ -415,7 +415,7 @@ def histogram_of(noisy: list[Int64[Array, " bins"]], sigma: float) -> list[tuple
 def units_by_rows(noisy: list[Int64[Array, " bins"]], sigma: float) -> Float64[Array, " bins"]:
     """Bins above the noise as they are, and those beyond the last of them by the law that fits.
 
-    Where noise hides much, as many laws fit as one likes: then no units are beyond.
+    Where noise hides much, very many laws fit: then no units are taken to be beyond.
     """
     standing, units = holding_units(noisy, sigma), noisy[0]
     seen = np.where(standing, np.maximum(units, 0), 0).astype(np.float64)
@@ -433,7 +433,7 @@ def tells(units: float, sigma: float) -> bool:
 def holding_units(noisy: list[Int64[Array, " bins"]], sigma: float) -> Bool[Array, " bins"]:
     """Bins of rows that stand out by their units, or by these and the shares that they repeat.
 
-    Units of many rows repeat most of them: then both say the same, with noise of their own.
+    Units of many rows repeat most of them: then both histograms agree, with independent noise.
 
     >>> bins = np.array([[900, 0, 45], [0, 0, 40 * SHARE_QUANTA]])
     >>> holding_units([*bins], 10.0).tolist(), outstanding(bins[0], 10.0).tolist()
@@ -452,8 +452,8 @@ def _share(
     """The share of rows that repeat, of units whose rows lie between the ends of their bin.
 
     The r for which sum((size - 1) * shares) - r * sum(size * units) may be noise (Fieller 1954), at
-    both ends of the sizes. Of units with many rows concentration is told instead, of which hardly
-    anything follows: between none and all of their rows repeat.
+    both ends of the sizes. For units with many rows only concentration is known, which implies
+    hardly anything: between none and all of their rows repeat.
     """
     found, (low, top) = [], ends
     least, most = np.where(MANY, 0.0, shares), np.where(MANY, units, shares)
@@ -499,7 +499,7 @@ def _between(
 ) -> tuple[float, float] | None:
     """The ends of the r for which top - r * bottom may be noise; None where they are no interval.
 
-    Each number comes with the square of what its noise may be; `both`: the same of their product.
+    Each number comes with the square of its largest noise; `both`: the same for their product.
     """
     (y, y_off), (x, x_off) = top, bottom
     a, b, c = x**2 - x_off, y * x - both, y**2 - y_off
@@ -512,7 +512,7 @@ def _between(
 def _quantile(
     noisy: Int64[Array, " bins"], ends: Array, starts: Array, spread: Float64[Array, " bins"]
 ) -> Measured | None:
-    """What 99 of 100 units do not exceed; None where the noise does not tell."""
+    """The number that 99 of 100 units do not exceed; None where noise hides it."""
     tails = np.append(np.cumsum(noisy[::-1])[::-1][1:], 0)  # units beyond each bin
     excess = tails - BEYOND * noisy.sum()  # above 0: more than 1 of 100
     upto = np.cumsum(spread)  # of bins that count with -BEYOND; the others count with 1 - BEYOND
@@ -525,7 +525,7 @@ def _quantile(
 
 
 def units_of(known: dict[str, Any], noisy: list[Int64[Array, " bins"]], sigma: float) -> Units:
-    """What is known of units, for the laws of their groups."""
+    """The known numbers of units, for the laws of their groups."""
     stream = expected(known, 1)
     assert stream is not None  # noqa: S101  (a look that knows something knows the rows)
     if not stream.histogram and stream.most is not None:

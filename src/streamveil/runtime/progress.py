@@ -1,4 +1,4 @@
-"""What a running job tells its operator. Never published: the numbers depend on private rows."""
+"""A running job's reports to its operator. Never published: the numbers depend on private rows."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Progress:
     checkpoint_bytes: int
     rejected: dict[str, int] = field(default_factory=dict)  # rows by reason, over all runs
     counters: dict[str, int] = field(default_factory=dict)
-    unpublished: int = 0  # steps of them that are open, or of a group that is not whole
+    unpublished: int = 0  # steps that are open, or in a group that is not whole
 
     @property
     def closed_steps(self) -> int:
-        """How many steps are closed and published: public, where what is committed is not."""
+        """How many steps are closed and published: public, unlike the number of commits."""
         return self.step - self.unpublished
 
     @property
     def rows_per_second(self) -> float:
-        """Of this run."""
+        """The speed of this run."""
         return self.rows / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -53,9 +53,9 @@ class Progress:
         return {name: rows for name, rows in counted.items() if rows and name not in other}
 
     def unusable_summary(self, way: str = "") -> str:
-        """One line on rows that could not be used: no row, and nothing of one; '' without any.
+        """One line on rows that could not be used, without any content of a row; '' if none.
 
-        The row of a field that was read as null may count, so fields are told apart from rows.
+        The row of a field that was read as null may count, so fields are listed apart from rows.
         `way`: what keeps such rows.
 
         >>> Progress(1, 1, 9, 0, 1.0, 0, 0, {"malformed row": 2}).unusable_summary("--rejects DIR")
@@ -114,7 +114,7 @@ def peak_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process now; its largest so far where that is not told."""
+    """The resident memory of this process now; where unknown, its largest so far."""
     try:
         return int(STATM.read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -125,10 +125,10 @@ Listener = Callable[[Progress], None]
 
 
 def silent(_: Progress) -> None:
-    """Tells nobody."""
+    """Ignores a report."""
 
 
 def tell_all(listeners: Sequence[Listener], seen: Progress) -> None:
-    """Tells each listener what a job reports."""
+    """Passes a report to each listener."""
     for listener in listeners:
         listener(seen)

@@ -1,9 +1,9 @@
 """Reads published releases again: the same bytes, no noise is drawn, nothing is charged.
 
 Releases come from the archive of a state directory (see `archive`), or from a sink that keeps them
-itself and gives them back (Parquet files), which is noted in `sink.json`. A read gives every
-release that was published, or says why not. Committed is more: parts of a group that is not whole
-(`grouping`), and where they end depends on rows.
+itself and returns them (Parquet files), which is noted in `sink.json`. A read returns every release
+that was published, or says why not. Commits may go further: they include parts of an incomplete
+group (`grouping`), and where these end depends on rows.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def led_to(home: Path, header: Header) -> LedTo:
 
 
 def _led_to(home: Path, header: Header, saved: list[tuple[int, Path]]) -> LedTo:
-    """The same, by the checkpoints that were found."""
+    """`led_to`, with the checkpoints that were found."""
     after, extent, marks, waiting = 0, None, list[Mark](), 0
     if saved:
         heads, needs = checkpoint.heads_of(saved[-1][1], header.epoch)

@@ -1,7 +1,7 @@
 """Rows that cannot be used, kept in a private directory for whoever runs the job.
 
-    _owner.json                    whose rows: the epoch of the state, and where it lies
-    batch-000000000012.parquet     what the 12th micro-batch could not use, where there was any
+    _owner.json                    the owner of the rows: the state's epoch, and its place
+    batch-000000000012.parquet     rows that the 12th micro-batch could not use, if any
 
 A file is durable before its micro-batch is committed and named by the micro-batch's number. So a
 micro-batch that is read again after a crash overwrites its own file; a start removes files beyond
@@ -38,7 +38,7 @@ BATCH, ENDING = "batch-", ".parquet"
 
 
 class Owner(NamedTuple):
-    """Whose rejected rows they are. A copy of a state is told apart by where it lies."""
+    """The owner of rejected rows. A copy of a state differs from it by its place."""
 
     epoch: str
     state: str  # its directory
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Where rejected rows go."""
+    """The directory for rejected rows, and their form."""
 
     directory: Path
     columns: pa.Schema  # of the rows of a micro-batch
@@ -119,12 +119,12 @@ class Rejects:
 
     @staticmethod
     def asking(batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same micro-batches, each with room for what its operator cannot use."""
+        """The same micro-batches, each with room for the rows that its operator cannot use."""
         for batch in batches:
             yield replace(batch, reject_notes=RejectNotes())
 
     def of(self, batch: Batch) -> Iterable[pa.Table]:
-        """What a folded micro-batch could not use: by its source, then by the operator."""
+        """The rejected rows of a folded micro-batch: of its source, then of the operator."""
         found = batch.reject_notes.found if batch.reject_notes else []
         files = self.routing.files() if found else []
         rows = [(reason, batch.rows.take(pa.array(numbers))) for reason, numbers in found]
@@ -202,7 +202,7 @@ def require_writable(columns: pa.Schema) -> None:
 
 @contextmanager
 def naming(where: Path) -> Iterator[None]:
-    """Says that it is the directory of rejected rows that a write failed in."""
+    """Names the directory of rejected rows in the error of a failed write."""
     try:
         yield
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""Another secret for a state: see `sealed_key` for what that changes, and what it cannot."""
+"""Another secret for a state: see `sealed_key` for what this changes, and what it cannot change."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ from streamveil.sql.schema import check_schema, needed_columns, time_named
 
 Engine = Callable[[Plan], Operator]
 
-BATCH_BYTES = 16 << 20  # of a micro-batch, about: amortises a commit and what a step costs
+BATCH_BYTES = 16 << 20  # of a micro-batch, about: amortises the cost of a commit and a step
 LIMITED_BYTES = 6 << 20  # the same under a memory limit: `WORK` has room for these
 FEWEST_ROWS, MOST_ROWS = 20_000, 1_000_000
 MOST_THREADS = 1_024
@@ -87,10 +87,10 @@ class Pace:
 
     @cached_property
     def held(self) -> int:
-        """What the process held when this was first asked, with what compiled functions take.
+        """The memory of the process when first asked, with that of compiled functions.
 
-        They are loaded when one is called: a small one is called here, before any row is read, as
-        whether a limit leaves room must not tell of rows.
+        They are loaded when one is called: so a small one is called here, before any row is read,
+        as whether a limit leaves room must not depend on rows.
         """
         take_names(np.zeros(2, np.uint64), np.zeros(1, np.int64), np.zeros((1, 2), np.uint64))
         return resident_bytes()
@@ -119,7 +119,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
     keep_releases: int | None = None,
     look: bool = True,
 ) -> tuple[Work, Randomness]:
-    """What a job of a plan does, and where its noise comes from: all before its state is charged.
+    """The work of a plan's job and its randomness: all that comes before its state is charged.
 
     `state` is a directory of the job's own, created when absent. `secret` says where the job's
     secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
@@ -181,7 +181,7 @@ def prepared(  # noqa: PLR0913  (the options of a job, by name)
 def require_before_look(
     plan: Plan, state: Path, keys: Randomness, rejects: str | Path | None, keep_releases: int | None
 ) -> None:
-    """Refuses what needs no row to be refused: a look may read for hours."""
+    """Refuses everything that can be refused without rows: a look may read for hours."""
     require_ends(plan)
     require_counter(plan)
     require_most(keep_releases)
@@ -194,7 +194,7 @@ def require_before_look(
 
 
 def rows_of_first(plan: Plan, pace: Pace | None) -> Iterator[pa.Table] | None:
-    """The rows of the first release, where a look sees them alone; waits for them when read."""
+    """The rows of the first release, if a look reads only those; waits for them when read."""
     if not first_alone(plan):
         return None
     source = open_rows(plan.source, plan.clock.arrival)
@@ -202,16 +202,16 @@ def rows_of_first(plan: Plan, pace: Pace | None) -> Iterator[pa.Table] | None:
 
 
 def before_look(plan: Plan, work: Work) -> Work:
-    """The work as it is charged before a look chooses its mechanisms: its claim alone is true."""
+    """The work as charged before a look chooses its mechanisms: only its claim is final."""
     told = {name: said for name, said in work.about().items() if name != MECHANISMS}
     return replace(work, fingerprint=plan.fingerprint, calibration=BEFORE_LOOK, about=lambda: told)
 
 
 def warn_of_nothing(plan: Plan) -> None:
-    """Tells the operator, before a new job is charged, that there is nothing to release.
+    """Warns the operator, before a new job is charged, that there is nothing to release.
 
-    It warns and does not refuse: whether a job runs must not depend on rows, and an input without
-    rows is a neighbour of one with a row.
+    It does not refuse: whether a job runs must not depend on rows, and an input without rows is a
+    neighbour of one with a row.
     """
     if plan.source.combines:
         return
@@ -245,10 +245,10 @@ def nothing_in_files(plan: Plan) -> str | None:
 
 
 def warn_of_noise(plan: Plan, operator: Operator) -> None:
-    """Tells everybody that a new job will answer little but noise, where a forecast says so.
+    """Warns everybody that a new job will answer little but noise, if a forecast says so.
 
-    And of options that decide nothing in it.
-    Proof: decided by public expectations and by what a look said, which its budget paid for.
+    Also warns of options that decide nothing in it.
+    Proof: decided by public expectations and by the results of a look, which its budget paid for.
     """
     if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
         warn(noise, NoiseWarning)
@@ -260,9 +260,9 @@ def warn_of_noise(plan: Plan, operator: Operator) -> None:
 
 
 def warn_of_future(plan: Plan) -> None:
-    """Tells everybody that a new job releases times that are yet to come, all at once.
+    """Warns everybody that a new job releases future times at once.
 
-    A source that is read once and to its end does not wait: what comes later is in no release.
+    A source that is read once and to its end does not wait: later rows are in no release.
     Proof: decided by the query and the clock on the wall.
     """
     end_us, now_us = plan.clock.end_us or 0, time.time_ns() // 1_000
@@ -366,7 +366,7 @@ def threads_of(pace: Pace | None) -> int:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -390,9 +390,9 @@ def going_on(work: Work, clock: Clock, plan: Plan) -> Work:
 
 
 def check_at_hand(plan: Plan) -> None:
-    """PlanError where a column is missing of what a plan reads, as far as no server is asked.
+    """PlanError where a plan reads a missing column, as far as can be told without a server.
 
-    No row is read. What is not there yet, or cannot be opened, is left to the job.
+    No row is read. Sources that do not exist yet, or cannot be opened, are left to the job.
     """
     with suppress(SourceError):
         if all(is_at_hand(one.kind, one.options) for one in plan.source.relations):
@@ -417,16 +417,16 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
 
 
 def windows_of_row(window: Window) -> int:
-    """How many windows a row counts in, about."""
+    """About how many windows a row counts in."""
     return 1 if window.side_by_side else -(-longest(window.size) // longest(window.slide))
 
 
 def batch_rows(
     schema: pa.Schema, columns: list[str], *, windows: int = 1, limited: bool = False
 ) -> int:
-    """How many rows make a micro-batch: of the schema and the limit of memory, which are public.
+    """The rows of a micro-batch, from the schema and the memory limit, which are public.
 
-    `windows`: those that a row counts in. It takes room in each.
+    `windows`: how many windows a row counts in. It takes room in each.
 
     >>> batch_rows(pa.schema([("user", pa.int64()), ("page", pa.int32())]), ["user", "page"])
     1000000

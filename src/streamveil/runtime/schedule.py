@@ -112,7 +112,7 @@ class MicroBatches:
             yield Batch(self.nothing, step, True, after)  # noqa: FBT003
 
     def _chunks(self, place: str | None) -> Iterator[Chunk]:
-        """What the source holds from a place on; of one without an end also what comes."""
+        """The chunks of the source from a place on; of a source without end, also new ones."""
         while True:
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
@@ -125,8 +125,9 @@ class MicroBatches:
         """A replay: rows in order of (step of their own arrival, position).
 
         The source is read again after a restart. A row's step depends on that row alone, so rows
-        that came or went elsewhere move no other. Within a step that was taken in part, positions
-        decide what is left: the rows taken must still be there, with the same arrivals.
+        that were added or removed elsewhere move no other row. Within a step that was taken in
+        part, positions decide which rows are left: the rows taken must still be there, with the
+        same arrivals.
         """
         clock = self.clock
         if clock.start_us is None or clock.end_us is None:
@@ -156,9 +157,9 @@ class MicroBatches:
                     rejected, rejected_rows = {}, ()
 
     def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
-        """Step i closes once the wall clock passes its end and what is there is read.
+        """Step i closes once the wall clock has passed its end and all available rows are read.
 
-        `once`: those close that are due when it begins, however long that takes.
+        `once`: closes the steps that are due when it begins, however long that takes.
         """
         if self.now is None or self.sleep is None or self.clock.start_us is None:
             raise PlanError("a wall-clock schedule needs a start time and a running clock")
@@ -202,10 +203,10 @@ class MicroBatches:
 
 
 def told(chunks: list[Chunk]) -> tuple[dict[str, int], list[pa.Table]]:
-    """What some chunks rejected; takes them off the list, so that it is told once.
+    """The rejected rows of some chunks; clears the list, so that each is reported once.
 
-    It is told with the last row of a chunk, behind which nobody reads the chunk again: one that is
-    read again, from its start, may hold more rows than before, or fewer.
+    They are reported with the last row of a chunk, after which the chunk is never read again: a
+    chunk that is read again, from its start, may hold more rows than before, or fewer.
     """
     found = total([one.rejected for one in chunks])
     rows = [table for one in chunks for table in one.rejected_rows]
@@ -228,9 +229,9 @@ def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = Fal
 
 
 def replay_of(schedule: MicroBatches, steps: int, at: dict[str, Any]) -> Replay:
-    """How to replay: in one pass where row groups say that they are nearly in order.
+    """The way to replay: in one pass where row groups say that they are nearly in order.
 
-    A job goes on in the way in which it began: rejected rows are counted once.
+    A job goes on in the way in which it began, so that rejected rows are counted once.
     """
     begins, row_groups = at["step"] == 1 and not at.get("taken"), None
     if begins or at.get("in_order"):
@@ -319,7 +320,7 @@ class Replay:
             yield kept, came.step[came.inside]
 
     def _left_out(self, rows: pa.Table, came: Arrivals) -> Iterator[pa.Table]:
-        """Rows in no step, where somebody asks for them."""
+        """Rows in no step, if rejected rows are kept."""
         if PLACE in rows.column_names:
             files = getattr(self.schedule.source, "names", [])
             for reason, those in came.outside.items():
@@ -379,13 +380,13 @@ def in_steps(table: pa.Table, steps: Int64[Array, " rows"]) -> Stepped:
 
 
 class InOrder(Replay):
-    """The same from row groups that are nearly in order, each read once, when a step needs it.
+    """A replay of row groups that are nearly in order, each read once, when a step needs it.
 
     Row groups state the first and last time of their rows. A row group is due at the first step
-    that a row in it or behind it may be in. So once all that are due at a step were read, all rows
-    of the step were: grouped by step, and in the order of the source within one, they are those
-    that `Replay` finds. Rows whose step is to come wait in memory, which the statements bound
-    beforehand: where it would be much, or nothing is stated, it is `Replay` that reads.
+    that a row in it or in a later group may be in. So when all groups due at a step are read, so
+    are all rows of the step: grouped by step, and in the order of the source within one, they are
+    those that `Replay` finds. Rows of later steps wait in memory, which the stated times bound
+    beforehand: where that would be much, or nothing is stated, `Replay` reads.
     """
 
     way: ClassVar[dict[str, Any]] = {"in_order": True}

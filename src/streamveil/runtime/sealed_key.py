@@ -1,4 +1,4 @@
-"""The noise key of a state, and the secret that opens it: what may be changed, and what must not.
+"""The noise key of a state, and the secret that opens it: which may be changed, and which not.
 
 All noise and all fingerprints of a job are functions of one noise key and of the epoch of its state
 (`core.noise`). Where the secret is given from outside, the key is drawn from the operating
@@ -12,12 +12,12 @@ Proof that nothing is drawn anew: rotation changes `Header.key` alone. Every add
     again; nothing else is written. So a rotated job and its twin that was not rotated release the
     same bytes, and no two addresses of a job are ever under two keys for the same rows.
 Why the noise key itself is never changed: a counter's noise at a step is a function of draws at
-    earlier addresses, units and groups are known by fingerprints under the key, and of the same
-    counts under two noises the difference is exact. Another noise key means another job, with an
-    epoch and a charge of its own: begin a new job where the old one stands.
-What it protects: whoever learns the old secret later can open the noise key only with a copy of
-    `state.json` from before the rotation. Whoever has had both has the noise key, and no rotation
-    helps. A state whose secret was the noise key has it still after a rotation, in every old copy.
+    earlier addresses, units and groups are known by fingerprints under the key, and two noises over
+    the same counts reveal an exact difference. Another noise key means another job, with an epoch
+    and a charge of its own: begin a new job where the old one stands.
+What it protects: someone who learns the old secret later can open the noise key only with a copy of
+    `state.json` from before the rotation. Someone who has had both has the noise key, and no
+    rotation helps. If the secret was the noise key, every copy from before a rotation holds it.
 
 Sealed by AES-256-GCM, under a key that is derived from secret and epoch, with a random nonce; the
 epoch is bound to it. A nonce is used once: every sealing draws one of 96 bits, and is one of few.

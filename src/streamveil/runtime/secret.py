@@ -123,7 +123,7 @@ def output(command: str) -> str:
 
 
 def warn_insecure() -> None:
-    """Tells, where the noise of a job is asked for, that it is no secret."""
+    """Warns that the noise of a job is not secret."""
     warn("insecure noise: this job's releases protect nobody", NoiseWarning)
 
 
@@ -132,7 +132,7 @@ CHECK_DIGITS = 32
 
 @dataclass(frozen=True, repr=False)  # secret
 class Randomness:
-    """What the caller says about randomness; nothing said means a secret in the state directory."""
+    """The caller's settings for randomness; by default a secret in the state directory."""
 
     secret: bytes | str | None = None  # see `secret.given`
     noise: Noise | None = None  # instead of keyed noise: tests only
@@ -152,7 +152,7 @@ class Randomness:
         return given(self.secret)
 
     def noise_of(self, store: stores.Store, identity: stores.Identity) -> Noise:
-        """The noise of a store's job. Creates the header of a new store, checks that of an old."""
+        """The noise of a store's job. Creates a new store's header, checks an existing one."""
         if store.header is None:
             stores.require_empty(store.directory)
             epoch = stores.new_epoch()
@@ -171,7 +171,7 @@ class Randomness:
         return noise
 
     def once(self) -> Noise:
-        """Noise of an epoch of its own, for what is drawn before there is a state: never again."""
+        """Noise under a new epoch, for draws before there is a state; never used again."""
         if self.noise is None:
             return KeyedNoise.fresh()
         return self._given(self.noise, stores.new_epoch())
@@ -210,7 +210,7 @@ class Randomness:
 
 
 def is_keyed(noise: Noise) -> TypeGuard[KeyedNoise]:
-    """Whether it is noise under a secret and an epoch: no other class is believed to be secure."""
+    """Whether this is noise under a secret and an epoch: no other class counts as secure."""
     return type(noise) is KeyedNoise and noise.secure
 
 

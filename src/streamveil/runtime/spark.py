@@ -222,7 +222,7 @@ class SparkJob:
         self.close()
 
     def close(self) -> None:
-        """Lets another process have the state, and executors the room of its replicas."""
+        """Gives up the state to other processes, and the room of its replicas to executors."""
         if self.sink is not None:
             self.sink.close()
         self.lock.close()
@@ -434,10 +434,10 @@ UNIT = f"{INNER}unit"  # column of rows that are held, after their own steps
 def with_rows(source: OwnRows) -> OwnRows:
     """The same steps with all rows of other relations in them, which each task holds.
 
-    Proof: a join by the unit makes of a row of the stream what its unit's rows in the other
-        relation say, and all of these are there: the rows that come are those of one process, in
-        their order, wherever a row is read. `same_rows` ties a state to them, so that a step that
-        is computed again has the same.
+    Proof: a join by the unit computes the results of a stream row from its unit's rows in the other
+        relation, and every task has all of these: the results are those of one process, in their
+        order, wherever a row is read. `same_rows` ties a state to them, so that a step that is
+        computed again has the same.
     """
     made = list[OwnStep]()
     for step in source.steps:
@@ -502,7 +502,7 @@ def schema_of(plan: Plan) -> pa.Schema:
 
 
 def explained(error: Exception) -> StreamveilError:
-    """Our own error, wherever Spark wrapped it; of anything else only the type is told."""
+    """Our own error, wherever Spark wrapped it; for any other error, only its type."""
     if isinstance(error, StreamveilError):
         return error
     if LATE in str(error):

@@ -1,4 +1,4 @@
-"""What a job on Spark keeps: header, secret, ledger, mark, checkpoint and shards of one moment.
+"""The state of a job on Spark: header, secret, ledger, mark, checkpoint and shards of one moment.
 
 Noise is a function of (secret, epoch, window, key, step), so all parts are created together, and a
 job refuses to go on when one is missing: the same noise on other data would reveal the difference.
@@ -61,14 +61,14 @@ class SparkLayout:
 
     @property
     def place(self) -> str | None:
-        """The storage under a name that is the same wherever a task or the next start stands."""
+        """The storage, under a name that means the same to any task and to the next start."""
         if self.storage is None or "://" in self.storage:
             return self.storage
         return everywhere(self.storage)
 
 
 class Made(NamedTuple):
-    """What a state is created for: digests of the query, and of the mechanisms it became."""
+    """The identity of a state's job: digests of its query and of its mechanisms."""
 
     fingerprint: str
     calibration: str
@@ -76,7 +76,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SparkHeader:
-    """What ties state, checkpoint, epoch and secret together."""
+    """The header, which ties state, checkpoint, epoch and secret together."""
 
     fingerprint: str
     calibration: str  # of the mechanisms
@@ -112,12 +112,12 @@ class Home:
 
     @property
     def mark(self) -> PublishedStep:
-        """What is committed."""
+        """The last committed step."""
         path = self.path / MARK
         return PublishedStep(**(formats.read(path, "mark on Spark") if path.exists() else {}))
 
     def commit(self, mark: PublishedStep) -> None:
-        """Says durably that a step is published."""
+        """Marks a step as published, durably."""
         formats.write(self.path / MARK, "mark on Spark", asdict(mark))
 
     def step_of(self, batch: int) -> int:
@@ -290,7 +290,7 @@ def place_of(keys: Randomness, home: Path) -> str:
 
 
 def everywhere(path: str) -> str:
-    """A path that means the same wherever a task or the next start stands."""
+    """A path that means the same to any task and to the next start."""
     return str(Path(path).expanduser().absolute())
 
 

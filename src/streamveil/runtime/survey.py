@@ -1,4 +1,4 @@
-"""What private rows say of their own shape, for a price: the expectations that a forecast needs."""
+"""A private survey of the shape of the rows: the expectations that a forecast needs."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from streamveil.runtime.noisy_bins import (
 )
 from streamveil.types import Array, Float64, Int64
 
-SAMPLE_WEIGHT = 16  # the noise of the number that says how large a sample is, in times of a bin's
+SAMPLE_WEIGHT = 16  # times a bin's noise: that of the number that decides the size of a sample
 
 
 @dataclass(frozen=True)
 class Survey:
     """Histograms over privacy units, with noise.
 
-    Algorithm: every unit (in every scope) adds 1 to the bin of its number of rows; to the same bin
-        of a second histogram the share of its rows but the first that repeat a group it had, or
-        what `by_rows` tells instead where they are many, at most 1 as well; 1 to the bin of the
-        size of its first value (where values are summed), and of one value of each expression
-        without bounds, by sign and power of the root of 2 (Wilson et al. 2020,
-        doi:10.2478/popets-2020-0025, approximate bounds): that of its middle row, or on a second
-        ballot, if that is 0, of the middle one of its rows that are not. Beside them, one random
-        row of each unit: the numbers of groups with at least so many of those rows
-        (`groups_by_size`), and the rows of groups that fall into buckets by chance
-        (`rows_by_bucket`). Bins are fixed, counts get Gaussian noise. What is said of them comes
-        with an interval, but for bounds and groups. Where rows can be read again and units have no
-        periods (`sampled`), of many units a sample is counted (`UnitSample`): how many units are in
-        the smallest sample, with noise, says which one. Bins then stand for as many times more
-        units.
+    Algorithm: every unit (in every scope) adds
+        - 1 to the bin of its number of rows;
+        - to the same bin of a second histogram, the share of its rows but the first that repeat a
+          group of the unit, or where rows are many the number of `by_rows`, which is at most 1 too;
+        - 1 to the bin of the size of its first value (where values are summed);
+        - 1 to a bin of each expression without bounds, by sign and power of the root of 2 (Wilson
+          et al. 2020, doi:10.2478/popets-2020-0025, approximate bounds): that of its middle row, or
+          if that is 0, on a second ballot, of the middle one of its rows that are not 0.
+        Besides these, one random row of each unit counts in the numbers of groups with at least so
+        many of those rows (`groups_by_size`), and in the rows of groups that fall into buckets by
+        chance (`rows_by_bucket`). Bins are fixed, counts get Gaussian noise. Results have
+        intervals, but for bounds and groups. Where rows can be read again and units have no periods
+        (`sampled`), only a sample of many units is counted (`UnitSample`); the noisy number of
+        units in the smallest sample decides which. Bins then stand for as many times more units.
     Protects: all rows of one unit within one scope.
     Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) / sigma^2,
         and 1 / SAMPLE_WEIGHT^2 more before the division where a sample may be counted; `periods`
@@ -77,8 +77,8 @@ class Survey:
         are read again where a smaller sample than the chosen one was kept.
         Where windows keep periods apart, rows of `periods` public unit-periods alone are taken,
         each by its own time: `histograms_move` says what noise that takes.
-        Means, quantiles and what a forecast makes of them are post-processing, and so is what is
-        not said when the noise is too large.
+        Means, quantiles and the forecasts from them are post-processing, and so is leaving out
+        numbers when the noise is too large.
     Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
         rounded noise.
     """
@@ -87,7 +87,7 @@ class Survey:
     histograms: int
     protects: Neighbours
     sampled: bool = False
-    periods: int | None = None  # that are looked at, where windows keep them apart
+    periods: int | None = None  # that are counted, where windows keep them apart
 
     @property
     def sigma(self) -> Fraction:
@@ -101,7 +101,7 @@ class Survey:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Of all histograms together."""
+        """The guarantee of all histograms together."""
         loss = Loss(gaussian=self._moved**2 / self.sigma**2)
         return Guarantee(self.protects, loss, separate=self.periods is not None)
 
@@ -118,12 +118,11 @@ def survey(  # noqa: PLR0913  (who asks, of what, for which price, and how)
     threads: int = 1,
     within: tuple[int, int] | None = None,
 ) -> tuple[Learned, Guarantee]:
-    """Charges, counts, draws, and says what rows look like. No row leaves this function.
+    """Charges, counts, draws, and returns the shape of the rows. No row leaves this function.
 
-    `rows`: a table, or its parts in turn, the first of which may be empty; or what gives them, and
-    again if asked. Nothing that is said depends on the number of threads. `within`: the first and
-    the last unit-period that is looked at, each of which is to cost a unit that is there the budget
-    once.
+    `rows`: a table, or its parts in turn, the first of which may be empty; or a function that
+    returns them, again at each call. No result depends on the number of threads. `within`: the
+    first and the last unit-period that is read; each may cost a unit present in it the budget once.
     """
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
@@ -181,7 +180,7 @@ def rows_within(plan: Plan, rows: pa.Table, within: tuple[int, int]) -> pa.Table
 
 
 def reader(rows: Rows) -> Callable[[], Iterable[pa.Table]] | None:
-    """What gives all rows, as often as it is asked; None where they come once."""
+    """A function that returns all rows at every call; None where they come only once."""
     if isinstance(rows, pa.Table):
         return lambda: [rows]
     return rows if callable(rows) else None
@@ -190,10 +189,10 @@ def reader(rows: Rows) -> Callable[[], Iterable[pa.Table]] | None:
 def sampled(
     asked: Survey, read: Callable[[UnitSample], tuple[GroupRows, list[ValueRows]]], noise: Noise
 ) -> tuple[tuple[GroupRows, list[ValueRows]], int]:
-    """Rows of a sample at least, and the level of the units to count.
+    """Rows that include a sample, and the level of the units to count.
 
-    The level rests on a noisy number; what was kept meanwhile, on the true one. They are so far
-    apart (`MARGIN`) that rows are hardly ever read again.
+    The level rests on a noisy number; the rows kept meanwhile, on the true one. The margin between
+    both (`MARGIN`) is so wide that rows are hardly ever read again.
     """
     words, sigma = noise.at("sample to survey").words(WORDS), float(asked.sigma)
     sample = UnitSample(words, most_units(sigma))
@@ -209,12 +208,12 @@ def sampled(
 
 
 def quanta_at(place: int) -> int:
-    """What a histogram counts 1 as: the most that a unit adds to it."""
+    """The quanta of 1 in a histogram: the most that a unit adds to it."""
     return SHARE_QUANTA if place == SHARES else 1
 
 
 def counted_plan(plan: Plan) -> Plan:
-    """The plan with what can be counted before bounds are known; of other answers, its rows."""
+    """The plan with aggregates that need no bounds; for other answers, with a count of its rows."""
     kept = tuple(agg for agg in plan.aggregates if not is_open(agg) and agg.function in TOTALS)
     rows = Aggregate(name="rows", function="count")
     return replace(plan, aggregates=kept or (rows,))
@@ -233,7 +232,7 @@ def histograms(
 
 
 def by_edges(counts: Int64[Array, " sizes"]) -> Int64[Array, " bins"]:
-    """What sizes count, from each edge to the next: whole numbers, exact below 2^53."""
+    """The sum of counts of sizes from each edge to the next: whole numbers, exact below 2^53."""
     place = np.searchsorted(ROW_EDGES, np.arange(1, len(counts)), side="right") - 1
     found = np.bincount(place, counts[1:], minlength=len(ROW_EDGES))
     return np.asarray(found.astype(np.int64))

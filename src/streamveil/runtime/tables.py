@@ -1,4 +1,4 @@
-"""Release tables as stored, and what the log remembers of one.
+"""Release tables as stored, and their marks in the log.
 
 Columns of fixed-size numbers or times without nulls are plain arrays, which a frame narrows; all
 others are an Arrow stream. Both together give back the same table.
@@ -36,10 +36,10 @@ Parts = tuple[dict[str, Array], list[memoryview]]  # arrays by column number; sc
 
 @dataclass(frozen=True)
 class Mark:
-    """What the log knows of a release: which one it is, and what its content must be.
+    """The log's record of a release: its identity, and a check of its content.
 
-    What is exact has a checksum. Real numbers have a norm, which sees a change by more than
-    rounding: they may differ in their last digits when they are made again on another processor.
+    Exact content has a checksum. Real numbers have a norm, which shows changes beyond rounding:
+    their last digits may differ when they are computed again on another processor.
     """
 
     window: int
@@ -50,19 +50,19 @@ class Mark:
     norm: float  # of the real numbers
 
     def agrees(self, other: Mark) -> bool:
-        """Whether both tell of the same release."""
+        """Whether both are marks of the same release."""
         return self == replace(other, norm=self.norm) and is_near(self.norm, other.norm)
 
 
 class Settled(NamedTuple):
-    """Tables as they are given away, and what a mark says of each: size, checksum and norm."""
+    """Tables as they leave, with the size, checksum and norm of each for its mark."""
 
     tables: list[pa.Table]
     marks: list[tuple[int, int, float]]
 
 
 def made_of(operator: Any, drawn: Sequence[Any]) -> list[tuple[Release, Mark]]:
-    """The releases of what an operator drew, as they are given away, with their marks."""
+    """The releases that an operator drew, as they leave, with their marks."""
     if not hasattr(operator, "releases_of"):
         return [settled(release) for release in drawn]
     made = []
@@ -80,11 +80,11 @@ def mark_of(release: Release, known: tuple[int, int, float]) -> Mark:
 
 
 def settled(release: Release) -> tuple[Release, Mark]:
-    """A release as it is given away, and its mark.
+    """A release as it leaves, and its mark.
 
-    Columns that are no plain numbers go through an Arrow stream once. From then on their bytes,
-    also those that no value lies in, are the same whenever they are written and read again. Where
-    a number is null they are 0, however the column was made.
+    Columns that are no plain numbers go through an Arrow stream once. From then on all their bytes,
+    also unused ones, stay the same whenever they are written and read again. The bytes of a null
+    number are 0, however the column was made.
     """
     laid = post_process(settled_table, release.noisy)
     table, size, crc, near = values(laid)
@@ -94,7 +94,7 @@ def settled(release: Release) -> tuple[Release, Mark]:
 
 
 def settled_table(table: pa.Table) -> tuple[pa.Table, int, int, float]:
-    """A table as it is given away, and what its mark says of it."""
+    """A table as it leaves, with its size, checksum and norm."""
     whole = table
     for place, column in enumerate(table.columns):
         if column.null_count and pa.types.is_primitive(column.type):
@@ -107,7 +107,7 @@ def settled_table(table: pa.Table) -> tuple[pa.Table, int, int, float]:
 
 
 def settled_columns(columns: ReleaseColumns) -> Settled:
-    """`settled_table` of releases that lie end to end: what is equal in all is made once."""
+    """`settled_table` for releases that lie end to end: parts equal in all are made once."""
     odd = (key.null_count or is_real(key.type) for keys in columns.keys for key in keys)
     if any(odd) or any(column.null_count for column in columns.others):
         found = [settled_table(table) for table in columns.tables()]
@@ -134,7 +134,7 @@ def settled_columns(columns: ReleaseColumns) -> Settled:
 
 
 class LaidKeys(NamedTuple):
-    """Key columns, as they are given away, and their bytes."""
+    """Key columns as they leave, and their bytes."""
 
     keys: tuple[pa.Array, ...]  # as they came
     read: tuple[pa.Array, ...]
@@ -158,7 +158,7 @@ class LaidKeys(NamedTuple):
 def exact_parts(
     table: pa.Table, arrays: dict[str, Array], rest: memoryview
 ) -> Iterator[memoryview]:
-    """The bytes of a table's parts that no processor makes otherwise: all but what is computed."""
+    """The bytes of a table that are the same on every processor: all but computed reals."""
     yield memoryview(table.schema.remove_metadata().serialize()).cast("B")
     real = computed(table.schema)
     yield from (frame.flat_bytes(arrays[n]) for n in arrays if int(n) not in real)

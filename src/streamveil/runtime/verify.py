@@ -1,8 +1,8 @@
-"""Reads all of a state directory and says what is whole, for `streamveil verify DIR`.
+"""Reads all of a state directory and says which parts are whole, for `streamveil verify DIR`.
 
 Nothing is changed, no secret is needed and no row is shown. Every checksum is computed again, and
-what vouches for what: the header for the secret, the checkpoint for log and archive, the log for
-the releases after the checkpoint.
+so is every part that vouches for another: the header for the secret, the checkpoint for log and
+archive, the log for the releases after the checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Words = str  # what was found whole
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one part of a state."""
+    """The result of checking one part of a state."""
 
     part: str
     is_whole: bool
@@ -61,13 +61,13 @@ def verify(directory: str | Path) -> list[Finding]:
 
 
 def identity(home: Path) -> Words:
-    """Whose state it is."""
+    """The job that the state belongs to."""
     header = require_header(home)
     return f"job '{header.identity.job}', epoch {header.epoch}"
 
 
 def examined(home: Path) -> list[Finding]:
-    """The same of a directory whose lock is held."""
+    """`verify` for a directory whose lock is held."""
     if (home / SPARK_HEADER).is_file():
         return [examine(name, part, home) for name, part in SPARK_PARTS.items()]
     first = examine("identity", identity, home)

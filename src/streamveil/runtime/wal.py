@@ -1,16 +1,16 @@
 """The write-ahead log: one frame per commit, durable before anything of it is published.
 
-A commit is of one micro-batch, or of some in a row (`grouping`).
+A commit holds one micro-batch, or some consecutive ones (`grouping`).
 
-A record holds what a fold did, and a mark of each release it led to: replaying gives the release
-itself again, and the mark tells whether it is the same (`docs/decisions/0017-log-of-marks.md`).
+A record holds the changes of a fold, and a mark of each release it led to: a replay makes the
+release again, and the mark shows whether it is the same (`docs/decisions/0017-log-of-marks.md`).
 
 The log is a chain of segment files, `log-N` holding the records after batch N; a checkpoint at
 batch N starts a new segment, so that the older ones can be dropped once it is durable. Records
 are numbered without gaps and form a chain (`frame.chain`) across segments; a checkpoint holds the
 hash that its last record must have. A torn frame at the very end of the last segment, after every
 record that a checkpoint or a release vouches for, is a commit that never finished and is cut;
-anything else that does not check out is damage and is refused.
+any other failed check is damage and is refused.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobPosition:
-    """How far a job has come: all that is needed to go on, next to the operator's state."""
+    """How far a job has come: all that is needed to go on, besides the operator's state."""
 
     batch: int = 0  # micro-batches folded
     step: int = 0  # of the last one
@@ -104,7 +104,7 @@ class JobPosition:
 
 @dataclass(frozen=True)
 class Until:
-    """Up to where a checkpoint needs the log."""
+    """The end of the log that a checkpoint needs."""
 
     batch: int
     hash: str  # of all records until then
@@ -115,13 +115,13 @@ class Record:
     """One committed micro-batch."""
 
     place: JobPosition  # after it
-    delta: dict[str, Array]  # what the operator's fold did
-    releases: tuple[Mark, ...] = ()  # what its step made public
-    more: bool = False  # whether what follows is published with it: see `grouping`
+    delta: dict[str, Array]  # the changes of the operator's fold
+    releases: tuple[Mark, ...] = ()  # of its step
+    more: bool = False  # whether the next record is published with it: see `grouping`
 
 
 def to_head(record: Record, owner: frame.Head) -> frame.Head:
-    """What a frame's head says of a record; `owner` says which format and job it belongs to."""
+    """The head of a record's frame; `owner` names the format and the job."""
     return {**owner, "batch": record.place.batch, **said_of(record)}
 
 
@@ -137,8 +137,8 @@ def to_frame(
 ) -> AbstractContextManager[list[memoryview]]:
     """The frame of records that begins at `start` in its file, after frames of a hash.
 
-    Several are one frame, which a crash leaves whole or not at all: its head is that of the last,
-    and holds those of all.
+    Several records make one frame, which a crash leaves whole or not at all: its head is that of
+    the last record, and holds those of all.
     """
     head, delta = to_head(records[-1], {frame.BEFORE: before}), records[-1].delta
     if len(records) > 1:
@@ -158,13 +158,13 @@ def from_frame(read: frame.Frame) -> list[Record]:
 
 
 def each_in(head: frame.Head) -> list[frame.Head]:
-    """What the head of a frame says of each of its records."""
+    """The head of each record in a frame's head."""
     heads: list[frame.Head] = head.get(GROUP, [head])
     return heads
 
 
 def marks_of(head: frame.Head) -> list[Mark]:
-    """What the head of a frame says of the releases that its records led to."""
+    """The marks of releases in a frame's head."""
     return [Mark(*values) for one in each_in(head) for values in one["releases"]]
 
 
@@ -208,7 +208,7 @@ class Log:
     def replay(self, after: int, until: Until | None = None) -> Iterator[Record]:
         """Every record after a batch, in order; then cuts a torn tail and opens for appending.
 
-        Up to `until` records must be there, and be those that a checkpoint knew.
+        All records up to `until` must be there, the same as at the checkpoint.
         """
         segments = needed(self.directory, after)
         start, end, batch = 0, 0, 0
@@ -255,8 +255,7 @@ def kept(directory: Path) -> list[tuple[int, Path]]:
 def needed(directory: Path, after: int) -> list[tuple[int, Path]]:
     """The segments that hold what came after a batch, in order; StoreError if there are none.
 
-    Older ones may be left, and not all of them: a power failure undoes any of the removals that
-    were not yet durable.
+    Some older ones may be left: a power failure may undo removals that were not yet durable.
     """
     segments = kept(directory)
     begun = [number for number, (first, _) in enumerate(segments) if first <= after]
@@ -279,11 +278,11 @@ class LogPart(Generic[T]):
 
     @property
     def is_record(self) -> bool:
-        """Whether it is not the first one of a segment."""
+        """Whether it is a record: not the first frame of a segment."""
         return "batch" in self.head
 
     def require(self, until: Until | None) -> None:
-        """Refuses another log than the one that a checkpoint knew."""
+        """Refuses a log other than the one at the checkpoint."""
         if until is not None and self.batch == until.batch and self.hash != until.hash:
             raise damaged(self.path)
 
@@ -356,7 +355,7 @@ def heads_only(file: BinaryIO) -> Iterator[tuple[int, frame.Head, bytes, int, No
 
 
 def lost(directory: Path, after: int) -> StoreError:
-    """What to say when records are gone that a checkpoint needs."""
+    """The error for missing records that a checkpoint needs."""
     return StoreError(
         f"the state directory '{directory.name}' has lost its log after batch {after}.\n"
         "  to fix  restore the whole directory from a backup of one moment"

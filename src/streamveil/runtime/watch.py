@@ -1,15 +1,14 @@
-"""What an operator watches: log lines, metrics and health of a running job.
+"""Log lines, metrics and health of a running job, for its operator.
 
 By default all of it is public: closed steps, releases, the budget and how far the job is behind its
 public calendar. Counts of rows and sizes of the state depend on people's rows: they are shown where
 the operator asks for them, and never published.
 
 Proof that lines and figures are the same for neighbours: they are functions of the query, of the
-ledger, of the public clock and of the sequence of closed steps, in which every step of the schedule
-is, with or without rows (`runtime.schedule`). A commit that leaves open a step, or a group of
-releases that are published together, changes nothing here: where it falls depends on rows. When a
-line or a figure appears depends on how long the work took, which everybody who watches a job sees
-(docs/privacy.md).
+ledger, of the public clock and of the sequence of closed steps, which includes every step of the
+schedule, with or without rows (`runtime.schedule`). A commit that leaves a step or a group of
+releases open changes nothing here, as its place depends on rows. When a line or a figure appears
+depends on how long the work took, which everybody who watches a job sees (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from streamveil.runtime.store import LEDGER
 
 OURS = logging.getLogger("streamveil")
 LOG = logging.getLogger("streamveil.job")
-LATE = 2  # steps behind its calendar from which on a job is not healthy
+LATE = 2  # a job so many steps behind its calendar is not healthy
 TYPE = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What is told of a job at one time."""
+    """The public figures of a job at one time."""
 
     job: str
     step: int  # the last closed one, over all runs
@@ -67,7 +66,7 @@ class Figures:
 
 
 class Watch:
-    """Listens to a job and tells what it hears. `now`: seconds since 1970.
+    """Listens to a job, logs its steps and keeps its figures. `now`: seconds since 1970.
 
     >>> import streamveil as sv
     >>> plan = sv.memory({"u": [1]}).protect("u").agg(n=sv.count()).bound(max_rows=1).release(
@@ -139,7 +138,7 @@ def behind(clock: Clock, step: int, now: float) -> int:
 def charged(path: Path) -> tuple[float | None, float | None]:
     """Epsilon charged to a ledger and its limit, each where there is one.
 
-    Somebody may ask while a job is writing the first line of its ledger.
+    A job may be writing the first line of its ledger at this moment.
     """
     if not path.is_file():
         return None, None
@@ -178,8 +177,7 @@ def logged(
 ) -> Iterator[None]:
     """Log lines on stderr while a job runs; `form`: 'text', 'json', or None for none.
 
-    `begins` is the first of them, `ends` the last. `several`: lines of text name the job that they
-    are of.
+    `begins` is the first line, `ends` the last. `several`: each line of text names its job.
     """
     if form is None:
         yield
@@ -217,13 +215,13 @@ def logged(
 
 
 def name_job(name: str, entry: logging.LogRecord) -> bool:
-    """Says of a line which job it is of, where it does not."""
+    """Adds the job's name to a line without one."""
     vars(entry).setdefault("job", name)
     return True
 
 
 def log_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """A warning of ours that is public; what packages and functions of others warn is not."""
+    """Logs a warning of ours, which is public; warnings of other packages are not."""
     if issubclass(category, NoiseWarning):
         LOG.warning("%s", message)
 
@@ -274,7 +272,7 @@ class Quiet(WSGIRequestHandler):
 
 
 class Served(ThreadingMixIn, WSGIServer):
-    """A server in which no client waits for another, and the end of the job for none."""
+    """A server in which no client waits for another, and the job's end waits for none."""
 
     daemon_threads = True
 
