@@ -31,7 +31,7 @@ def is_sketched(plan: Plan) -> bool:
 def require_ends(plan: Plan, *, there: bool = False) -> None:
     """SourceError unless the sources and sinks of a plan take their options. Reads no data.
 
-    `there`: and unless they can be reached; see `try_connectors`.
+    `there`: they must also be reachable; see `try_connectors`.
     """
     check = try_connectors if there else require_connectors
     check(

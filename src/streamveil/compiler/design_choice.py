@@ -28,17 +28,17 @@ USUAL_SIZES = ((3e3, 30), (1e5, 30), (1e5, 1_000), (3e6, 1_000), (3e6, 30_000))
 USUAL_STEEP, USUAL_REPEATS = (0.0, 1.4), (0.25,)
 USUAL_ROWS = (1.5, 6.0, 30.0)  # of a unit on average, where nothing bounds them
 FEWER_UNITS = 250  # drawn for each of many streams
-MANY = 20  # streams of a family that is looked at in part
-FEW = 3  # one of so many streams of a family decides where to look; coprime to its inner parts
-WITHIN = 1.0  # where every design cuts the same rows, how much errors without these count
-BATCHES = 20.0  # in which a choice takes rows to come; nobody knows how evenly they do (decision 5)
+MANY = 20  # in a family of so many streams, far steps try only some of them
+FEW = 3  # one of so many streams is tried at far steps; coprime to the family's inner parts
+WITHIN = 1.0  # weight of errors without cut rows, where every design cuts the same rows
+BATCHES = 20.0  # assumed batches in which rows come; nobody knows how evenly (decision 5)
 ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
 Place = tuple[int, ...]  # in the grids of a design
 
 
 @dataclass(frozen=True)
 class Given:
-    """The bounds that the query gives; what is None is open."""
+    """The bounds that the query gives; None: open."""
 
     quadratic: float | None = None
     max_rows: float | None = None
@@ -58,7 +58,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be decided, from public numbers alone."""
+    """The choice to be made, in public numbers alone."""
 
     family: tuple[ExpectedStream, ...]
     noise: ForecastNoise
@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def heavy(self) -> bool:
-        """Whether units may have more rows than a bound allows that weights can charge."""
+        """Whether units may have more rows than the largest bound that weights can charge."""
         most = max(stream.most or ROWS_OF_BOUND * stream.rows for stream in self.family)
         return self.given.is_open and most**2 > SQUARED[WEIGHABLE - 1]
 
@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def ways(self) -> tuple[Problem, ...]:
-        """With weights, if groups may carry some, and without where weights allow too few rows."""
+        """The problem with weights, if groups may carry them; without, if these allow few rows."""
         both = self.weighted and self.flat and self.heavy
         return (self, replace(self, weighted=False)) if both else (self,)
 
@@ -100,11 +100,11 @@ class Problem:
 
 
 def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
-    """Streams of which a query without expectations may be about any.
+    """The streams that a query without expectations may run on.
 
-    3,000 to 3 million units and 30 to 30,000 groups (units and groups), groups all equal or of a
-    long tail, rows that rarely or often repeat a group of their unit. A bound says about how many
-    rows a unit has; without one, 1.5, 6 and 30 on average.
+    They have 3,000 to 3 million units and 30 to 30,000 groups, all equal or with a long tail, and
+    rows that rarely or often repeat a group of their unit. A bound tells roughly how many rows a
+    unit has; without one, 1.5, 6 and 30 on average.
     """
     means: tuple[float, ...] = USUAL_ROWS
     if not given.is_open:
@@ -126,9 +126,9 @@ def choose(problem: Problem) -> Settings:
     """The settings with the least mean cost over the family: for each design, descent on a grid.
 
     Algorithm: `Errors.cost` is a mean of logarithms, so a percent counts the same in every stream,
-        and the least mean cost is the least mean regret. Where every design cuts the same rows,
-        they would drown what designs differ in: the cost without the cut rows of shown groups
-        counts `WITHIN` times as much as that with all.
+        and the least mean cost is the least mean regret. If every design cuts the same rows, these
+        would hide how designs differ: so the cost without the cut rows of shown groups counts
+        `WITHIN` times as much as the cost with all.
     """
     noise = problem.noise
     beside = {False: 1.0, True: WITHIN} if problem.given.decides_rows else {False: 1.0}
@@ -161,7 +161,7 @@ class Grid:
 
 
 def entering_few(grid: Grid, most: float) -> Grid:
-    """The same settings, each with a number of groups that a unit may enter, at most so many."""
+    """The grid with a further dimension: how many groups a unit may enter, at most `most`."""
     tried = [*(groups for groups in ENTERED if groups < most), most]
 
     def at(place: Place) -> Settings:
@@ -172,7 +172,7 @@ def entering_few(grid: Grid, most: float) -> Grid:
 
 
 def descended(grid: Grid, cost: Callable[[Settings, int], float]) -> Settings:
-    """A place near which none is better: far steps by some streams, near ones by all."""
+    """A place without a better one near it: far steps use some streams, near steps all."""
     place = grid.start
     for step, every in ((8, FEW), (4, FEW), (2, FEW), (1, 1)):
 
@@ -226,7 +226,7 @@ def designs(problem: Problem) -> Iterator[Grid]:
 
 
 def one_row_each(problem: Problem, bounds: Settings) -> Iterator[Grid]:
-    """Designs without weights where a unit has one row in a group: a mean needs no more of it."""
+    """Designs without weights, with one row of a unit in a group: a mean needs no more."""
     if not (problem.given.is_open and problem.of_ratios):
         return
     table = "table" in problem.kinds and problem.noise.half and not problem.weighted
@@ -275,7 +275,7 @@ def tabled(problem: Problem, bounds: Settings) -> Grid:
 
 
 def entering(made: Settings, given: Given, rows: int, reference: float) -> Settings:
-    """With an entry weight that allows so many squared rows, and weights that fall beyond."""
+    """Settings with an entry weight for so many squared rows, and weights that fall beyond."""
     bound = round(given.quadratic or OPEN_BOUND)
     quadratic = max(SQUARED[rows] * (1.0 if given.is_open else bound), bound)
     whole = weight_quanta(bound)
@@ -284,7 +284,7 @@ def entering(made: Settings, given: Given, rows: int, reference: float) -> Setti
 
 
 def weight_quanta(bound: int) -> int:
-    """Quanta of weight one beside a bound on squared rows: what a byte holds of a unit's sums."""
+    """The quanta of weight one under a bound on squared rows, so that a unit's sums fit a byte."""
     fits = max(0, 2**16 // bound - 1)
     return max(1, min(LARGEST_WEIGHT, isqrt(fits), 255 // (isqrt(bound) + 1)))
 

@@ -1,9 +1,8 @@
-"""What a look at the rows of the first release tells of the rows of all releases.
+"""From a look at the rows of the first release to expectations of all releases.
 
 One release shows how many rows units have in it, but not how many they will have: its units may
 never come back, or come in every release. A `Way` is one answer to that. `likely_ways` finds the
-ways that fit what was seen; `of_all_releases` makes of them the streams that settings are chosen
-for.
+ways that fit the look; `of_all_releases` turns them into the streams that settings are chosen for.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from streamveil.plan.look import CONCENTRATION, LAWS, MEAN_ROWS, STREAMS, VALUES
 from streamveil.plan.options import EXPECTED_ROWS, EXPECTED_UNITS
 from streamveil.types import Array, Float64
 
-MOSTLY_OWN = 0.5  # a law with this share of rows in groups of one row tells nothing of others
+MOSTLY_OWN = 0.5  # a law with this share of rows in groups of one row says nothing of other groups
 LIKELY_HEAVY, LIKELY_EVEN = (3.2, 5.0, 8.0), (1.0, 2.0, 5.0, 20.0)  # power and gamma laws of rows
 LIKELY_SIZES = np.geomspace(0.1, 3_000, 150)  # b of power laws, about the mean of gamma laws
-AT_ANY_TIME = 2.0  # prior weight of units that are there in all releases; of others it is 1
+AT_ANY_TIME = 2.0  # prior weight of units that are present in all releases; for others it is 1
 FAR = 1e9  # so many releases that no two rows of a unit are in the same one
-APART = 4  # rows in a release; units with at least so many may stand out beside a law
+APART = 4  # units with at least so many rows in a release may stand out from a law
 FEWEST, FARTHEST = 1.01, 300.0  # the least and the largest mean of rows of a unit by a law
 WAYS = 8  # that stand for all; coprime to `design_choice.FEW`
 MIXED = tuple((int(f"{place:03b}"[::-1], 2) + 0.5) / WAYS for place in range(WAYS))
@@ -69,7 +68,7 @@ class Way(NamedTuple):
 def of_all_releases(
     known: dict[str, Any], releases: int, seen: SeenUnits | None, met: int | None = None
 ) -> dict[str, Any]:
-    """What is `known` of the first release, made into what to expect of all releases.
+    """Turns what is `known` of the first release into expectations of all releases.
 
     Rows and groups: every release has as many rows as the first, and they follow the same law of
     groups. A law that puts most rows into groups of one row is left out: it says nothing of the
@@ -241,10 +240,10 @@ def laws_of_rows() -> tuple[
 def seen_of_laws(
     there: float, *, apart: bool = False
 ) -> tuple[Float64[Array, "laws bins"], Float64[Array, " laws"]]:
-    """Units in one release: their shares by bins of rows there, and what part of all they are.
+    """By each law, units in one release: their shares by bins of rows, and their part of all units.
 
-    By each law. A row is in the release with the chance 1 / `there`; `apart`: no two rows of a unit
-    are in the same release, so no unit has more rows than there are releases.
+    A row is in the release with the chance 1 / `there`; `apart`: no two rows of a unit are in the
+    same release, so no unit has more rows than there are releases.
     """
     n = np.arange(1, MOST_ROWS + 1)
     chance = np.eye(MOST_ROWS)

@@ -66,7 +66,7 @@ def check_public(operator: Operator, schema: pa.Schema) -> None:
 
 
 def compile_plan(plan: Plan) -> GroupBy:
-    """Checks a plan and calibrates every mechanism of it; raises PlanError with the way out."""
+    """Checks a plan and calibrates its mechanisms; raises PlanError with the way out."""
     if isinstance(plan.source, TableSource):
         raise PlanError(
             "a changing table runs on the embedded engine, without a memory limit, and is not tuned"
@@ -152,7 +152,7 @@ class Compiler:
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:
         """A bound of one row of a unit for each window or group, where that cuts nobody.
 
-        Privacy does not rest on the number of windows: bounding keeps to what is written here.
+        Privacy does not rest on the number of windows: bounding enforces the bounds set here.
         """
         open_bound = is_open(plan) and plan.preset == "default"
         windows = most_windows(schedule, plan.periods)
@@ -177,8 +177,8 @@ class Compiler:
     ) -> Bounds:
         """Bounds to a number of groups, where units are counted: their count has less noise.
 
-        It is what the query says, or how many groups there are, which cuts nobody. Privacy does not
-        rest on how many there are: bounding keeps to what is written here.
+        The number is the query's, or that of all groups, which cuts nobody. Privacy does not rest
+        on how many there are: bounding enforces the bounds set here.
         """
         plan, windows = self.plan, most_windows(schedule, self.plan.periods)
         if not (plan.window.side_by_side and any(one.kind == "units" for one in self.book.lanes)):
@@ -190,7 +190,7 @@ class Compiler:
         return replace(bounds, groups=groups) if groups < most else bounds
 
     def _look(self) -> Look | None:
-        """What a look at the rows costs; the plan goes on with what is left of its budget."""
+        """The look at the rows; takes its cost from the budget of the plan."""
         share = look_share(self.plan)
         if not 0 <= share <= MOST_LOOKED:
             given = options.LOOK_SHARE.of(self.plan.options)
@@ -256,9 +256,9 @@ class Compiler:
         return made
 
     def _give_to_rows(self, outputs: tuple[Output, ...]) -> None:
-        """Moves a part of what the lanes beside the number of rows get to that number.
+        """Moves budget to the number of rows from the m lanes that are read together with it.
 
-        Error: all of m lanes read it. Where it gets f of what they have together and each of them
+        Error: all m lanes read it. If it gets the part f of their common budget and each of them
             (1 - f) / m, a count of values has v / 4 (1 / f + m / (1 - f)), least at f = 1 / (1 +
             sqrt(m)): sqrt(m) times as much as one of them. They have m + 1 parts, as before.
         """
@@ -315,7 +315,7 @@ class Compiler:
         return self._beside_rows(aggregate, half)
 
     def _rows_of(self, expression: str | None) -> Lane:
-        """The count of rows that have a value: of all rows, where the text says that all have."""
+        """The count of rows with a value: of all rows, if by the expression all have one."""
         if self._is_filled(expression):
             return Lane(kind="rows")
         return Lane(kind="valid", value=self._value(expression))
@@ -442,7 +442,7 @@ class Compiler:
         )  # fmt: skip
 
     def _bounded(self, aggregate: Aggregate) -> tuple[float, float, int]:
-        """Its bounds, finite and in order, and its value function: `check_compiled` saw to it."""
+        """Its bounds, finite and in order (by `check_compiled`), and its value function."""
         low, high = cast(float, aggregate.low), cast(float, aggregate.high)
         return float(low), float(high), self._value(aggregate.expression)
 
@@ -460,7 +460,7 @@ class Compiler:
         return quantum
 
     def _adds(self) -> dict[int, str]:
-        """Value functions that must be numbers, with the aggregate that asks."""
+        """Value functions that must be numbers, with the aggregate that needs them."""
         return {
             lane.value: self.values[lane.value]
             for lane in self.book.lanes
@@ -493,7 +493,7 @@ class Compiler:
         return None if public is None else tuple(public)
 
     def _option(self, option: Option, default: Any = None, reason: str = "") -> Any:
-        """What the query says, or a default that is noted with its reason."""
+        """The query's value of an option, or a default that is noted with its reason."""
         if option.name in self.plan.options:
             return self.plan.options[option.name]
         value = option.value if default is None else default
@@ -526,9 +526,9 @@ def power_of_two(largest: float) -> Fraction:
 
 
 def middle_of(low: float, high: float, quantum: float | None) -> float:
-    """Where values between two ends are summed from: the middle, or a multiple of a given quantum.
+    """The centre that sums of values between two ends use: the middle, or a multiple of a quantum.
 
-    So multiples of that quantum stay what they are; from any other centre they would be rounded.
+    So multiples of that quantum stay exact; from any other centre they would be rounded.
 
     >>> middle_of(0, 5, None), middle_of(0, 5, 1.0), middle_of(0, 0.75, 0.25)
     (2.5, 2.0, 0.5)

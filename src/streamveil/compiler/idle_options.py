@@ -1,4 +1,4 @@
-"""Options that a query gives, and that decide nothing in it."""
+"""Options of a query that have no effect on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_SKETCHES = {options.CONFIDENCE, options.MAX_UNITS, options.LOOK_SHARE}  # rea
 
 
 def idle_options(plan: Plan, operator: Operator) -> list[tuple[str, str, str]]:
-    """Each with its value, and what it is for."""
+    """Options without effect, each with its value and its purpose."""
     given = plan.options
     if isinstance(operator, SketchQuery):
         others = (one for one in options.OPTIONS.values() if one.part_of and one not in BY_SKETCHES)
@@ -57,6 +57,6 @@ def idle_options(plan: Plan, operator: Operator) -> list[tuple[str, str, str]]:
 
 
 def idle_warning(plan: Plan, operator: Operator) -> str | None:
-    """The same in words; None where each decides something."""
+    """A warning of options without effect; None if there are none."""
     said = [f"{name} = {value} is {why}" for name, value, why in idle_options(plan, operator)]
     return f"decides nothing here: {'; '.join(said)}.\n  to fix  leave it out" if said else None

@@ -44,7 +44,7 @@ def first_counted(plan: Plan) -> Aggregate:
 
 
 class Columns(NamedTuple):
-    """Of rows that may count: what tells units (in their periods) and cells apart, and values."""
+    """Columns of rows that may count: unit (in its period) and cell as numbers, and value."""
 
     unit: list[Any]
     cell: list[Any]
@@ -65,7 +65,7 @@ class UsableRows:
         self._value = None if text is None else compile_value(text, schema)
 
     def of(self, table: pa.Table) -> Columns | None:
-        """None where no row may count."""
+        """The columns of the usable rows; None if there are none."""
         if self._where is not None:
             table = table.filter(pc.fill_null(self._where(table), fill_value=False))
         unit, keep = self._unit(table), np.ones(table.num_rows, np.bool_)
@@ -116,7 +116,7 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
 
 
 def compiled_times(plan: Plan, schema: pa.Schema) -> RowFunction | None:
-    """Microseconds of each row, where a window or a period asks for them: as the job reads them."""
+    """Event times in microseconds as the job reads them, if a window or a period needs them."""
     column = plan.source.event_time
     if column is None or not plan.asks_for_times:
         return None
@@ -135,7 +135,7 @@ def firsts(numbers: Int64[Array, " rows"]) -> Int64[Array, " numbers"]:
 
 
 def in_groups(numbers: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-    """Rows ordered by their number, those of one number as they are.
+    """Rows ordered by their number; those with one number keep their order.
 
     >>> in_groups(np.array([1, 0, 1, 0])).tolist()
     [1, 3, 0, 2]

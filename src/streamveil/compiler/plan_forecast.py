@@ -1,4 +1,4 @@
-"""What a query is forecast to err by, over all groups, on streams such as it expects."""
+"""The forecast error of a query over all groups, on the streams that it expects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.types import Array, Float64
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
-UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # values on average, where nobody knows them, of the largest
+UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # assumed means of unknown values, as shares of the largest
 LEAST_SHARE = 1e-6
 TENFOLD = 10.0  # a share from which times are said, and no per cent
 NOISE = 0.5  # a share of error from which an answer is little but noise
@@ -77,24 +77,24 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
 
 
 def largest_row(operator: GroupBy) -> float:
-    """What one row adds at most to the number that tells how large a group is."""
+    """The most that one row adds to the number that measures the size of a group."""
     lanes = operator.aggregation.lanes
     lane = lanes[driver(lanes)]
     return 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
 
 
 def usual_row(plan: Plan, operator: GroupBy) -> float:
-    """The same on average, as far as it is known: else the most, and the forecast is too good."""
+    """The mean that a row adds, if known; else the most, and the forecast is too good."""
     known = value_shares(plan, operator.aggregation.lanes)
     return largest_row(operator) * (known[0] if len(known) == 1 else 1.0)
 
 
 def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
-    """Says that the answer is forecast to be noise; None where it is not, or nothing is known.
+    """Warns that the answer is forecast to be noise; None where it is not, or nothing is known.
 
-    Of numbers that are null no error is forecast: why they are is said instead, if no other number
-    tells how large a group is. From public expectations, or from what a look said and was paid for:
-    no row decides it.
+    For numbers that are null there is no forecast: the warning says why they are null, if no other
+    number measures the size of a group. It follows from public expectations, or from a look that
+    was paid for: no row decides it.
     """
     place, looked = driver(operator.aggregation.lanes), plan.options.get(LOOKED)
     told = [one for one in operator.outputs if not one.unbounded]
@@ -125,7 +125,7 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
 
 
 def nothing_found(operator: GroupBy) -> str | None:
-    """What a look that found too little says of groups that are discovered."""
+    """The warning after a look that found too few units: the size that groups need."""
     last = operator.schedule.triggers
     least = None if last is None else opens_at(operator, last)
     if least is None:
@@ -139,10 +139,10 @@ def nothing_found(operator: GroupBy) -> str | None:
 
 
 def error_share(plan: Plan, operator: GroupBy) -> tuple[float, float]:
-    """The forecast sum of errors as a share of the total, and what part of the rows are cut.
+    """The forecast sum of errors as a share of the total, and the share of rows that are cut.
 
-    Of the median stream of the family, but for a look, which leaves open which law the groups have:
-    then the least that any law says. Nothing known: no error.
+    It is that of the median stream of the family. After a look, which leaves the law of the groups
+    open, it is the least by any law. If nothing is known, the error is 0.
     """
     made = forecasts(plan, operator)
     if not made:
@@ -175,7 +175,7 @@ def as_settings(operator: GroupBy) -> Settings:
 def threshold_of(
     aggregation: AggregationPlan, last: int, base: float, rows: float = 1.0
 ) -> Threshold:
-    """What the selection asks for at the last release, where small groups have noise `base`.
+    """The threshold of the selection at the last release, where small groups have noise `base`.
 
     `rows`: usual rows that add as much as one row adds at most.
     """
@@ -193,7 +193,7 @@ def threshold_of(
 
 
 def windows_of(operator: GroupBy) -> int | None:
-    """Windows that the scope of a unit meets; groups expected are those of one. None: no end."""
+    """Windows that the scope of a unit meets (expected groups are per window). None: no end."""
     return periods_met(operator.schedule, operator.periods)
 
 
@@ -213,7 +213,7 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
 
 
 def answer_sd(operator: GroupBy, output: Output, trigger: int) -> float:
-    """The same of a count or sum."""
+    """The standard deviation of a count or sum at a trigger."""
     parts = zip(output.factors, output.lanes, strict=True)
     return hypot(*(factor * lane_sd(operator, lane, trigger) for factor, lane in parts))
 
@@ -226,7 +226,7 @@ def deviation(counter: Counter, trigger: int) -> float:
 
 
 def threshold(operator: GroupBy, trigger: int) -> float | None:
-    """Units a group's noisy count must exceed to be shown; None where none do, or all are."""
+    """Units a group's noisy count must exceed to be shown; None if no count decides that."""
     selection: Any = operator.aggregation.selection
     if hasattr(selection, "deviation"):
         return tested(selection, trigger)[0]
@@ -237,7 +237,7 @@ def threshold(operator: GroupBy, trigger: int) -> float | None:
 @lru_cache(maxsize=256)
 @kept()
 def tested(selection: Any, trigger: int) -> tuple[float, float]:
-    """What a noisy count of units must exceed at a trigger, and its standard deviation."""
+    """The threshold of a noisy count of units at a trigger, and its standard deviation."""
     return float(selection.threshold(trigger)), float(selection.deviation(trigger))
 
 
@@ -252,7 +252,8 @@ def total_chance(
 ) -> Float64[Array, " groups"]:
     """The chance that groups of such totals, in largest rows, passed a test by a trigger.
 
-    They grew evenly. Of the last test until then: with earlier ones it is a little more.
+    Totals are taken to grow evenly. Only the last test until then counts: with earlier ones the
+    chance is a little larger.
     """
     test = operator.aggregation.test
     tests = () if test is None else test.before(trigger + 1)
@@ -284,8 +285,8 @@ def units_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
 def published_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
     """The chance that a group with so many units, evenly arrived, is shown by a trigger.
 
-    Each unit has a row. Where totals alone show groups, it brings the most that a row may; beside
-    coins a total of values is left out, as nobody knows it: the chance may then be larger.
+    Each unit has one row. Where totals alone show groups, each row adds the most that it may. With
+    coins, a total of values is left out, as nobody knows it: the chance may then be larger.
     """
     shown, aggregation = units_chance(operator, units, trigger), operator.aggregation
     if shown is None or aggregation.test is None:
@@ -312,9 +313,9 @@ def sizing_lane(lanes: tuple[Lane, ...]) -> int:
 
 
 def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
-    """What a row adds on average to the lane that tells sizes, as a share of the most that it may.
+    """The mean that a row adds to the lane of sizes, as a share of the most that it may add.
 
-    A row that is counted adds all of it. Of a sum a look tells it; else it may be any of several.
+    For a count it is 1. For a sum a look may tell it; else it may be any of `UNKNOWN_SHARES`.
     """
     place = sizing_lane(lanes)
     if place < 0 or lanes[place].kind != "sum":
@@ -327,14 +328,14 @@ def value_shares(plan: Plan, lanes: tuple[Lane, ...]) -> tuple[float, ...]:
 
 
 def clamped_share(plan: Plan, lanes: tuple[Lane, ...]) -> float:
-    """The share of what that lane's values add up to, beyond their bounds; 0 where nobody knows."""
+    """The share of the sum of that lane's values that lies beyond their bounds; 0 if unknown."""
     place = sizing_lane(lanes)
     summed = place >= 0 and lanes[place].kind == "sum"
     return said_of_values(plan, CLAMPED) or 0.0 if summed else 0.0
 
 
 def said_of_values(plan: Plan, what: str) -> float | None:
-    """What a look said of the values that are summed first; None where it said nothing."""
+    """A look's number on the values that are summed first; None where it has none."""
     summed = next((one.expression for one in plan.aggregates if one.function == "sum"), None)
     found: float | None = expectations(plan.options).get(what, {}).get(summed)
     return found

@@ -51,11 +51,11 @@ class ReadOption(Protocol):
     """Reads an option of the query."""
 
     def __call__(self, option: Option, default: Any = None, reason: str = "") -> Any:
-        """What the query says, or a default that is noted with its reason; else the option's."""
+        """The query's value, or a default that is noted with its reason; else the option's own."""
 
 
 def require_counter(plan: Plan) -> None:
-    """Refuses a counter that nobody knows."""
+    """Refuses an unknown counter."""
     require_one_of("counter", plan.counter, (*COUNTERS, "auto"))
 
 
@@ -72,7 +72,7 @@ class Sizing:
     max_units: int
     windows: int | None  # windows that one scope of a unit meets; None: no end
     setting: ReadOption
-    sequel: Sequel | None = None  # what a look left room for
+    sequel: Sequel | None = None  # the losses that a look left room for
 
     def __post_init__(self) -> None:
         require_counter(self.plan)
@@ -83,7 +83,7 @@ class Sizing:
         return Fraction(self.max_units, 2**COLLISION_BITS)
 
     def public(self) -> MechanismDesign:
-        """Every key shown from the start: the whole budget goes to the values."""
+        """The design with all keys shown from the start: the whole budget goes to the values."""
         mu = self._mu(Fraction(0))
         stream = expected_stream(self.plan, self.windows)
         forecast = stream is not None or is_open(self.plan)
@@ -97,7 +97,7 @@ class Sizing:
         return replace(self._design(limits, noises), rule=rule, cut=self._cut(mu**2))
 
     def discovered(self) -> MechanismDesign:
-        """Keys shown by a private test."""
+        """The design with keys shown by a private test."""
         if self.plan.budget.delta is None:
             raise PlanError(
                 "discovered keys need a delta: it bounds the chance of showing a key that one"
@@ -270,7 +270,7 @@ class Sizing:
     ) -> TotalTesting | None:
         """The test of totals on the lane with the lowest threshold; None: no lane can be tested.
 
-        Among like lanes a count of all rows comes first: no row lacks what it counts.
+        Among equal lanes a count of all rows comes first: every row counts in it.
         """
         asked = TotalTesting(place=0, tests=tests, beta=beta)
         design = replace(design, selection=selection, test=asked)
@@ -317,7 +317,7 @@ class Sizing:
     # ---- what is expected
 
     def _chosen(self, kinds: tuple[Kind, ...], most_slots: int = FEW_SLOTS) -> Settings:
-        """The settings with the least forecast error on what is expected, or on usual streams."""
+        """The settings with the least forecast error on expected streams, or on usual ones."""
         bounds, most = self.bounds, public_groups(self.plan, self.windows)
         given = Given(per_group=bounds.per_group, groups=self.plan.bounding.max_groups)
         if not is_open(self.plan):
@@ -398,7 +398,7 @@ class Sizing:
 
     @property
     def _people(self) -> int | None:
-        """The lane of units beside another that is forecast, where a unit may enter few groups."""
+        """The lane of units next to the forecast lane, if a unit may enter few groups."""
         if not self.plan.window.side_by_side or sizing_lane(self.lanes) < 0:
             return None
         found = [place for place, lane in enumerate(self.lanes) if lane.kind == "units"]
@@ -408,8 +408,9 @@ class Sizing:
     def _weighable(self) -> bool:
         """Whether the quadratic filter can charge weights, and sizes are released.
 
-        Only a BLT draws its noise in proportion; another counter would add too little. A limit of a
-        group adds up weights; only where each unit counts once do its rows not matter.
+        Only a BLT draws its noise in proportion to weights; another counter would add too little. A
+        limit for a group adds up weights: it is allowed only where each unit counts once, since
+        rows do not matter there.
         """
         once = all(lane.kind == "units" for lane in self.lanes)
         filtered = self.bounds.quadratic is not None and (once or self.bounds.per_group is None)
@@ -461,11 +462,11 @@ class Sizing:
     def _parts(self, bounds: Bounds | None) -> dict[int, float]:
         """The part of mu squared for each lane, by its place; for a tree level its first node.
 
-        In proportion to how often a lane is read. Errors fall as the root of a part, so the sum of
-        relative errors is least where parts are in proportion to the relative errors of an even
-        division, to the power of 2/3. For units beside rows these are about known: from the
-        `bounds` (None: not chosen yet) and from how many rows repeat a group of their unit. One is
-        taken to be at most `MOST_APART` times the other.
+        Parts are in proportion to how often a lane is read. Errors fall as the root of a part, so
+        the sum of relative errors is least where parts are in proportion to the relative errors of
+        an even division, to the power of 2/3. For units next to rows these are roughly known, from
+        the `bounds` (None: not chosen yet) and from how many rows repeat a group of their unit. One
+        is taken to be at most `MOST_APART` times the other.
         """
         weights = {
             place: float(self.uses[place])
@@ -521,7 +522,7 @@ class Sizing:
     # ---- budget
 
     def _mu(self, threshold: Fraction) -> Fraction:
-        """The largest Gaussian parameter beside a delta for thresholds."""
+        """The largest Gaussian parameter that leaves a delta for thresholds."""
         budget = self.plan.budget
         if budget.is_pure:
             raise PlanError(
@@ -556,7 +557,7 @@ def weighing(limits: Bounds, rule: WeightRule | None) -> Bounds:
 
 
 def shown_digits(number: float) -> float:
-    """Four digits behind the point, or the first four digits of what is too small for that.
+    """A number with four digits after the point, or if it is small, four significant ones.
 
     >>> shown_digits(0.123456), shown_digits(1.23456e-6)
     (0.1235, 1.235e-06)

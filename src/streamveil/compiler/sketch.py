@@ -186,7 +186,7 @@ def sized_texts(
 
 
 def without_collisions(budget: Budget, units: int) -> Budget:
-    """What is left for the sketch when the chance of equal unit fingerprints is set aside."""
+    """The budget that is left for the sketch after the chance of equal unit fingerprints."""
     collision = Fraction(units, 2**COLLISION_BITS)
     if budget.delta is None or budget.delta <= collision:
         raise PlanError(

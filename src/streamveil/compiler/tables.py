@@ -39,7 +39,7 @@ from streamveil.plan.options import (
 from streamveil.sql.table import counted_points
 
 CLEARLY = 0.5  # a mechanism without proved intervals must be this much better
-MIXED = 0.05  # of the part of the table that a step replaces, by forecast; see `LivePmw.mixing`
+MIXED = 0.05  # times the part of the table that a step replaces, by forecast; see `LivePmw.mixing`
 
 
 def compile_table(plan: Plan) -> ChangingTable:
@@ -90,12 +90,12 @@ class Design:
 
     @property
     def counts(self) -> str:
-        """What the answers count, in a word."""
+        """The things that the answers count, in a word."""
         return "records" if self.distinct is None else "values"
 
     @cached_property
     def queries(self) -> Queries:
-        """One for each row and output."""
+        """The queries, one for each row and output."""
         if self.distinct is not None:
             return self.cells
         if len(self.plan.aggregates) == 1 and self.total == 0:
@@ -111,7 +111,7 @@ class Design:
 
     @cached_property
     def workload(self) -> Workload:
-        """What is public about the table."""
+        """The public facts about the table."""
         given, clock = self.plan.options, self.plan.clock
         grows = self.source.changelog == "insert"
         size = EXPECTED_SIZE.of(given)
@@ -144,7 +144,7 @@ class Design:
 
     @property
     def _of_values(self) -> Candidate:
-        """The one mechanism for different values. A value changes once a step, or once in all."""
+        """The one mechanism for different values, which change once a step, or once in all."""
         w = self.workload
         changes = 1 if w.grows or w.steps == 1 else MAX_CHANGES.of(self.plan.options)
         mechanism = DistinctCounter(
@@ -156,9 +156,10 @@ class Design:
 
     @property
     def candidate(self) -> Candidate:
-        """The mechanism that runs: the one that is asked for, or the best one.
+        """The mechanism that runs: the one the query names, or the best one.
 
-        A counter, whose intervals are proved, gives way only to less than half of its error.
+        A counter has proved intervals, so only a mechanism with less than half of its error
+        replaces it.
         """
         wanted = MECHANISM.of(self.plan.options)
         found = {one.name.lower().replace(" ", "_"): one for one in self.choice.candidates}
@@ -173,7 +174,7 @@ class Design:
 
     @property
     def worth(self) -> float:
-        """The error from which on answers are useless, in what is counted."""
+        """The error from which on answers are useless, in counted things."""
         return self.choice.limit
 
     @cached_property
@@ -190,7 +191,7 @@ class Design:
 
     @cached_property
     def operator(self) -> ChangingTable:
-        """What runs."""
+        """The operator that runs."""
         source, plan = self.source, self.plan
         return ChangingTable(
             mechanism=self.candidate.mechanism,

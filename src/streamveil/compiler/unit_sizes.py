@@ -1,4 +1,4 @@
-"""How many rows units have, beyond what stands out of the noise of a look."""
+"""Numbers of rows of units, also where the noise of a look hides them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FITTED_EVEN = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 6
 FITTED_SIZES = np.geomspace(0.1, 3_000, 80)  # b of power laws
 FITTED_MEANS = np.geomspace(1, 400, 160)  # of gamma laws, about
 MISFIT = 0.05  # share by which a bin may differ from every law that is fitted
-OUTSTANDING = 4.0  # deviations above which a bin with such a one beside it holds units
+OUTSTANDING = 4.0  # deviations above which a bin next to another such bin holds units
 BESIDE = 2.0  # the same, for bins next to one that holds units
 ALONE = 5.0  # the same, for bins alone: some bin of noise stands out once in 10,000 looks
 TOLD = 1e-5  # share of units below which a bin is left out
@@ -34,7 +34,7 @@ class SeenUnits(NamedTuple):
 
 
 class AboutLaws(NamedTuple):
-    """Noisy bins beside those that each law expects, with the number of units that fits it best."""
+    """Noisy bins and those that each law expects, with the number of units that fits it best."""
 
     units: Float64[Array, " laws"]
     bins: Float64[Array, "laws bins"]  # expected
@@ -56,7 +56,7 @@ def about_laws(
 
 
 def unlikely(noisy: Int64[Array, " bins"], about: AboutLaws) -> Float64[Array, " laws"]:
-    """-2 times the logarithm of the likelihood of noisy bins by each law, but for a constant."""
+    """-2 times the log-likelihood of noisy bins by each law, up to a constant."""
     off = (noisy - about.bins) ** 2 / about.spread
     return np.asarray((off + np.log(about.spread)).sum(axis=1))
 
@@ -64,7 +64,7 @@ def unlikely(noisy: Int64[Array, " bins"], about: AboutLaws) -> Float64[Array, "
 def outstanding(
     noisy: Float64[Array, "*laws bins"], sigma: float, least: float = OUTSTANDING
 ) -> Bool[Array, "*laws bins"]:
-    """Bins above the noise, and those beside them, one after the other, that are likely so.
+    """Bins above the noise, and bins next to them, one after the other, that are likely so.
 
     One bin of noise alone, far out, would make the mean of rows a hundred times too large.
 

@@ -1,4 +1,4 @@
-"""How large values are, beyond what stands out of the noise of a look; and where to clamp them."""
+"""Sizes of values, also where the noise of a look hides them; and bounds to clamp them to."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ LOGS = np.arange(2 * LEAST, 2 * MOST + 1) / 2
 POWERS = 2.0**LOGS  # edges of bins of sizes
 MIDDLES = np.append(POWERS[0] / 2, POWERS * (sqrt(2) - 1) / log(sqrt(2)))  # even in the logarithm
 FIRST_WHOLE = np.ceil(POWERS)  # number from each edge on; some bins of small sizes hold none
-WHOLE_LOGS = np.log2(FIRST_WHOLE - 0.5)  # edges between them
+WHOLE_LOGS = np.log2(FIRST_WHOLE - 0.5)  # edges between these numbers
 WHOLE_MIDDLES = np.concatenate([[0.0], (FIRST_WHOLE[:-1] + FIRST_WHOLE[1:] - 1) / 2, MIDDLES[-1:]])
 DEVIATIONS = np.geomspace(0.1, 6, 24)  # of the logarithm to base 2, of log-normal laws
 GAMMAS = (0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0)  # shapes
 PARETOS = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0)  # exponents
 ENDING = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 40.0)  # exponents of x^a up to an end
-OFFSETS = np.arange(-12, 13) / 8  # octaves between the median that is seen and that of a law
+OFFSETS = np.arange(-12, 13) / 8  # octaves between the seen median and that of a law
 WITHIN_BIN = 0.1  # deviation of values in a bin, as a share of its middle
 MISFIT = 0.3  # share by which a bin may differ from every law, but for bins beyond those seen
 MOSTLY = 6.0  # times as likely beforehand: values go on beyond what is seen
-FEWEST_ROWS = 0.5  # beyond a size, below which none is expected
+FEWEST_ROWS = 0.5  # if fewer rows are expected beyond a size, none is taken to be there
 STRATA = 16  # of laws, equally likely
 DOWN, UP = 12, 16  # half octaves in which bounds are tried about the outermost bin that is seen
 
 
 @dataclass(frozen=True)
 class ValueSizes:
-    """Units by the size of one value of theirs, either side of 0, in bins between `POWERS`."""
+    """Units by the size of one of their values, on either side of 0, in bins between `POWERS`."""
 
     below: Float64[Array, " bins"]
     above: Float64[Array, " bins"]
     share: float = 1.0  # of rows that have such a value; those of all others are 0
     whole: bool = False  # numbers, and no fractions
-    unseen: float = 0.0  # units: values of fewer, all of one size, hardly stand out of the noise
+    unseen: float = 0.0  # fewer units than this, all of one size, hardly stand out of the noise
     likely: tuple[ValueSizes, ...] = ()  # the same by laws of tails that are equally likely
 
     @property
     def units(self) -> float:
-        """How many there are."""
+        """How many units there are."""
         return float((self.below + self.above).sum())
 
     @property
@@ -69,7 +69,7 @@ class ValueSizes:
         return WHOLE_MIDDLES if self.whole else MIDDLES
 
     def beyond(self, low: float, high: float) -> float:
-        """The share of what all sizes add up to that clamping takes away."""
+        """The share of the sum of all sizes that clamping takes away."""
         below = self.below @ np.maximum(self.middles - max(-low, 0.0), 0.0)
         above = self.above @ np.maximum(self.middles - max(high, 0.0), 0.0)
         share = (below + above) / ((self.below + self.above) @ self.middles)
@@ -87,16 +87,16 @@ class ValueSizes:
 
     @cached_property
     def laws(self) -> list[ValueSizes]:
-        """What sizes may be, each equally likely."""
+        """Possible distributions of sizes, each equally likely."""
         return [replace(one, share=self.share) for one in self.likely] or [self]
 
     @cached_property
     def variances(self) -> Float64[Array, " laws"]:
-        """Those that values may have."""
+        """The variances that values may have."""
         return np.array([max(one.moments(-inf, inf)[1], TINY) for one in self.laws])
 
     def clamped(self, low: float, high: float) -> Clamping:
-        """Bounds, with what is said of them."""
+        """Bounds, with the shares beyond them."""
         kept = np.array([one.moments(low, high)[1] for one in self.laws])
         lost = np.maximum(1 - kept / self.variances, 0.0).mean()
         unseen = float(f"{self.unseen:.2g}")
@@ -107,13 +107,13 @@ class ValueSizes:
 class Clamping:
     """Bounds of an expression, and the shares that lie beyond.
 
-    Shares are those of values which go on as those that are seen. So many units at most have others
-    that are not: far beyond, however large.
+    Shares assume that values go on as those that are seen. At most `unseen` units have other
+    values: far beyond, however large.
     """
 
     low: float
     high: float
-    beyond: float  # of what its values add up to
+    beyond: float  # of the sum of its values
     unseen: float = 0.0
     variance: float = 0.0  # share of their variance
 
@@ -143,8 +143,8 @@ class Tails(NamedTuple):
     def strata(self, rows: float) -> list[Float64[Array, " bins"]]:
         """Some laws, equally likely, from the lightest tail to the heaviest.
 
-        The share of a variance beyond a size is the mean of that by each: of the mean law it would
-        be that of a few laws, whose squares outweigh all others.
+        The share of a variance beyond a size is the mean of the shares by each law. By the mean law
+        it would be that of a few laws, whose squares outweigh all others.
         """
         heavy = np.argsort(self.hidden @ MIDDLES**2, kind="stable")
         places = np.searchsorted(np.cumsum(self.chance[heavy]), (np.arange(STRATA) + 0.5) / STRATA)
@@ -152,7 +152,7 @@ class Tails(NamedTuple):
 
 
 def none_of_few(tail: Float64[Array, " bins"], rows: float) -> Float64[Array, " bins"]:
-    """A tail without what lies where fewer than `FEWEST_ROWS` rows are expected.
+    """A tail, cut off where fewer than `FEWEST_ROWS` rows are expected.
 
     The mean of a long tail is that of rows which are mostly absent.
     """
@@ -163,7 +163,7 @@ def tails(
     noisy: Int64[Array, " bins"], seen: Float64[Array, " bins"], sigma: float,
     *, whole: bool = False,
 ) -> Tails:  # fmt: skip
-    """Which units lie beyond the bins that stand out, by the laws that fit.
+    """The units beyond the bins that stand out, by the laws that fit.
 
     Algorithm: log-normal, gamma and Pareto laws and powers up to an end, each also cut off where
         the last bin stands out, about the median that is seen. Of each the likelihood of the noisy
@@ -204,11 +204,10 @@ def laws_of_sizes(median: float, edges: Float64[Array, " edges"]) -> Float64[Arr
 def clamped(
     plan: Plan, operator: GroupBy, opened: Sequence[Aggregate], sizes: Mapping[str, ValueSizes]
 ) -> dict[str, Clamping]:
-    """Bounds of values that nobody gave, by the error that is forecast of clamping and of noise.
+    """Bounds of values for which nobody gave any, by the forecast error of clamping and of noise.
 
     Post-processing of a look. `operator` runs the `plan` whose `opened` aggregates have the
-    outermost bounds that hold what the look has seen. They keep them where quantiles are asked of
-    their values.
+    outermost bounds that hold the values seen by the look. Values with quantiles keep these.
     """
     found: dict[str, Clamping] = {}
     for text, one in sizes.items():
@@ -222,7 +221,7 @@ def clamped(
 def within_ends(
     found: Mapping[str, Clamping], ends: Mapping[str, tuple[float, float]]
 ) -> dict[str, Clamping]:
-    """Bounds within what values can be by their types; where a look found none, all of that.
+    """Bounds within the range of a value's type; where a look found none, the whole range.
 
     >>> found = within_ends({"a": Clamping(0.0, 1.4, 0.0, 50.0)}, {"a": (0, 1), "b": (0, 255)})
     >>> [(one.low, one.high, one.unseen) for one in found.values()]
@@ -248,7 +247,7 @@ def least_error(
 ) -> Clamping:
     """The bounds of sums and moments with the least forecast error, narrower or wider than now.
 
-    That of several is the sum of their errors, each as a share of what it should be.
+    The error of several is the sum of their errors, each as a share of its target.
     """
     stream = expected_stream(plan, windows_of(operator))
     last, tried = operator.schedule.triggers, [*reaches(outputs[0], sizes)]
@@ -292,14 +291,14 @@ def noise_of(operator: GroupBy, output: Output, bounds: Clamping, sizes: ValueSi
 
 
 def width_of(low: float, high: float, function: str) -> float:
-    """What noise hides: the larger end of a sum, half the distance of both of a mean, squared."""
+    """The size that noise hides: a sum's larger end, half a mean's range; of a variance, squared."""
     if function in SQUARED:
         return ((high - low) / 2) ** 2
     return (high - low) / 2 if function == "avg" else max(abs(low), abs(high))
 
 
 def reaches(output: Output, sizes: ValueSizes) -> Iterator[Clamping]:
-    """Bounds that are tried: either end moves to a size, if values are expected so far out."""
+    """The bounds to try: either end moves to a size, if values are expected so far out."""
     far = [float(POWERS[min(int(np.flatnonzero(side)[-1]), len(POWERS) - 1)]) if side.any() else 0.0
            for side in (sizes.below, sizes.above)]  # fmt: skip
     middle = round(2 * log2(max(abs(output.low), abs(output.high))))
