@@ -291,7 +291,7 @@ def noise_of(operator: GroupBy, output: Output, bounds: Clamping, sizes: ValueSi
 
 
 def width_of(low: float, high: float, function: str) -> float:
-    """The size that noise hides: a sum's larger end, half a mean's range; of a variance, squared."""
+    """The size that noise hides: a sum's larger end, half a mean's range, its square for others."""
     if function in SQUARED:
         return ((high - low) / 2) ** 2
     return (high - low) / 2 if function == "avg" else max(abs(low), abs(high))
