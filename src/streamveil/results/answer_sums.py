@@ -1,4 +1,4 @@
-"""What is known of the answers of one release, and the sums and ratios of them in an expression."""
+"""The known facts on the answers of one release, and their sums and ratios in an expression."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from streamveil.release_metadata import SUFFIXES, UNBOUNDED, Facts
 from streamveil.results.intervals import RoundedPart, deviations, open_ends, rounded_parts
 from streamveil.types import Array
 
-PARTS = ("valid", "units")  # kinds of sums that a row adds nothing or one to
-SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
+PARTS = ("valid", "units")  # kinds of sums to which a row adds 0 or 1
+SHIFT = "shift"  # among the facts of a number of another row: the column that says which row
 TOTAL = "total"  # among the facts of a total over rows: the columns that `TotalParts` names
 REPEATED = "repeated"  # among the facts of a number that may stand in several rows, as one draw
-ROW = f"{INNER}row"  # a column, where numbers of other rows stand beside
+ROW = f"{INNER}row"  # a column of row numbers, for joined numbers of other rows
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
 HALF = 0.5  # by which a released count may lie below the number it was rounded from
@@ -35,14 +35,14 @@ class TotalParts(NamedTuple):
     """Columns beside a total over rows."""
 
     own: str  # the deviation of the row's own number
-    least: str  # what is added up without the groups that were chosen by these numbers
+    least: str  # the total without the groups that were chosen by these numbers
     least_sd: str
-    most: str  # with all of them
+    most: str  # the total with all of them
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A constant and answers times factors; numbers of all rows, or of each."""
+    """A constant plus answers times factors; one number for all rows, or one for each."""
 
     factors: Mapping[str, Array]
     constant: Array
@@ -53,7 +53,7 @@ class Sum:
                    number * self.constant)  # fmt: skip
 
     def plus(self, other: Sum) -> Sum:
-        """Both together."""
+        """The sum of both."""
         names = dict.fromkeys([*self.factors, *other.factors])
         none = np.zeros(1)
         both = {n: self.factors.get(n, none) + other.factors.get(n, none) for n in names}
@@ -62,12 +62,12 @@ class Sum:
 
 @dataclass(frozen=True)
 class Answered:
-    """The rows of a release and what is known of the noise of its answers."""
+    """The rows of a release and the known facts on the noise of its answers."""
 
     table: pa.Table
     answers: Mapping[str, Facts]  # by column; no facts: nothing but the interval is known
     confidence: float = 0.95
-    is_correlated: bool = False  # noise of different answers may go together, nobody knows how
+    is_correlated: bool = False  # noise of different answers may be correlated in an unknown way
     holds_cut_rows: bool = False  # intervals hold the rows over the bound too (intervals = 'true')
     lanes: tuple[Facts, ...] = ()  # the release's sums, by place; none where rows were paired
     follow: frozenset[str] = frozenset()  # other columns that follow from answers: places, texts
@@ -77,7 +77,7 @@ class Answered:
         return as_numbers(self.table.column(name))
 
     def reads(self, tree: exp.Expr) -> set[str]:
-        """The answers that an expression computes with."""
+        """The answers that an expression reads."""
         return {name for name in names_in(tree) if name in self.answers}
 
     @cached_property
@@ -93,8 +93,8 @@ class Answered:
     def centre(self, name: str) -> Array:
         """A number before post-processing; NaN where its interval is not that of its noise alone.
 
-        Where an interval was cut at 0 its other end tells; where nothing is left of it, the number
-        is at most the one taken, which is nearer to the truth.
+        Where an interval was cut at 0 its other end gives the number. Where nothing is left of the
+        interval, the number is at most minus its reach, which is taken: it is nearer to the truth.
         """
         if TOTAL in self.answers[name]:
             parts: TotalParts = self.answers[name][TOTAL]
@@ -115,8 +115,8 @@ class Answered:
     def _may_be_chosen(self, facts: Facts) -> Array:
         """Groups that this number may have shown, so that its interval may have been corrected.
 
-        All, where a lane counts what shows groups at every trigger, or where nothing is told;
-        else those that are shown for the first time.
+        All groups, if a lane holds the counts that show groups at every trigger, or if the release
+        does not say; else those that are shown for the first time.
         """
         told = {"opened", "trigger"} <= set(self.table.column_names)
         at_each = (lane in range(len(self.lanes)) and self.lanes[lane].get("rounded")
@@ -128,7 +128,7 @@ class Answered:
     def chosen(self, name: str) -> Array:
         """The groups that this number itself may have shown: its interval is not that of its noise.
 
-        Of counts only, which are at least 0; see `ends_at`.
+        Only for counts, which are at least 0; see `ends_at`.
         """
         facts = self.answers[name]
         may_be = facts.get("function") in COUNTS and not {SHIFT, TOTAL} & set(facts)
@@ -136,11 +136,11 @@ class Answered:
         return np.asarray(np.isnan(self.centre(name)) & here)
 
     def ends_at(self, name: str, z: float) -> tuple[Array, Array]:
-        """Between which ends the true number lies, with the confidence of z deviations.
+        """The ends between which the true number lies, with the confidence of z deviations.
 
         Proof: the noise of a group that its own numbers showed tends to be larger than without that
             condition (`since_published`): it is below -z deviations at most as often, and the upper
-            end holds. The lower end is 0. Noise of different rows is drawn apart, so the same is
+            end holds. The lower end is 0. Noise of different rows is independent, so the same is
             true of the sum of several, and leaving such groups out takes nothing negative from a
             sum. All of this is true of any count whose released number is not below the noisy one.
         """
@@ -158,7 +158,7 @@ class Answered:
         return open_ends(low, high)
 
     def covariance(self, one: str, two: str) -> tuple[Array, Array]:
-        """Between which ends the covariance of the noise of two answers lies."""
+        """The ends between which the covariance of the noise of two answers lies."""
         most = self.column(one + "_sd") * self.column(two + "_sd")
         if one == two:
             return most, most
@@ -174,13 +174,13 @@ class Answered:
         if TOTAL in left or TOTAL in right:
             return self._of_totals(one, two, most)
         same = most * (self._row(one) == self._row(two))
-        return same, same  # where it is the same total under two names
+        return same, same  # the same total under two names
 
     def _of_parts(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
-        """Of two numbers with a lane in common, times the factors of both.
+        """The covariance of two numbers with lanes in common, by the factors of both.
 
-        The variance of a lane is that of an answer which is this lane alone. Where none is there,
-        it is at least 0; so it is in totals, which share it in rows that nobody knows.
+        The variance of a lane is that of an answer which is this lane alone. Without such an
+        answer, it is at least 0; likewise in totals, which share it in unknown rows.
         """
         left, right = self.answers[one], self.answers[two]
         totals = TOTAL in left or TOTAL in right
@@ -194,7 +194,7 @@ class Answered:
         return np.maximum(low * together, -most), np.minimum(high * together, most)
 
     def _alone(self, lane: Any, one: str, two: str) -> Array | None:
-        """The variance of a lane that both share, in their row; None if no answer is it alone."""
+        """The variance of a lane that both share, in their row; None if no answer is just it."""
         own = [one, two]
         if all(SHIFT not in self.answers[name] for name in own):
             plain = (name for name, facts in self.answers.items()
@@ -206,7 +206,7 @@ class Answered:
         return None if name is None else self.column(name + "_sd") ** 2
 
     def _of_totals(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
-        """Of a total and a number: that of its own row is one of those that are added up.
+        """The covariance of a total and a number: the total includes the number of its own row.
 
         Two totals, and a total and a number of another row, may share any of their rows.
         """
@@ -218,7 +218,7 @@ class Answered:
         return own, own
 
     def _row(self, name: str) -> Array:
-        """Of which row of a release each number of a column is; -1 where of none."""
+        """The row of the release to which each number of a column belongs; -1 for none."""
         shift = self.answers[name].get(SHIFT)
         column = ROW if shift is None else shift
         if column not in self.table.column_names:
@@ -226,15 +226,16 @@ class Answered:
         return np.asarray(pc.fill_null(self.table.column(column), -1))
 
     def ratio_ends(self, top: Sum, bottom: Sum) -> tuple[Array, Array] | None:
-        """Between which ends the true ratio of two sums lies, whatever the rows; None: not known.
+        """The ends between which a ratio of two sums must lie, whatever the rows; None: not known.
 
-        Of COUNTIF(x) / COUNT(*), COUNT(x) / COUNT(*), COUNT(DISTINCT unit) / COUNT(*), and of
+        For COUNTIF(x) / COUNT(*), COUNT(x) / COUNT(*), COUNT(DISTINCT unit) / COUNT(*),
         SUM(x) / COUNT(x) and SUM(x) / COUNT(*), and each times a number.
 
-        Proof: a row that counts in a number of rows adds one to it, and nothing or one to numbers
-            of rows with a property and of units, before bounding and after it. So these are at most
-            the number of rows of the same group and release, and at least 0. To a sum it adds its
-            value, within the bounds, or nothing if it has none; only the former counts in COUNT(x).
+        Proof: a row that counts in a number of rows adds 1 to it, and 0 or 1 to numbers of rows
+            with a property and of units, before bounding and after it. So these are at most the
+            number of rows of the same group and release, and at least 0. To a sum it adds its
+            value, within the bounds, or nothing if it has none; only rows with a value count in
+            COUNT(x).
         """
         names = *top.factors, *bottom.factors
         if len(names) != 2 or top.constant.any() or bottom.constant.any():
@@ -249,7 +250,7 @@ class Answered:
         return np.minimum(low, high), np.maximum(low, high)
 
     def _per_row(self, top: str, bottom: str) -> tuple[float, float] | None:
-        """Between which ends a number lies, for each of what another counts."""
+        """The ends of a number per row that another number counts."""
         over, under = self._lane_of(top), self._lane_of(bottom)
         if over is None or under is None or under["kind"] not in ("rows", "valid"):
             return None
@@ -273,7 +274,7 @@ class Answered:
         return self.lanes[lanes[-1]] if known and facts.get("function") in TOTALS else None
 
     def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
-        """Between which ends the covariance of the noise of two sums lies."""
+        """The ends between which the covariance of the noise of two sums lies."""
         low = high = np.zeros(self.table.num_rows)
         for one, a in left.factors.items():
             for two, b in right.factors.items():
@@ -282,7 +283,7 @@ class Answered:
         return low, high
 
     def parts_of(self, part: Sum) -> list[RoundedPart]:
-        """The parts of a sum, as far as releases tell."""
+        """The rounded parts of a sum, as far as releases state them."""
         return rounded_parts(
             (facts, name if TOTAL in facts else facts.get(SHIFT), factor, self.column(name + "_sd"))
             for name, factor in part.factors.items()
@@ -290,7 +291,7 @@ class Answered:
         )
 
     def noise_of(self, part: Sum) -> tuple[Array, Array]:
-        """Value and variance of a sum; the released number stands in for a centre not known."""
+        """Value and variance of a sum; the released number replaces an unknown centre."""
         value = part.constant + np.zeros(self.table.num_rows)
         for name, factor in part.factors.items():
             centre = self.centre(name)
@@ -304,12 +305,12 @@ def parts_of(facts: Facts) -> Iterator[tuple[Any, float]]:
 
 
 def names_in(tree: exp.Expr) -> Iterator[str]:
-    """The columns it names."""
+    """The columns that an expression names."""
     return (column.name for column in tree.find_all(exp.Column))
 
 
 def values_in(tree: exp.Expr) -> Iterator[str]:
-    """The columns that a value is made of; those of conditions, which choose one, are left out."""
+    """The columns that a value is made of, without those of conditions that choose it."""
     if isinstance(tree, exp.Column):
         yield tree.name
     branches = isinstance(tree, exp.If | exp.Case)
@@ -339,7 +340,7 @@ def is_leaf(tree: exp.Expr, answered: Answered) -> bool:
 
 
 def operands(tree: exp.Expr) -> list[exp.Expr]:
-    """The parts that a value is made of; conditions are none of them."""
+    """The parts that a value is made of, without conditions."""
     if isinstance(tree, exp.If):
         return [part for part in (tree.args["true"], tree.args.get("false")) if part is not None]
     if isinstance(tree, exp.Case):
@@ -412,7 +413,7 @@ def called(tree: exp.Expr) -> str:
 
 
 def constant(tree: exp.Expr, answered: Answered) -> Sum | None:
-    """Numbers in which no answer has a part."""
+    """Numbers that depend on no answer."""
     compiled = compile_expression(canonical(tree), answered.table.schema)
     if compiled.kind not in ("int", "float"):
         return None

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 At = int | str | tuple[int | str, int] | None
-NOTED = 3  # windows whose own notes are told
-HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
+NOTED = 3  # windows whose own notes are shown
+HIDDEN = 1_000_000  # hidden groups that a statement covers by default
 MOST_HIDDEN = 10**18  # that ranks can count
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
@@ -86,13 +86,13 @@ class WeightedSum:
         return np.asarray(sum(a * joint.value(cell) for cell, a in self.terms))
 
     def parts(self, joint: Joint) -> list[RoundedPart]:
-        """Its parts, as far as releases tell."""
+        """Its rounded parts, as far as releases state them."""
         return rounded_parts(
             (joint.output(cell.name), cell.moment, a, joint.sd(cell)) for cell, a in self.terms
         )
 
     def covariance(self, joint: Joint, other: WeightedSum) -> Ends:
-        """Between two sums: the ends add up, each with its sign."""
+        """The covariance of two sums: the ends add up, each with its sign."""
         low, high = np.zeros(len(joint.keys)), np.zeros(len(joint.keys))
         for (one, a), (two, b) in product(self.terms, other.terms):
             ends = [a * b * end for end in joint.covariance(one, two)]
@@ -104,9 +104,9 @@ class WeightedSum:
         return all(joint.is_centred(cell) for cell, _ in self.terms)
 
     def end_to_end(self, joint: Joint, z: float) -> Interval:
-        """Its interval from those of its numbers, whatever their errors have in common.
+        """Its interval from those of its numbers, however their errors are correlated.
 
-        Their errors are not centred at 0, so that none is smaller at a smaller confidence.
+        Their errors are not centred at 0, so a smaller confidence gives no smaller interval.
         """
         reach = max(z, deviations(joint.facts["confidence"]))
         below = above = np.zeros(len(joint.keys))
@@ -153,11 +153,11 @@ class Answers(AnswerTable):
 
     @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
-        """What to know beside these numbers: of all windows, and of each of the newest ones."""
+        """The notes on these numbers: on all windows, and on each of the newest ones."""
         return self._of_windows({one: sentences(self.releases.table(one)) for one in self._ends})
 
     def _of_windows(self, said: dict[Moment, list[str]]) -> list[str]:
-        """What one release of each window says: what all say, then of each of the newest ones."""
+        """The notes of one release of each window: common ones, then those of the newest."""
         full = [said[moment] for moment in said if self.releases.table(moment).num_rows]
         alike = full or [*said.values()]  # a window without a group says only that
         shared = [text for text in alike[-1] if all(text in one for one in alike)]
@@ -386,7 +386,7 @@ class Answers(AnswerTable):
         self, name: str, moment: Moment, k: int, level: float, hidden: int,
         about: Sequence[Moment] = (),
     ) -> tuple[Joint, Ranked, list[str]]:  # fmt: skip
-        """The ranks at one release; its notes are of others too that are asked about."""
+        """The ranks at one release; its notes also cover the other releases of the question."""
         at_least(0, hidden=hidden)
         if hidden > MOST_HIDDEN:
             raise PlanError(f"hidden must be at most {MOST_HIDDEN:,}, not {hidden:,}")
@@ -410,7 +410,7 @@ class Answers(AnswerTable):
         return self._derived(name, joint, found, level, notes, whole=whole)
 
     def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:
-        """What arrived in the last triggers: totals at their end minus totals before them."""
+        """The amount of the last triggers: totals at their end minus totals before them."""
         at_least(1, triggers=triggers)
         self._require_total(name)
         if triggers == end.trigger:
@@ -453,7 +453,7 @@ class Answers(AnswerTable):
     def _windows_near(
         self, middle: int, begun: int, until: int
     ) -> Iterator[tuple[int, dict[int, int]]]:
-        """Windows with releases after one step and up to another; of each, trigger -> step.
+        """Windows with releases after one step and up to another, each with trigger -> step.
 
         Windows begin and end in their order, and the triggers of a window are steps that follow
         each other: so one release of each window near the middle one is read, however many are far.
@@ -509,7 +509,7 @@ class Answers(AnswerTable):
         return self.releases.require(Moment(windows.pop(), whole("a trigger", at)))
 
     def _at(self, moment: Moment) -> tuple[int | str, int]:
-        """How a release is asked for."""
+        """A release in the form in which a caller names it."""
         place = self.releases.time(moment)
         return moment.window if place is None else place.name, moment.trigger
 
@@ -523,7 +523,7 @@ class Answers(AnswerTable):
     def _joint(
         self, parts: list[WeightedSum], about: Sequence[Moment] = ()
     ) -> tuple[Joint, list[str]]:
-        """The keys that all terms show, and what there is to say about the question."""
+        """The keys that all terms show, and the notes on the question."""
         asked = [cell for part in parts for cell, _ in part.terms]
         for cell in asked:
             self.releases.require_answer(cell.name)
@@ -557,9 +557,9 @@ class Answers(AnswerTable):
         return joint, notes if note is None else [*notes, note]
 
     def _missing(self, moment: Moment, names: Collection[str], begun: Moment | None) -> list[str]:
-        """What is in none of these numbers of a release, or why it shows no group.
+        """Notes on rows missing from these numbers of a release, or on why it shows no group.
 
-        Where they are of rows since an earlier release, of these rows.
+        For numbers of rows since an earlier release, notes on those rows.
         """
         table = self.releases.table(moment)
         hidden = hidden_sentence(table)
@@ -580,7 +580,7 @@ class Answers(AnswerTable):
         return Derived(pa.table(columns, names), level, tuple(notes))
 
     def _hidden(self, name: str, moment: Moment, groups: int) -> tuple[Facts | None, float, int]:
-        """What kept groups hidden at a release, what one unit can add to them, how many count."""
+        """The test that kept groups hidden, the most that a unit adds to one, how many to allow."""
         facts = self.releases.facts
         if facts is None:
             return None, np.nan, groups

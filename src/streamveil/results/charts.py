@@ -40,7 +40,7 @@ class Chart:
 
     name: str
     ticks: tuple[str, ...]  # one per release
-    times: tuple[datetime, ...]  # of the releases, where all of them say it
+    times: tuple[datetime, ...]  # of the releases, if all of them state it
     breaks: tuple[int, ...]  # where a window starts
     lines: tuple[Line, ...]
     bias: str
@@ -130,7 +130,7 @@ def key_labels(table: pa.Table, names: list[str]) -> list[str]:
 
 
 def times_of(releases: Releases, moments: list[Moment]) -> tuple[datetime, ...]:
-    """Until when the rows of each release are in, on the clocks of the query; or nothing."""
+    """The time up to which each release has rows, on the clocks of the query; or nothing."""
     found = [moment_of(releases.time(moment)) for moment in moments]
     known = tuple(time for time in found if time is not None)
     return known if len(known) == len(found) else ()
@@ -171,7 +171,7 @@ def tick(releases: Releases, moment: Moment) -> str:
 
 
 def bias_of(releases: Releases, name: str) -> str:
-    """What the intervals do not cover."""
+    """The bias that the intervals do not cover."""
     outputs = (releases.facts or {}).get("outputs", [])
     bias = [one["bias"] for one in outputs if one["name"] == name and "bias" in one]
     lost = missing(releases.table(releases.moments[-1]).schema, (name,))

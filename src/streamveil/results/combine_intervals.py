@@ -5,15 +5,15 @@ noise; Fieller's for the ratio). These, and every answer alone, are the leaves o
 
 Proof: let an expression have k leaves, and give each an interval of confidence 1 - (1 - c) / k. By
     the union bound all of them hold at once with confidence c, and then the true value of the
-    expression lies in what interval arithmetic makes of them. Where a condition may come out
-    otherwise for the true numbers, the interval holds every branch.
+    expression lies in the result of interval arithmetic on them. Where a condition may come out
+    differently for the true numbers, the interval holds every branch.
 Limits: intervals of means, variances and quantiles are known at the confidence of the query alone,
     so an expression of one of them and another leaf has none; nor have functions that are not
     monotone. Where a group was first seen by the very number that is added or divided, near its
     threshold, the interval of that row is wider (`apart`). A sum or ratio is unbounded where an
     answer's interval holds rows that were cut. The interval of a part of a number of rows is cut at
-    0 and 1, that of a sum for each row at the bounds of its values (`Answered.ratio_ends`), and the
-    number itself is moved into what is possible (`possible`).
+    0 and 1, that of a sum per row at the bounds of its values (`Answered.ratio_ends`), and the
+    number itself is moved into its possible range (`possible`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NoIntervalError(Exception):
 
 @dataclass(frozen=True)
 class Span:
-    """What holds the true value of every row; sd of its noise, None where it is not known."""
+    """An interval for the true value of every row, and the sd of its noise; None: not known."""
 
     low: Array
     high: Array
@@ -82,9 +82,9 @@ def interval_of(tree: exp.Expr, answered: Answered) -> Span:
 
 
 def possible(tree: exp.Expr, answered: Answered) -> Span | None:
-    """What shares, means and expressions of them may be, whatever the rows; None if not known.
+    """The possible range of shares, means and expressions of them, whatever the rows; or None.
 
-    Interval arithmetic on larger intervals gives larger ones: it holds `interval_of` the same.
+    Interval arithmetic on larger intervals gives larger ones: so the range holds `interval_of`.
     """
     ratios = [ratio_of(leaf, answered) for leaf in leaves_in(tree, answered)]
     if not any(parts and answered.ratio_ends(*parts) is not None for parts in ratios):
@@ -97,12 +97,12 @@ def possible(tree: exp.Expr, answered: Answered) -> Span | None:
 
 @dataclass(frozen=True)
 class PossibleLeaves:
-    """The leaves of an expression, each with what it may be: see `Answered.ratio_ends`."""
+    """The leaves of an expression, each with its possible range: see `Answered.ratio_ends`."""
 
     answered: Answered
 
     def span(self, tree: exp.Expr) -> Span | None:
-        """What a leaf may be; None for any other expression."""
+        """The possible range of a leaf; None for any other expression."""
         if not is_leaf(tree, self.answered):
             return None
         parts, end = ratio_of(tree, self.answered), np.full(self.answered.table.num_rows, np.inf)
@@ -145,8 +145,8 @@ class Leaves:
     def spanned(self, found: Interval, *sums: Sum) -> Span:
         """The interval of a leaf; where an answer's is not that of its noise alone, from its ends.
 
-        Proof: each of the k answers of the leaf is within its ends but for a k-th of the chance of
-            errors that the leaf has, so all of them are, by the union bound.
+        Proof: each of the k answers of the leaf misses its ends with at most a k-th of the leaf's
+            chance of errors, so by the union bound all are within theirs but for that chance.
         """
         names = dict.fromkeys(name for part in sums for name in part.factors)
         other = np.any([np.isnan(self.answered.centre(name)) for name in names], axis=0)
@@ -170,7 +170,7 @@ class Leaves:
 
 
 def within(span: Span, ends: tuple[Array, Array] | None) -> Span:
-    """The interval of what lies between two ends."""
+    """The part of an interval that lies between two ends."""
     if ends is None:
         return span
     return Span(np.clip(span.low, *ends), np.clip(span.high, *ends), span.sd)
@@ -180,7 +180,7 @@ def within(span: Span, ends: tuple[Array, Array] | None) -> Span:
 
 
 def enclose(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
-    """What holds the true value, while every leaf is in its interval."""
+    """An interval that holds the true value if every leaf is in its own."""
     answered, tree = leaves.answered, tree.unnest()
     if not answered.reads(tree):
         part = constant(tree, answered)
@@ -199,7 +199,7 @@ def enclose(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
 
 
 def no_interval(tree: exp.Expr) -> NoIntervalError:
-    """For an expression that is not understood."""
+    """The error for an expression that is not understood."""
     what = called(tree) or type(tree).__name__.upper()
     return NoIntervalError(f"intervals are not carried through {what}")
 
@@ -273,7 +273,7 @@ def _branches(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
 
 
 def hull(spans: list[Span]) -> Span:
-    """What holds all of them, where they are."""
+    """The interval that holds all of these, ignoring missing ends."""
     return Span(np.fmin.reduce([one.low for one in spans]),
                 np.fmax.reduce([one.high for one in spans]))  # fmt: skip
 
@@ -297,7 +297,7 @@ def _call(tree: exp.Expr, leaves: Leaves | PossibleLeaves) -> Span:
 
 
 def magnitude(span: Span) -> Span:
-    """Of the distance from 0."""
+    """The interval of the distance from 0."""
     ends = np.abs([span.low, span.high])
     inside = (span.low <= 0) & (span.high >= 0)
     return Span(np.where(inside, 0.0, ends.min(axis=0)), ends.max(axis=0), None)

@@ -24,7 +24,7 @@ FEW = 30  # points that are drawn as dots
 
 
 def styled() -> AbstractContextManager[None]:
-    """Settings of matplotlib for the time of a drawing."""
+    """Settings of matplotlib for the duration of a drawing."""
     with requires_extra("a picture of releases", "plots"):
         from matplotlib import rc_context
     context: AbstractContextManager[None] = rc_context(

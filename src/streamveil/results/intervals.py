@@ -1,4 +1,4 @@
-"""Intervals for what is computed from noisy numbers whose joint noise is known."""
+"""Intervals for results computed from noisy numbers whose joint noise is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def deviations(confidence: float) -> float:
 
 
 def open_ends(low: Array, high: Array) -> tuple[Array, Array]:
-    """Ends of intervals; of a number that has none nothing is known, whatever stands in for it.
+    """Ends of intervals; NaN becomes an infinite end, as nothing is known there.
 
     >>> open_ends(np.array([1.0, np.nan]), np.array([2.0, np.nan]))
     (array([  1., -inf]), array([ 2., inf]))
@@ -43,7 +43,7 @@ def open_ends(low: Array, high: Array) -> tuple[Array, Array]:
 
 
 class RoundedPart(NamedTuple):
-    """A part of a sum whose noise takes multiples of its step alone."""
+    """A part of a sum whose noise takes only multiples of its step."""
 
     step: Array
     variance: Array  # of its noise
@@ -52,7 +52,7 @@ class RoundedPart(NamedTuple):
 def plain(value: Array, variance: Array, z: float, parts: Sequence[RoundedPart] = ()) -> Interval:
     """A sum of numbers whose noise is Gaussian, rounded to the steps of its parts.
 
-    Proof: where all parts have one step so has the sum; see `reach_of`. For the others `room_of`.
+    Proof: if all parts have one step, so has the sum: see `reach_of`. Otherwise see `room_of`.
     """
     sd = np.sqrt(np.maximum(variance, 0.0))
     reach = z * sd + room_of(parts)
@@ -65,10 +65,10 @@ def plain(value: Array, variance: Array, z: float, parts: Sequence[RoundedPart] 
 def room_of(parts: Sequence[RoundedPart]) -> Float64[Array, " keys"]:
     """How much further than its deviations the interval of a sum reaches, for steps of its parts.
 
-    Proof: let the noise of one part, which takes multiples of a, be spread out over a, evenly. The
-        sum is then Gaussian, nearly, and nowhere more than a / 2 from what it is. Where parts of at
-        most half that step have a deviation s of a / 2 or more they spread it out: chances differ
-        from those of a Gaussian by exp(-2 (pi s / a)^2) of what a step has, less than a hundredth.
+    Proof: spread the noise of one part, which takes multiples of a, evenly over a. The sum is then
+        nearly Gaussian, and moved by a / 2 at most. If parts of at most half that step have a
+        deviation s of a / 2 or more, they spread it out already: chances differ from those of a
+        Gaussian by exp(-2 (pi s / a)^2) of the chance of a step, less than a hundredth.
     """
     room = np.zeros(1)
     for one in parts:
@@ -81,8 +81,8 @@ def room_of(parts: Sequence[RoundedPart]) -> Float64[Array, " keys"]:
 def rounded_parts(terms: Iterable[tuple[Facts, object, float | Array, Array]]) -> list[RoundedPart]:
     """The parts of a sum, by facts, place, factor and deviation of its numbers.
 
-    A sum that is moved back by a count shares the noise of that count, which may cancel. By itself
-    its own noise spreads out that of the count.
+    A sum that is moved back by a count shares the noise of that count, which may cancel. In a sum
+    alone, its own noise spreads out that of the count.
 
     >>> count, sum = {"lanes": [0], "step": 1.0}, {"lanes": [0, 1], "factors": [-9, 1], "step": 0.5}
     >>> terms = [(sum, None, 1.0, np.array([90.0])), (count, None, 9.0, np.array([6.0]))]
@@ -124,8 +124,8 @@ def ratio(
         set is unbounded, and so is the interval. With a covariance known to lie between two ends,
         v(r) is at most its value at one of them, so the union of both sets holds r at least as
         often.
-        Where the noise of top or bottom is rounded to steps, it has the variance of which z
-        deviations are more by the room that `room_of` says.
+        Where the noise of top or bottom is rounded to steps, its variance is enlarged so that z
+        deviations grow by the room of `room_of`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         value = top[0] / bottom[0]

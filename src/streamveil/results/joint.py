@@ -1,4 +1,4 @@
-"""The joint noise of numbers in several releases: what is known of it from their public facts."""
+"""The joint noise of numbers in several releases, as far as their public facts determine it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamveil.results.noise import covariance, tested_covariance, weighted_cov
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
 
-CENTRED = (*TOTALS, "avg")  # functions of which the error is noise about 0
+CENTRED = (*TOTALS, "avg")  # functions whose error is noise about 0
 HALF = 0.5  # by which rounding moves a number at most
 NEARLY = 1e-3  # of its width by which an interval is wider than that of noise alone
 Keys = Any  # an Arrow array of encoded keys
@@ -48,8 +48,8 @@ class Ends(NamedTuple):
 class Joint:
     """Numbers of some keys at several moments, and how their noise is correlated.
 
-    Windows never share noise, nor do lanes. Within a lane and window, `results.noise` says it. Of a
-    mean the delta method is used, as for its own deviation. Where nothing is known (variances,
+    Windows never share noise, nor do lanes. Within a lane and window, `results.noise` gives it. For
+    a mean the delta method is used, as for its own deviation. Where nothing is known (variances,
     quantiles, the published preset, releases without facts), the covariance of a and b lies between
     - sd_a sd_b and sd_a sd_b, whatever the noise is. The error of a variance or a quantile is not
     centred at 0: its further end stands for its deviation, and in several windows it may be the
@@ -80,9 +80,9 @@ class Joint:
     def value(self, cell: Cell) -> Float64[Array, " keys"]:
         """The noisy number before post-processing, as far as the release tells.
 
-        The upper end of its interval is that of its noise alone, also where the lower one is not.
-        Where the interval was cut at 0, the noisy number is at most the lower end of what is left,
-        and that end is taken: it is nearer to the truth.
+        The upper end of its interval is that of its noise alone, even where the lower end is not.
+        Where the interval was cut at 0, the noisy number is at most the lower end of the rest, and
+        that end is taken: it is nearer to the truth.
         """
         value = self.at(*cell)
         facts = self.output(cell.name)
@@ -111,12 +111,12 @@ class Joint:
         return int((high - low > 2 * reach * (1 + NEARLY)).sum())
 
     def reach(self, cell: Cell) -> Float64[Array, " keys"]:
-        """How far the interval of a number reaches that is not corrected."""
+        """How far the uncorrected interval of a number reaches."""
         z = deviations(self.facts["confidence"])
         return reach_of(self.sd(cell), z, self.step(cell))
 
     def step(self, cell: Cell) -> float:
-        """What a number takes multiples of; 0: not known."""
+        """The step of a number, which is a multiple of it; 0: not known."""
         return float(self.output(cell.name).get("step", 0.0))
 
     def sd(self, cell: Cell) -> Float64[Array, " keys"]:
@@ -129,7 +129,7 @@ class Joint:
         return low, high
 
     def is_centred(self, cell: Cell) -> bool:
-        """Whether its error is noise about 0, as that of a number without facts is taken to be."""
+        """Whether its error is noise about 0; assumed for a number without facts."""
         output = self.output(cell.name)
         rounded = output.get("integer") and output["function"] not in TOTALS
         return output.get("function", "sum") in CENTRED and not rounded
@@ -190,7 +190,7 @@ class Joint:
         return {total: 1 / rows, count: -share / rows}
 
     def lane_covariance(self, lane: int, one: Moment, two: Moment) -> Array | None:
-        """Of the noise of one lane's totals at two moments of a window, in the lane's unit."""
+        """The covariance of one lane's totals at two moments of a window, in the lane's unit."""
         facts = self.facts
         if not facts or facts["rounds"]:
             return None
@@ -248,7 +248,7 @@ class Joint:
 
     @property
     def facts(self) -> Facts:
-        """What the releases say of themselves; nothing, if they do not."""
+        """The facts in the releases; empty if there are none."""
         return self.releases.facts or {}
 
     @cached_property
@@ -262,7 +262,7 @@ class Joint:
 
 
 def output_of(releases: Releases, name: str) -> Facts:
-    """What releases say of one of their numbers."""
+    """The facts of releases on one of their numbers."""
     outputs = (releases.facts or {}).get("outputs", ())
     found: Facts = next((one for one in outputs if one["name"] == name), {})
     return found

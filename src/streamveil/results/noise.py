@@ -1,8 +1,8 @@
 """How the noise of one counter at different steps is correlated: public, from its decoder.
 
 Every counter's noise at step t is a fixed combination of independent draws, N_t = sum_j B_tj z_j:
-of the feedback counters one draw a step, of the trees one draw a node. A key that starts at step o
-has no draw that was made before o. So
+one draw a step for the counters with feedback, one draw a node for the trees. A key that starts at
+step o has no draws from before o. So
 
     cov(N_t, N_s) = sum over draws j made at steps o .. min(t, s) of B_tj B_sj var(z_j),
 
@@ -30,7 +30,7 @@ def known_mix(counter: Counter, t: int) -> Mix:
 
 
 def products(counter: Counter, t: int, s: int) -> tuple[Array, Array, Array]:
-    """(steps, scaled, fixed): what the shared draws of two steps add to their covariance."""
+    """(steps, scaled, fixed): the parts of two steps' covariance, by their shared draws."""
     one, two = (known_mix(counter, at) for at in (t, s))  # type: ignore[arg-type]  # every counter is a frozen dataclass
     if t == s:
         squares = one.parts**2

@@ -1,8 +1,8 @@
 """Post-processing of releases: filters, order, limits and computed columns, on released rows alone.
 
-Guarantee: none of its own, and it needs none. A release may leave; what is computed from it and
+Guarantee: none of its own, and it needs none. A release may leave; results computed from it and
     from the query may leave as well, at no cost (`core.noisy.post_process` takes nothing else).
-Of every release alone: ORDER BY and LIMIT are within one trigger of one window.
+Each release is processed alone: ORDER BY and LIMIT are within one trigger of one window.
 
 A computed column that reads answers has NAME_sd, NAME_low and NAME_high, as answers have
 (`results.combine_intervals`). Where there is no interval they are null, and a note says why.
@@ -110,7 +110,7 @@ def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
 def processed_together(
     posts: tuple[Post, ...], names: tuple[str, ...], *tables: pa.Table
 ) -> pa.Table:
-    """What a SELECT makes of releases of several answers, one of each, of the same time."""
+    """The result of a SELECT over releases of several answers, one of each, at the same time."""
     parts = tuple(map(part_rows, range(len(tables)), names, tables))
     made = reduce(step, posts, replace(parts[0], parts=parts))
     whose = {"hidden": {}, "job": " and ".join(names)}
@@ -125,7 +125,7 @@ def processed_together(
 
 
 def part_rows(place: int, name: str, table: pa.Table) -> PostRows:
-    """One of several answers: its lanes are its own, and its notes say whose they are."""
+    """The rows of one of several answers: its lanes are its own, and its notes name it."""
     rows = rows_of(table)
     answers = {
         column: facts and {**facts, "lanes": [[place, lane] for lane in facts.get("lanes", ())]}
@@ -196,7 +196,7 @@ def filtered(rows: PostRows, post: Post) -> PostRows:
 
 
 def chosen_by(rows: PostRows, *expressions: str) -> list[str]:
-    """What to know of rows that expressions chose; also that one of these has no number."""
+    """Notes on rows that expressions chose; also where such an expression has no number."""
     if not is_noisy(rows, *expressions):
         return []
     none = all_told(map(rows.told_of, expressions)).get(UNBOUNDED)
@@ -204,7 +204,7 @@ def chosen_by(rows: PostRows, *expressions: str) -> list[str]:
 
 
 def is_noisy(rows: PostRows, *expressions: str) -> bool:
-    """Whether answers, or what goes with them, have a part in expressions."""
+    """Whether expressions read answers, or columns that follow from answers."""
     noisy = rows.answered.answers.keys() | rows.answered.ends
     return any(noisy & set(names_in(parse_text(text))) for text in expressions)
 
@@ -216,13 +216,13 @@ def following(rows: PostRows, *names: str) -> PostRows:
 
 
 def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
-    """The rows with numbers of other rows beside them, as answers with intervals of their own.
+    """The rows joined with numbers of other rows, as answers with their own intervals.
 
-    Proof: groups of a release have noise of their own, drawn apart, so that the covariance of
-        numbers of different rows is 0, and of one row what it always is: each knows of which row it
-        is (`Answered.covariance`). Where a release does not say so its numbers are no sums of known
-        noise (no interval of more than one), or it says that noise goes together, and the
-        covariance is taken at its worst.
+    Proof: groups of a release have independent noise, so that the covariance of numbers of
+        different rows is 0, and that of one row is unchanged: each number records its row
+        (`Answered.covariance`). Where a release does not state its noise, its numbers are no sums
+        of known noise (only a single one has an interval); where it says that noise is correlated,
+        the worst covariance is taken.
     """
     if not shifts:
         return rows
@@ -256,17 +256,17 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
 
 
 def with_windows(table: pa.Table, *columns: OwnColumn) -> pa.Table:
-    """Rows that belong to no unit, with window functions beside them."""
+    """Rows that belong to no unit, with columns of window functions."""
     return windowed(OwnWindows(columns=columns), table, pa.repeat(0, table.num_rows))[0]
 
 
 def totalled(rows: PostRows, total: PostTotal) -> PostRows:
     """The rows with a total over several of them, as an answer with an interval of its own.
 
-    Proof: as of `shifted`, noise of different rows is drawn apart, so that variances add up; where
-        a release says that noise goes together, deviations do. A total and the number of its own
+    Proof: as in `shifted`, noise of different rows is independent, so that variances add up; where
+        a release says that noise is correlated, deviations do. A total and the number of its own
         row share that row's noise (`Answered.covariance`). Groups that their own numbers showed
-        are in the value, and in the upper end alone (`Answered.ends_at`).
+        are in the value, but of the ends only in the upper one (`Answered.ends_at`).
     """
     table, answered = rows.table, rows.answered
     by = [column_of(text, table) for text in total.by]
@@ -322,7 +322,7 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
 
 
 def with_no_total(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
-    """What is added up where there is nothing to add up: a row of 0 rows and no numbers."""
+    """The total of no rows: one row with 0 rows and no numbers."""
     known = {**rows.moment, **{one.name: 0 for one in totals if one.column is None}}
     columns = [
         pa.array([known.get(name)], kind)
@@ -339,7 +339,7 @@ def summed(values: Array, group: Array) -> Array:
 
 
 def placed(rows: PostRows, places: tuple[PostPlace, ...]) -> PostRows:
-    """The rows with their places, which follow noisy numbers where these say the order."""
+    """The rows with their places, which are noisy where noisy numbers decide the order."""
     table, noisy = rows.table, list[str]()
     for one in places:
         column = OwnColumn(name=one.name, function=one.function, by=one.by, order=one.order)
@@ -352,7 +352,7 @@ def placed(rows: PostRows, places: tuple[PostPlace, ...]) -> PostRows:
 
 
 def one_of_each(rows: PostRows, by: tuple[str, ...] | None) -> PostRows:
-    """The first row of each group; one without any columns is of all."""
+    """The first row of each group; without columns, all rows are one group."""
     if by is None:
         return rows
     keys = [column_of(text, rows.table) for text in by]
@@ -386,10 +386,10 @@ def limited(rows: PostRows, post: Post) -> PostRows:
 
 
 def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
-    """The columns of a SELECT, with intervals where they read answers, and what all releases carry.
+    """The columns of a SELECT, with intervals where they read answers, and those of all releases.
 
-    How their noise goes together with that of other releases is not said any more. What no interval
-    of an answer holds is said of every number that reads it.
+    Facts on the correlation with other releases are dropped. A bias that no interval of an answer
+    holds is noted at every number that reads it.
     """
     before, found, notes = rows.answered, dict[str, Any](), list[str]()
     named = {column.name for column in columns}  # by the SELECT itself
@@ -423,7 +423,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
 
 
 def metadata_of(expression: str, table: pa.Table) -> dict[bytes, bytes] | None:
-    """What a column says of its bias, where an expression is that column."""
+    """The metadata of a column on its bias, if an expression is that column."""
     tree = parse_text(expression).unnest()
     is_column = isinstance(tree, exp.Column) and tree.name in table.column_names
     return table.schema.field(tree.name).metadata if is_column else None
@@ -492,7 +492,7 @@ def require_post(plan: Plan, schema: pa.Schema) -> None:
 
 
 def empty_release(plan: Plan, schema: pa.Schema) -> pa.Table:
-    """A release without rows, as far as a plan and the columns of its source tell."""
+    """A release without rows, as far as it follows from a plan and its source's columns."""
     fields: dict[str, Any] = {}
     if isinstance(plan.source, TableSource):
         fields = {name: pa.array(values).type for name, values in plan.source.domains}

@@ -1,4 +1,4 @@
-"""Rows between two steps of post-processing, and how those of several SELECTs are put together."""
+"""Rows between two steps of post-processing, and joins of the rows of several SELECTs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_PAIRS = (
 
 @dataclass(frozen=True)
 class PostRows:
-    """Rows between two steps of post-processing: what is known of their answers, and the notes."""
+    """Rows between two steps of post-processing, with the facts on their answers, and notes."""
 
     answered: Answered
     facts: Facts | None
@@ -48,13 +48,13 @@ class PostRows:
         )
 
     def told_of(self, expression: str) -> Facts:
-        """What no interval holds of the answers that an expression reads."""
+        """The bias that no interval holds, of the answers that an expression reads."""
         read = (self.told.get(name, {}) for name in names_in(parse_text(expression)))
         return all_told(read)
 
 
 def all_told(some: Iterable[Facts]) -> Facts:
-    """What is said of a number that is made of others, each sentence once.
+    """The bias of a number that is made of others, each sentence once.
 
     >>> all_told([{"clamped": "as 9"}, {"bias": "cut"}, {"clamped": "as 7"}, {"clamped": "as 9"}])
     {'bias': 'cut', 'clamped': 'as 9; as 7'}
@@ -70,12 +70,12 @@ def unsaid(rows: PostRows) -> PostRows:
 
 
 def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
-    """Rows of one SELECT beside those of another, in the order of the left.
+    """Rows of one SELECT joined with those of another, in the order of the left.
 
-    Proof: numbers of different answers have noise of their own, as those of different lanes of one.
-        A number that meets several rows stands there as one draw: it says so (`REPEATED`), and its
-        noise is taken to go together with itself in the worst way. So does every number where
-        both sides may hold the same one.
+    Proof: numbers of different answers have independent noise, like those of different lanes of one
+        answer. A number that meets several rows is one draw in all of them: it is marked
+        (`REPEATED`), and the worst correlation with itself is assumed; so it is for every number
+        where both sides may hold the same one.
     """
     at = paired(join, left.table, right.table)
     found, answers, told = dict[str, Any](), dict[str, Facts](), dict[str, Facts]()
@@ -163,7 +163,7 @@ def united(branches: list[PostRows]) -> PostRows:
 
 
 def without(table: pa.Table) -> pa.Table:
-    """The table without what tells of single groups."""
+    """The table without facts on single groups."""
     told_of = [name for name in RESERVED if name in table.column_names and name not in KEPT]
     return table.drop_columns(told_of)
 

@@ -36,8 +36,8 @@ ENTERED, LEFT, STAYED, OPEN = "entered", "left", "stayed", "open"
 def moved(now: tuple[int | None, int | None], before: tuple[int | None, int | None], k: int) -> str:
     """How a group came to be where it is, from its best and worst ranks, None where unknown.
 
-    A group that is not shown has the best rank that is left for any of these. Where both lists hold
-    at once, so does what follows from them.
+    A group that is not shown has the best rank left for such groups. If both lists hold at once, so
+    do the conclusions from them.
 
     >>> moved((1, 2), (4, 9), 3), moved((4, None), (1, 3), 3), moved((1, 2), (2, 5), 3)
     ('entered', 'left', 'open')
@@ -92,7 +92,7 @@ def rank(
 
 
 def ceiling(facts: Facts | None, most: float, alpha: float, groups: int) -> float:
-    """What none of so many hidden groups exceeds, with probability 1 - alpha."""
+    """The number that none of so many hidden groups exceeds, with probability 1 - alpha."""
     if not groups:
         return -inf
     if not facts or isnan(most):
@@ -105,7 +105,7 @@ def ceiling(facts: Facts | None, most: float, alpha: float, groups: int) -> floa
 
 
 def note(top: float, allowed: int, confidence: float) -> str:
-    """What is known of the groups that no release shows."""
+    """The note on groups that no release shows."""
     share = f"{confidence:.4g}"
     if not allowed:
         return f"ranks and intervals hold for all groups at once with confidence {share}"
@@ -120,7 +120,7 @@ def note(top: float, allowed: int, confidence: float) -> str:
 def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
     """The possible groups, best first, with the ranks that they may have.
 
-    The worst rank is null where groups that are not shown might come before.
+    The worst rank is null where hidden groups might rank higher.
     """
     worst = pa.array(ranked.worst, mask=ranked.worst > table.num_rows)
     columns = {"rank_best": ranked.best, "rank_worst": worst, "certain": ranked.certain}
@@ -132,7 +132,7 @@ def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
 def with_moves(tables: list[pa.Table], lists: list[Ranked], keys: int, k: int) -> pa.Table:
     """The possible groups of two lists, those of the first in its order, and how each moved.
 
-    A group of the earlier list that is not shown any more has no number.
+    A group of the earlier list that is no longer shown has no number.
     """
     names = tables[0].column_names[:keys]
     places = [

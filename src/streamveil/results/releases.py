@@ -52,7 +52,7 @@ class Releases:
     def __init__(
         self, loads: Mapping[Moment, Load], operator: GroupBy | None = None, dropped: int = 0
     ) -> None:
-        """`dropped`: earlier releases that are not kept any more."""
+        """`dropped`: earlier releases that are no longer kept."""
         if not loads:
             raise SourceError(
                 "there is no release to answer from.\n"
@@ -100,7 +100,7 @@ class Releases:
 
     @property
     def gone(self) -> str:
-        """That earlier releases were dropped, if any were."""
+        """The sentence on dropped earlier releases, if there are any."""
         return f"; {self.dropped:,} earlier ones are not kept any more" if self.dropped else ""
 
     def named(self, moment: Moment) -> str:
@@ -109,7 +109,7 @@ class Releases:
         return str(moment.window) if time is None else time.name
 
     def time(self, moment: Moment) -> ReleaseTime | None:
-        """Where a release is in time, if it says so."""
+        """The time of a release, if it states one."""
         return read_time(self.table(moment).schema)
 
     def window(self, name: str | int) -> int:
@@ -127,14 +127,14 @@ class Releases:
     def step(self, moment: Moment) -> int | None:
         """The step of the job that made a release."""
         facts = read_facts(self.table(moment).schema)
-        if facts is not None and "step" in facts:  # what is put together of several has none
+        if facts is not None and "step" in facts:  # a join of several has none
             return int(facts["step"])
         if self.operator is None:
             return None
         return self.operator.schedule.first_step(moment.window) + moment.trigger - 1
 
     def hidden(self, moment: Moment) -> Facts | None:
-        """What kept groups hidden at a release; None when groups are public, or nothing is known.
+        """The facts that kept groups hidden at a release; None if public, or nothing is known.
 
         See `dataflow.grouping.hidden_facts`.
         """
@@ -157,7 +157,7 @@ class Releases:
         return numbers_of(self.table(self.moments[0]).column_names)
 
     def require_answer(self, name: str) -> str:
-        """The name, if it is one of a noisy number."""
+        """The name, if it is that of a noisy number."""
         if name not in self.answers:
             raise PlanError(f"'{name}' is not a number here{nearest(name, self.answers)}")
         return name
@@ -171,7 +171,7 @@ class Releases:
         return self._keys[moment]
 
     def column(self, moment: Moment, name: str) -> np.ndarray[Any, Any]:
-        """One column of a release, nulls as NaN; without rows, a file may not tell its columns."""
+        """One column of a release, nulls as NaN; without rows, a file may lack columns."""
         table = self.table(moment)
         if not table.num_rows:
             return np.zeros(0)
@@ -180,7 +180,7 @@ class Releases:
 
 
 def require_distinct(keys: pa.Array) -> pa.Array:
-    """Keys, if they tell rows apart: columns that were computed of them may not."""
+    """Keys, if each row has its own: columns computed from keys may not."""
     if len(keys.unique()) < len(keys):
         raise PlanError(
             "several rows of a release have the same key columns, so they cannot be followed from"
@@ -268,7 +268,7 @@ def _file(read: Callable[[Path], list[pa.Table]], path: Path, turn: int) -> Nois
 
 
 def read_csv(path: Path) -> pa.Table:
-    """A release in CSV, where texts and nothing else have quotes: "007" is not 7, "" not null."""
+    """A release in CSV, where only texts have quotes: "007" is not 7, "" not null."""
     whole = path.read_bytes()
     names = pyarrow.csv.open_csv(pa.BufferReader(whole[: whole.find(b"\n") + 1])).schema.names
     fields = [field[:1] == b'"' for field in FIELD.findall(whole)]
@@ -287,7 +287,7 @@ def read_csv(path: Path) -> pa.Table:
 
 
 def read_json(path: Path) -> pa.Table:
-    """A release in JSON lines, whose texts are no times unless they are those of a window."""
+    """A release in JSON lines, where only the times of a window are read as times."""
     whole = path.read_bytes()
     rows = [json.loads(line) for line in whole.splitlines()]
     if not rows:
@@ -300,7 +300,7 @@ def read_json(path: Path) -> pa.Table:
 
 
 def without_rows(beside: Path) -> pa.Table:
-    """A release that shows no group, with the columns of which the document beside it knows."""
+    """A release that shows no group, with the columns of the document next to it."""
     schema = from_json(pa.schema([]), beside.read_bytes()) if beside.exists() else pa.schema([])
     facts = read_facts(schema) or {}
     outputs = [one["name"] for one in facts.get("outputs", ())]
