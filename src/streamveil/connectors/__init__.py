@@ -41,7 +41,7 @@ class Source(Protocol):
 
     @property
     def bounded(self) -> bool:
-        """Whether reading to the end means there will never be more."""
+        """Whether the source ends: after its last row there will never be more."""
 
     def schema(self) -> pa.Schema:
         """Column names and types, without reading rows where the format allows."""
@@ -70,7 +70,7 @@ def decoded(table: pa.Table) -> pa.Table:
 
 
 def hand_on(source: Source, what: str, said: Any) -> None:
-    """Calls a method of a source, if it has one of that name."""
+    """Calls the named method of a source, if it has one."""
     hear = getattr(source, what, None)
     if hear is not None:
         hear(said)
@@ -83,11 +83,11 @@ class Sink(Protocol):
     def write(self, job: str, release: Release) -> None:
         """Publishes one release under its identity (job, window, trigger).
 
-        Nothing but a `Release` is accepted: an exact table cannot be made one.
+        Only a `Release` is accepted, which no exact table can become.
         """
 
     def close(self) -> None:
-        """Flushes what is pending, if anything is."""
+        """Flushes pending releases."""
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def in_words(
     fix: str,
     why: Callable[[Any], str] = lambda error: type(error).__name__,
 ) -> Iterator[None]:
-    """Tells a client's error in words of ours: its own may hold a row or a password.
+    """Replaces a client's error by one of ours: the client's text may hold a row or a password.
 
     >>> with in_words(OSError, "the source cannot be read", "start again"):
     ...     raise ConnectionResetError("row 7: Ann")
@@ -160,7 +160,7 @@ def declared_schema(columns: dict[str, str]) -> pa.Schema:
 
 
 def declared_beside(columns: dict[str, str], own: Collection[str]) -> pa.Schema:
-    """Declared columns, beside those that every row of a source has; SourceError for one of these.
+    """Declared columns, besides a source's own ones; SourceError if one of those is declared.
 
     >>> declared_beside({"n": "INT64"}, ["kafka_key"])
     n: int64
@@ -186,14 +186,14 @@ def unmarked(schema: pa.Schema) -> pa.Schema:
 
 
 def as_declared(known: pa.Schema, declared: pa.Schema, where: str) -> pa.Schema:
-    """Known columns, of the types that are declared of them; SourceError where one is not there."""
+    """Known columns with their declared types; SourceError where a declared column is missing."""
     select(known, declared.names, where)
     names = {*declared.names}
     return pa.schema([declared.field(one.name) if one.name in names else one for one in known])
 
 
 def settings_in(config: str | None, kind: str, what: str = "settings") -> dict[str, Any]:
-    """What a file of settings says, a JSON object. Its content appears in no message."""
+    """The content of a file of settings, a JSON object. It appears in no message."""
     try:
         found = {} if config is None else json.loads(Path(config).read_text())
     except (OSError, ValueError):
@@ -236,7 +236,7 @@ def slices(table: pa.Table, max_rows: int) -> Iterator[pa.Table]:
 
 
 def coded_bytes(table: pa.Table) -> int:
-    """Bytes of the texts that stand once in a dictionary, written out for each row.
+    """Bytes of dictionary-encoded texts once they are written out for each row.
 
     >>> coded_bytes(pa.table({"s": pa.array(["abc", None, "abc"]).dictionary_encode()}))
     6
@@ -253,7 +253,7 @@ def coded_bytes(table: pa.Table) -> int:
 def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """A time column as microseconds since 1970 UTC (int64, nulls kept), rounded down.
 
-    Times beyond `FAR_US` become that, so order is kept and sums of two times fit 64 bits.
+    Times beyond `FAR_US` become `FAR_US`, so order is kept and sums of two times fit 64 bits.
     Raises SourceError when the column is no timestamp or date; never because of a value.
     """
     kind = column.type
@@ -311,7 +311,7 @@ OUTSIDE = "arrival outside the schedule"
 
 
 class Arrivals(NamedTuple):
-    """The steps of rows, and why some have none."""
+    """The steps of rows, and the reasons why some have none."""
 
     step: Int64[Array, " rows"]  # where `inside`
     inside: Bool[Array, " rows"]
@@ -319,7 +319,7 @@ class Arrivals(NamedTuple):
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many rows have none, by reason."""
+        """How many rows have no step, by reason."""
         return {reason: int(rows.sum()) for reason, rows in self.outside.items() if rows.any()}
 
 
@@ -344,15 +344,15 @@ class SeveralSinks(Sink):
     """Writes to one sink after the other: each gets every release.
 
     Exactly once each. Proof: a job sends a release again until its own state says that it was sent,
-        which it says when the last sink has it; and writing the same release again changes none of
-        them. So wherever a process, a server or a disk fails, the next life writes to all of them,
-        and those that have the release stay as they are. None gets one before those in front of it.
+        which happens only once the last sink has it; and writing the same release again changes no
+        sink. So wherever a process, a server or a disk fails, the next life writes to all sinks,
+        and those that have the release stay as they are. Each gets it after those before it.
     """
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
         keeper = next((sink for sink in sinks if getattr(sink, "keeps", False)), None)
-        self.keeps = keeper is not None  # whether one gives back what it was given
+        self.keeps = keeper is not None  # whether releases can be read back from one
         self.path = getattr(keeper, "path", None)  # where that one is
 
     def write(self, job: str, release: Release) -> None:
@@ -366,7 +366,7 @@ class SeveralSinks(Sink):
             write_all(sink, job, releases)
 
     def close(self) -> None:
-        """Closes all, also where one of them fails."""
+        """Closes all sinks, even if one fails."""
         with ExitStack() as stack:
             for sink in self.sinks:
                 stack.callback(sink.close)
@@ -394,7 +394,7 @@ def open_sink(kind: str, options: dict[str, Any]) -> Sink:
 
 
 def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
-    """The sinks of a plan, of each kind and options, as one; None if there are none."""
+    """The sinks of a plan, by kinds and options, as one sink; None if there are none."""
     sinks = [open_sink(kind, options) for kind, options in asked]
     if len(sinks) < 2:
         return next(iter(sinks), None)
@@ -416,9 +416,9 @@ def require_connectors(
 ) -> None:
     """SourceError unless connectors take the options that a query gives, by kind and options.
 
-    No file, server or driver is touched; what a server would refuse is found when a job starts.
-    Of a connector that has an attribute `is_explained_without`, options of these names may come
-    later; one that `looks_at_options_alone` is made.
+    No file, server or driver is touched; errors that only a server finds come when a job starts.
+    The options in a connector's attribute `is_explained_without` may be missing for now; one that
+    `looks_at_options_alone` is made.
     """
     for what, known, asked in (("source", made_by(), sources), ("sink", SINKS, sinks)):
         for kind, options in asked:
@@ -430,7 +430,7 @@ def require_connectors(
 
 
 def is_at_hand(kind: str, options: dict[str, Any]) -> bool:
-    """Whether a source tells its columns without a server: its attribute `at_hand` says so."""
+    """Whether a source knows its columns without a server: see its attribute `at_hand`."""
     known = made_by()
     made = class_of("source", known, kind)
     return hasattr(made, "at_hand") and bool(opened("source", known, kind, options).at_hand)
@@ -439,7 +439,7 @@ def is_at_hand(kind: str, options: dict[str, Any]) -> bool:
 def try_connectors(
     sources: Iterable[tuple[str, dict[str, Any]]], sinks: Iterable[tuple[str, dict[str, Any]]]
 ) -> None:
-    """SourceError unless connectors can be reached; asked before a new job begins.
+    """SourceError unless connectors can be reached; called before a new job begins.
 
     Reads no row and writes nothing. A connector without a method `try_out` fails when it is first
     used; nothing is lost then.
@@ -485,7 +485,7 @@ def require_options(
 
 
 def mistaken(declared: Any, value: Any) -> str | None:
-    """What an option must be whose value is something else; None if it is right.
+    """The words for what an option must be, if its value is of another type; None if it is right.
 
     `declared`: the type in the signature, which may be written as text.
 

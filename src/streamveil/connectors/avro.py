@@ -1,9 +1,9 @@
 """Messages of Avro, by the schema that they were written with.
 
-A message may not be able to stop a job, or to take more memory than its size allows. Three kinds of
-schema would let it: one that contains itself (its depth is the message's to choose), a list of
-items that take no bytes (so is its length), and types that take none and are named again, twice in
-each of the next. All are refused, by the schema alone.
+No message may stop a job, or take more memory than its size allows. Three kinds of schema would
+permit that: one that contains itself (a message chooses its depth), a list of items that take no
+bytes (a message chooses its length), and types that take no bytes and are named again, twice in
+each next type. All are refused, by the schema alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
 
 
 def texts_of(schema: RegisteredSchema) -> list[str]:
-    """What it imports, each once, before itself."""
+    """The schemas that a schema imports, each once, and then the schema itself."""
     found: dict[str, None] = {}
     for _, one in schema.references:
         found.update(dict.fromkeys(texts_of(one)))
@@ -78,7 +78,7 @@ def columns(
         source = io.BytesIO(message)
         try:
             row = read(source)
-        except Exception:  # whatever bytes do: it is a message that cannot be read
+        except Exception:  # whatever the error, the message cannot be read
             row = None
         if row is None or source.tell() != len(message):
             malformed.append(place)
@@ -93,7 +93,7 @@ def columns(
 
 
 def maker_of(schema: Any) -> Callable[[list[Any]], pa.Array]:
-    """What makes a column of the values of a type."""
+    """The function that makes a column from the values of a type."""
     if isinstance(schema, list):
         some = [one for one in schema if one != "null"]
         return maker_of(some[0]) if len(some) == 1 else of_texts
@@ -111,7 +111,7 @@ def maker_of(schema: Any) -> Callable[[list[Any]], pa.Array]:
 
 
 def of_texts(values: list[Any]) -> pa.Array:
-    """Text; what is no text, as JSON."""
+    """Texts as they are; other values as JSON."""
     return text_array(
         [value if isinstance(value, str) else json_text(plain(value)) for value in values]
     )
@@ -127,7 +127,7 @@ def plain(value: Any) -> Any:
 
 
 def of_decimals(scale: int, values: list[bytes | None]) -> pa.Array:
-    """Decimals, as text: their size has no bound. Too large ones are no text."""
+    """Decimals as text, since their size has no bound; too large ones are not text."""
     made = [None if value is None else int.from_bytes(value, "big", signed=True)
             for value in values]  # fmt: skip
     return text_array([None if one is None else NO_TEXT if abs(one) >= LARGEST else
@@ -176,7 +176,7 @@ def bare(schema: Any) -> Any:
 
 
 def resolved(schema: Any, named: NamedTypes) -> Any:
-    """What a type is called by another name."""
+    """The type that a name stands for."""
     if isinstance(schema, list):
         return [resolved(one, named) for one in schema]
     if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list):
@@ -191,7 +191,7 @@ PRIMITIVE = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double":
 
 
 def require_finite(schema: Any, named: NamedTypes, within: tuple[str, ...]) -> int:
-    """The least bytes that a value takes; SourceError for what messages could make endless.
+    """The least bytes that a value takes; SourceError for types that messages could make endless.
 
     `named` learns every type with a name; `within` are the last parts of those it is a part of.
     """
@@ -226,7 +226,7 @@ def require_finite(schema: Any, named: NamedTypes, within: tuple[str, ...]) -> i
 
 
 def of_named(name: str, named: NamedTypes, within: tuple[str, ...]) -> int:
-    """The same of a type that is named again."""
+    """The least bytes of a type that is named again."""
     own = last_part(name)
     if own in within:
         raise SourceError(

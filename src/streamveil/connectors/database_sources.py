@@ -1,15 +1,15 @@
-"""A table or a query of SQLite, DuckDB or PostgreSQL as a source: what is there now, once.
+"""A table or a query of SQLite, DuckDB or PostgreSQL as a source: its present rows, once.
 
 Rows are sorted by a hash of their values as text and of a number among equal rows, so every reading
 gives the same order. Sorted by the values themselves, a bound on the rows of a unit would leave out
 the last groups and the largest values first. A position is a number of rows and a digest of them. A
-restart reads these rows again: if they have changed, rows would be lost or counted twice, so it is
-an error. Later rows are read as they are then.
+restart reads these rows again and raises an error if they have changed, as rows would be lost or
+counted twice. Later rows are read as they are then.
 
-A row that comes or goes moves others, so steps may be those of time, not of rows (`plan.check`).
+An added or deleted row moves others, so steps may be those of time, not of rows (`plan.check`).
 
-Types come from the database or from declared columns, never from values. What does not fit is null
-and counted. A reading is one transaction, which writes nothing.
+Types come from the database or from declared columns, never from values. A value that does not fit
+is null and counted. A reading is one transaction, which writes nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MOST_HASHED = 100  # columns that a function of SQLite takes; rows that differ i
 
 
 class DatabaseSource(Database, TracedSource):
-    """Rows of the table `table`, or of what the SELECT `query` gives."""
+    """The rows of the table `table`, or of the SELECT `query`."""
 
     bounded = True
     shown: ClassVar[str] = "{}"  # how a column is asked for
@@ -90,7 +90,7 @@ class DatabaseSource(Database, TracedSource):
         raise NotImplementedError
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
-        """What a query gives, in its order."""
+        """The rows of a query, in its order."""
         raise NotImplementedError
 
     def schema(self) -> pa.Schema:
@@ -153,9 +153,9 @@ class DatabaseSource(Database, TracedSource):
         )
 
 
-# What a query may hold: of one row, and without a value of a row for which it fails, since one
-# person's row must not decide whether a job goes on. Hence no arithmetic, casts of columns, cuts of
-# texts and regular expressions: the query that streamveil answers has them; what fails is null.
+# What a query may hold: expressions of one row that fail for no value, since one person's row must
+# not decide whether a job goes on. Hence no arithmetic, casts of columns, cuts of texts and regular
+# expressions: the query that streamveil answers may have them, and failures there are null.
 PARTS = (
     exp.Select, exp.From, exp.Where, exp.Table, exp.TableAlias, exp.Alias, exp.Column, exp.Star,
     exp.Identifier, exp.Literal, exp.Neg, exp.Null, exp.Boolean, exp.Paren, exp.And, exp.Or,
@@ -166,7 +166,7 @@ COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.In, exp.Betwe
 
 
 def never_fails(part: Any) -> bool:
-    """Whether a part of a query, beside its parts, fails on no value of a column."""
+    """Whether a part of a query, apart from its own parts, fails on no value of a column."""
     if isinstance(part, exp.Cast):  # of a constant to a time: numbers may not fit into others
         constant = type(part) is exp.Cast and isinstance(part.this, exp.Literal)
         return constant and part.to.this in exp.DataType.TEMPORAL_TYPES
@@ -181,7 +181,7 @@ def never_fails(part: Any) -> bool:
 
 
 def require_rows(query: str, dialect: str) -> str:
-    """The query, if it makes each row of one row of one table, so that no two people mix.
+    """The query, if each of its rows comes from one row of one table, so that no two people mix.
 
     >>> require_rows("SELECT u, LOWER(page) AS page FROM shop.visits WHERE amount > 0", "sqlite")
     'SELECT u, LOWER(page) AS page FROM shop.visits WHERE amount > 0'
@@ -209,7 +209,7 @@ def require_rows(query: str, dialect: str) -> str:
 
 
 def is_of_rows(tree: exp.Select) -> bool:
-    """Whether no part of a query but its condition sees more than one row, and none may fail."""
+    """Whether a query has only parts of one row each, none of which can fail."""
     source = tree.find(exp.From)
     return (
         source is not None and given(tree) <= {"expressions", source.arg_key, "where"}
@@ -221,19 +221,19 @@ def is_of_rows(tree: exp.Select) -> bool:
 
 
 def given(part: exp.Expression) -> set[str]:
-    """The parts that are there of a part of a query."""
+    """The names of the parts that a part of a query has."""
     return {name for name, one in part.args.items() if one}
 
 
 def add(digest: Any, rows: pa.Table) -> None:
-    """Adds rows to a digest, the same in however many parts they come."""
+    """Adds rows to a digest, which does not depend on how they are divided."""
     out = pa.BufferOutputStream()
     pyarrow.csv.write_csv(as_text(rows), out, pyarrow.csv.WriteOptions(include_header=False))
     digest.update(out.getvalue())
 
 
 def changed(where: str) -> SourceError:
-    """What to say where rows that were read are others now."""
+    """The error for rows that changed after they were read."""
     return SourceError(
         f"what this job read from {where} has changed since.\n"
         "  to fix  restore it, read a copy, or start a new state, which is charged"
@@ -307,7 +307,7 @@ def hash_of(*parts: bytes) -> bytes:
 
 
 def as_utf8(raw: bytes) -> str | bytes:
-    """A text, which SQLite does not check; bytes where it is none, which fit no column of text."""
+    """A text, which SQLite does not check; bytes if it is not UTF-8, which fit no text column."""
     text = text_or_none(raw)
     return raw if text is None else text
 
@@ -349,8 +349,8 @@ SHOWN = {
 def in_reach(kind: Any, value: str, depth: int = 0) -> str | None:
     """The condition under which DuckDB can show a value of a type; None: it always can.
 
-    A list, map, struct, tuple or union is shown if everything in it is. What a VARIANT holds, its
-    type does not say.
+    A list, map, struct, tuple or union can be shown if everything in it can. The type VARIANT does
+    not say what its values hold.
     """
     found: list[str | None] = []
     if kind.id == "variant":
@@ -449,12 +449,12 @@ SAME = {pa.int64(), pa.float64(), pa.bool_(), pa.binary(), pa.date32()}
 
 
 def lost_digits(kind: pa.DataType) -> dict[bytes, str] | None:
-    """The mark of times of which the last digits are not kept."""
+    """The metadata that marks times whose last digits are not kept."""
     return {ROUNDED: str(kind)} if pa.types.is_timestamp(kind) and kind.unit == "ns" else None
 
 
 def kind_of(kind: pa.DataType) -> pa.DataType:
-    """The type of a column of DuckDB; what is none of ours is text."""
+    """Our type for a column of DuckDB; text if there is none."""
     kind = plain_kind(kind)
     if pa.types.is_timestamp(kind):
         return TIME
@@ -463,7 +463,7 @@ def kind_of(kind: pa.DataType) -> pa.DataType:
     return kind if kind in SAME else pa.string()
 
 
-OF_POSTGRES = {  # type -> ours; what is missing is text
+OF_POSTGRES = {  # type -> ours; others are text
     16: pa.bool_(), 17: pa.binary(), 20: pa.int64(), 21: pa.int64(), 23: pa.int64(), 26: pa.int64(),
     700: pa.float64(), 701: pa.float64(), 1082: pa.date32(),
     1114: TIME, 1184: TIME,
@@ -483,7 +483,7 @@ def schema_of(found: Any) -> pa.Schema:
 
 
 def with_bytes(rows: pa.Table, known: pa.Schema, wanted: pa.Schema) -> pa.Table:
-    r"""Columns of bytes that are wanted as such: PostgreSQL tells them as text, in hexadecimal.
+    r"""Columns of bytes that are wanted as bytes: PostgreSQL sends them as hexadecimal text.
 
     >>> known = pa.schema([("b", pa.binary()), ("t", pa.string())])
     >>> wanted = pa.schema([("b", pa.binary()), ("t", pa.binary())])

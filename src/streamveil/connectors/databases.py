@@ -5,11 +5,11 @@ Exactly once, as `MarkedSink` proves: one transaction writes the rows of a relea
 job asks for the mark. Writers are one after the other (the lock of the file; an advisory lock of
 PostgreSQL), so no two of them see the same mark missing.
 
-Beside the mark stands what a release says beside its numbers: its metadata, and sentences on rows
-that no number and no interval holds.
+Next to the mark are the other facts of a release: its metadata, and sentences on rows that no
+number and no interval holds.
 
 A connection lasts for one release: a server may restart between two, and a file is free for readers
-in other processes. Messages hold no data: of a driver's error they tell its kind alone.
+in other processes. Messages hold no data: they give only the kind of a driver's error.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MARKS = "streamveil_releases"
 PLACE = {  # of every row: which release it is of
     "streamveil_job": pa.string(), "streamveil_window": pa.int64(), "streamveil_trigger": pa.int64()
 }  # fmt: skip
-LOCK = 0x5EA3_0E11  # of PostgreSQL, for whoever writes releases into a database
+LOCK = 0x5EA3_0E11  # of PostgreSQL, for all writers of releases into a database
 MODES = ("append", "upsert")
 Words = tuple[str, str, str, str, str, str, str, str]  # SQL types, in the order of `kind_of`
 
 
 class Database:
-    """What sources and sinks share."""
+    """The common parts of sources and sinks."""
 
     dialect: ClassVar[str]
     error: type[Exception]  # what the driver raises
@@ -52,7 +52,7 @@ class Database:
         raise NotImplementedError
 
     def detail(self, _error: Exception) -> str:
-        """More of an error, where it holds no data."""
+        """Details of an error that hold no data."""
         return ""
 
     def quoted(self, name: str) -> str:
@@ -61,7 +61,7 @@ class Database:
 
     @contextmanager
     def connection(self, cannot: str, check: str) -> Iterator[Any]:
-        """A connection that ends with the block, and what was not committed; errors in words."""
+        """A connection for a block, rolled back at its end unless committed; errors in words."""
         with in_words(self.error, cannot, check, self._why), closing(self.connect()) as connection:
             yield connection
 
@@ -71,9 +71,9 @@ class Database:
 
 
 class DatabaseSink(Database, MarkedSink):
-    """Writes releases into the table `table`, made at the first one, and marks beside it.
+    """Writes releases into the table `table`, made at the first one, and marks into another.
 
-    `mode`: 'append' keeps every release; 'upsert' keeps of each window the newest, so one row of
+    `mode`: 'append' keeps every release; 'upsert' keeps the newest of each window, so one row for
     each group. Columns `streamveil_job`, `streamveil_window` and `streamveil_trigger` come first.
     """
 
@@ -103,9 +103,9 @@ class DatabaseSink(Database, MarkedSink):
         )
 
     def try_out(self) -> None:
-        """See `try_connectors`; a folder that is not there may be made by another sink.
+        """See `try_connectors`; another sink may make a missing folder.
 
-        Tables are made and not kept, so that a user who may make none is told before the charge.
+        Tables are made and rolled back, so that missing rights are found before the charge.
         """
         if self.folder is not None and not self.folder.is_dir():
             return
@@ -152,7 +152,7 @@ class DatabaseSink(Database, MarkedSink):
         return self.table, job, release.window, release.trigger
 
     def _replaces(self, connection: Any, *name: Any) -> bool:
-        """Takes away what is there of a window, unless that is newer."""
+        """Deletes the rows of a window, unless they are newer; returns whether it did."""
         *window, trigger = name
         [[newest]] = self._ask(
             connection,
@@ -171,7 +171,7 @@ class DatabaseSink(Database, MarkedSink):
         return True
 
     def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a statement with numbered parameters gives."""
+        """The result of a statement with numbered parameters."""
         cursor = connection.cursor()
         cursor.execute(statement, values or None)
         return list(cursor.fetchall()) if cursor.description else []
@@ -188,7 +188,7 @@ class DatabaseSink(Database, MarkedSink):
         )
 
     def _rows(self, job: str, release: Release) -> pa.Table:
-        """A release as rows that say which release they are of, of types that databases have."""
+        """The rows of a release with its identity in each, in types that databases have."""
         table = signed(plain(release.table))
         names = [name.casefold() for name in (*PLACE, *table.column_names)]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -329,7 +329,7 @@ class DuckdbSink(DatabaseSink):
 class PostgresSink(DatabaseSink):
     r"""A table of PostgreSQL, in the first schema of the search path.
 
-    Times that PostgreSQL has not are infinite; a null character in a text, which it refuses, is
+    Times outside PostgreSQL's range are infinite; a null character in a text, which it refuses, is
     written as \x00. `url`: see `PostgresServer`.
     """
 

@@ -19,8 +19,8 @@ class DeltaSink(MarkedSink):
     """Appends every release to one Delta table, each once.
 
     The table's log keeps, for (job, window), the last trigger that was written, and with each
-    commit the mark of its release. A release that is there already is not written again; another
-    one under the same identity is refused, as it can only come from another state.
+    commit the mark of its release. An existing release is not written again; a different one under
+    the same identity is refused, as it can only come from another state.
     """
 
     def __init__(self, path: str) -> None:

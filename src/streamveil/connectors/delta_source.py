@@ -1,12 +1,12 @@
 """A Delta table as a source: the rows of one version, and then of each version that follows.
 
-The rows of the first version come file by file, in the order of their paths. Of each later version
-come the files that its commit adds, in that order too. Delta's files and commits never change once
-they are written, so (version, file, row) is a place that stays. A commit that only puts rows into
-other files (`dataChange` = false: OPTIMIZE) adds none. One that takes rows away or writes them
-anew is refused: what was counted cannot be taken back.
+The rows of the first version come file by file, in the order of their paths. For each later version
+the files that its commit adds follow, in that order too. Delta's files and commits never change
+once they are written, so (version, file, row) is a place that stays. A commit that only moves rows
+into other files (`dataChange` = false: OPTIMIZE) adds none. One that removes rows or rewrites them
+is refused: counted rows cannot be taken back.
 
-A job holds to the table it began with, by the identifier that the table gave itself.
+A job stays with the table it began with, recognised by the table's own identifier.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PHYSICAL = "delta.columnMapping.physicalName"  # of a column, in the metadata of
 
 @dataclass(frozen=True)
 class DeltaPosition:
-    """Where reading stands: `row` rows are done of a file of a version."""
+    """How far reading has come: `row` rows of a file of a version are done."""
 
     table: str  # identifier of the table
     first: int  # version that was read whole
@@ -64,7 +64,7 @@ class DeltaSource(LakeSource):
         self._delta: Any = deltalake
 
     def schema(self) -> pa.Schema:
-        """See `Source.schema`. Whoever follows may find the first version gone from the log."""
+        """See `Source.schema`. When following, the first version may be gone from the log."""
         with self._words():
             return schema_of(self._at(self.version if self.bounded else None))
 
@@ -147,7 +147,7 @@ class DeltaSource(LakeSource):
 
     @contextmanager
     def _words(self) -> Iterator[None]:
-        """Errors in words, without what a library says: that may hold values."""
+        """Errors in words, without a library's text, which may hold values."""
         errors = self._delta.exceptions
         try:
             yield
@@ -165,8 +165,8 @@ class DeltaSource(LakeSource):
 def fragments_of(table: Any, store: Any) -> list[Any]:
     """The files of a version, each with the values of its folders.
 
-    `deltalake` makes dates of Python of the statistics, and ends with a ValueError where one lies
-    beyond the years 1 to 9999. It has looked at the protocol by then; statistics are not needed.
+    `deltalake` turns the statistics into dates of Python, and raises a ValueError for one outside
+    the years 1 to 9999. It has checked the protocol by then; statistics are not needed.
     """
     options = pds.ParquetReadOptions(**TIMES_OF_96_BITS)
     with suppress(ValueError):
@@ -192,11 +192,11 @@ def is_mapped(kind: Any) -> bool:
 
 
 class MappedColumnsError(Exception):
-    """A table's files give its columns other names: by the table's they would be null."""
+    """A table's files name its columns differently: under the table's names they would be null."""
 
 
 def schema_of(table: Any) -> pa.Schema:
-    """The columns of a version of a table; MappedColumnsError if files name them otherwise.
+    """The columns of a version of a table; MappedColumnsError if files name them differently.
 
     `deltalake` refuses a mapping only where the table's protocol lists it as a feature.
     """
@@ -226,7 +226,7 @@ def require_columns(own: pa.Schema, wanted: pa.Schema, version: int) -> None:
 
 
 def gone(path: str, reason: str) -> SourceError:
-    """What to say where a table cannot be read."""
+    """The error for a table that cannot be read."""
     return SourceError(
         f"the source cannot read the Delta table '{shown(path)}': {reason}.\n"
         "  to fix  check that it is there and that this user may read it; versions and files must"

@@ -1,6 +1,6 @@
 """Files of one format, read in parts: Parquet here, text in `text_files`.
 
-Also what footers of Parquet files, or first rows, tell of times before a job reads its files.
+Also times from the footers of Parquet files, or from first rows, before a job reads its files.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ TIMES_OF_96_BITS: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"}
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Where reading stands within a file: `row` rows of it are done. No name: between two files.
+    """How far reading has come within a file: `row` rows are done. No name: between two files.
 
-    Names are those below the folder that holds all files: it may move.
+    Names are relative to the folder that holds all files, which may move.
     """
 
     name: str = ""
     row: int = 0
     size: int = 0  # bytes of that file
     mark: int | None = None  # digest of its content
-    malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
+    malformed: int | None = None  # its malformed lines so far; None: those before `row`
 
 
 Numbers = Int64[Array, " rows"]
@@ -54,7 +54,7 @@ class RejectedLines(NamedTuple):
     reason: str
     numbers: Numbers
     lines: list[bytes]
-    size: int | None = None  # of a line of which only the start is here
+    size: int | None = None  # of a line that is kept only in part
 
 
 class FilePart(NamedTuple):
@@ -62,9 +62,9 @@ class FilePart(NamedTuple):
 
     rows: pa.Table
     rejected: dict[str, int]
-    malformed: int = 0  # lines of the file that were no rows, up to here
-    numbers: Numbers | None = None  # of the rows in the file, from 1; None: nobody asked
-    rejected_rows: Sequence[RejectedLines] = ()  # if asked for
+    malformed: int = 0  # malformed lines of the file, up to here
+    numbers: Numbers | None = None  # of the rows in the file, from 1; None: not wanted
+    rejected_rows: Sequence[RejectedLines] = ()  # if wanted
 
 
 class Reader:
@@ -112,9 +112,9 @@ class Reader:
 def as_named(
     rows: pa.Table, names: Mapping[str, str], known: Mapping[str, Any], wanted: pa.Schema
 ) -> pa.Table:
-    """The wanted columns of a file's rows, by `names` in the file; null where it is older than one.
+    """The wanted columns of a file's rows, by `names` in the file; null for later columns.
 
-    `known`: what its table knows of columns that the file lacks.
+    `known`: the table's values for columns that the file lacks.
     """
     columns = [
         rows.column(names[field.name]) if field.name in names
@@ -176,7 +176,7 @@ class ParquetReader(Reader):
 
 
 def columns_in(schema: pa.Schema) -> pa.Schema:
-    """The columns that rows have once fields of structures are columns: see `with_fields`."""
+    """The columns of rows with fields of structures as columns: see `with_fields`."""
     while any(pa.types.is_struct(field.type) for field in schema):
         schema = pa.schema([part for field in schema for part in field.flatten()])
     return plain_schema(schema).remove_metadata()
@@ -193,24 +193,24 @@ class RowGroup(NamedTuple):
 
 UNKNOWN = RowGroup(0, 0, None)
 BUFFER = 1 << 20  # bytes of a column that are read at once
-LOOKED_AT = 100_000  # rows of files whose footers tell no times
+LOOKED_AT = 100_000  # rows that are tried of files whose footers state no times
 AT_ONCE = 10_000
 NO_ROW = "no file holds a row"
 
 
 def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | None) -> str | None:
-    """What to tell the operator where no file is, or no row of a time from start to before end.
+    """The warning to the operator if there is no file, or no row with a time within a span.
 
-    Where footers tell no times, as in CSV and JSON, rows are read until one is of that time, at
-    most `LOOKED_AT` of them; without times, until there is one.
+    Where footers state no times, as in CSV and JSON, rows are read until one lies in the span, at
+    most `LOOKED_AT` of them; without a span, until there is one.
 
-    Raises SourceError where a file is named, is to be read once, and is not there: a slip. Whether
-    it is there depends on nobody's rows, as a file without rows is there.
+    Raises SourceError for a named file that is to be read once and does not exist: a slip. This
+    depends on nobody's rows, since a file without rows exists, too.
     """
     named: list[str] | None = getattr(source, "patterns", None)
     if named is None:
         return None
-    files: Any = source  # whatever has patterns
+    files: Any = source  # any source with patterns
     if not files.found():
         plain = [one.partition("?")[0] if MARK in one else one for one in named]
         if files.bounded and not any(has_magic(one) or Path(one).exists() for one in plain):
@@ -240,13 +240,13 @@ def nothing_to_read(source: Source, column: str | None, span: tuple[int, int] | 
 
 
 def not_there(source: Source) -> str:
-    """Says of files whose folder or bucket is not there that it is not; else nothing."""
+    """A sentence on a missing folder or bucket of files; else nothing."""
     gone = getattr(source, "missing", lambda: None)()
     return "" if gone is None else f": the {gone} is missing"
 
 
 def has_row(source: Source) -> bool:
-    """Whether files hold a row; True where they cannot be read, which the job will meet and say."""
+    """Whether files hold a row; True if they cannot be read, which the job will report."""
     try:
         chunks = source.read(None, AT_ONCE, source.schema().names[:1])
         return any(len(chunk.rows) for chunk in chunks)
@@ -255,7 +255,7 @@ def has_row(source: Source) -> bool:
 
 
 def as_read(source: Source, column: str) -> str:
-    """How integers are read that stand for times; nothing for other types."""
+    """The sentence on how integers are read as times; empty for other types."""
     kind = source.schema().field(column).type
     return (
         " (its integers are read as microseconds since 1970)" if pa.types.is_integer(kind) else ""
@@ -263,7 +263,7 @@ def as_read(source: Source, column: str) -> str:
 
 
 def nothing_in_first_rows(source: Source, column: str, span: tuple[int, int]) -> str | None:
-    """What to tell where none of the first rows is of a time from start to before end."""
+    """The warning if no time of the first rows lies within a span."""
     start_us, end_us = span
     seen = 0
     try:
@@ -304,9 +304,9 @@ def row_groups(
 
 
 def span_of(chunk: pq.ColumnChunkMetaData, kind: pa.DataType | None) -> tuple[int, int] | None:
-    """The first and last time of a row group as its statistics have them, rounded down.
+    """The first and last time of a row group by its statistics, rounded down.
 
-    They are read as whole numbers: a time that no calendar has stops nothing.
+    They are read as integers, so that no time outside the calendar causes an error.
     """
     told = chunk.statistics
     if told is None or not told.has_min_max or told.physical_type != "INT64":

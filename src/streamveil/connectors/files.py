@@ -1,14 +1,14 @@
 """Parquet, CSV and JSON-lines files: a path, a glob, or a directory that grows.
 
 Each look takes the files that have not been read yet, in the order of their paths; within a file
-rows keep their order. What was read is kept with the position (`manifest`): new files may have any
-names, and a file that was read to its end may go. One that changed after it was read, or that went
-when it was half read, is an error: rows would be lost or doubled in silence.
+rows keep their order. The list of read files is kept with the position (`manifest`): new files may
+have any names, and a file that was read to its end may be deleted. It is an error if a file changes
+after it was read, or is deleted half read: rows would be lost or doubled in silence.
 
 Types are never guessed from values, because one person's odd value could then change how everybody
 is read. Parquet carries types; CSV and JSON lines take them from declared columns. Undeclared CSV
 columns are text, and times where the query reads them as such. A field that does not fit its type
-becomes null and is counted. Text may be compressed: places are numbers of rows in any case.
+becomes null and is counted. Text may be compressed: places are row numbers in any case.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LOG = logging.getLogger("streamveil.files")
 class FilesSource(TracedSource):
     """Rows of many files. `path` may be a file, a glob or a directory, or a list of those.
 
-    An address of an object store stands for a path: s3://bucket/folder/*.csv (`remote`).
+    An address in an object store may take the place of a path: s3://bucket/folder/*.csv (`remote`).
     """
 
     looks_at_options_alone: ClassVar = True  # when it is made
@@ -125,11 +125,11 @@ class FilesSource(TracedSource):
     at_hand = on_disk
 
     def keep_in(self, folder: Path) -> None:
-        """Tells where the job's state is: which files were read is kept there."""
+        """Takes the folder of the job's state, in which the list of read files is kept."""
         self._folder = folder
 
     def files(self) -> list[Path]:
-        """All present files in canonical order; SourceError unless they are on disk."""
+        """All existing files in canonical order; SourceError unless they are on disk."""
         if not self.on_disk:
             raise SourceError(
                 "this reads files on disk, not in an object store.\n"
@@ -138,7 +138,7 @@ class FilesSource(TracedSource):
         return [Path(name) for name in self.found()]
 
     def found(self) -> list[str]:
-        """Names of all present files in canonical order, as their store has them."""
+        """Names of all existing files in canonical order, as their store has them."""
         return self._store.found(self.patterns)
 
     def missing(self) -> str | None:
@@ -146,7 +146,7 @@ class FilesSource(TracedSource):
         return self._store.missing(self.patterns)
 
     def read_as_times(self, columns: list[str]) -> None:
-        """Tells which columns a query reads as times: files of text need not declare them."""
+        """Takes the columns that a query reads as times: files of text need not declare them."""
         self._times = {name.lower() for name in columns}
 
     def schema(self) -> pa.Schema:
@@ -172,7 +172,7 @@ class FilesSource(TracedSource):
         return pa.schema([*own, *self.folders])
 
     def row_groups(self, column: str) -> list[RowGroup] | None:
-        """In the order in which they are read; None unless all files are Parquet and on disk."""
+        """Row groups in reading order; None unless all files are Parquet and on disk."""
         paths = self.files() if self.on_disk and self.bounded else []
         if not paths or not all(isinstance(self._reader(path), ParquetReader) for path in paths):
             return None
@@ -180,7 +180,7 @@ class FilesSource(TracedSource):
             kind = self._schema([*map(str, paths)], [column]).field(column).type
             return row_groups(paths, column, kind)
         except (OSError, KeyError, pa.ArrowException):
-            return None  # whoever reads the rows says what is wrong
+            return None  # reading the rows will show what is wrong
 
     def _file_schema(self, names: list[str], columns: list[str] | None) -> pa.Schema:
         """Columns of files; where all `columns` are declared, those: no file need be opened."""
@@ -202,7 +202,7 @@ class FilesSource(TracedSource):
         return pa.schema([*(declared or ()), *map(self._timed, fields)])
 
     def _own_schema(self, name: str) -> pa.Schema:
-        """Of one file; of the last one it is known."""
+        """The schema of one file; that of the last file is cached."""
         facts = self._store.listed(name)
         if (name, facts) != self._seen[:2]:
             with self._store.local(name, self._columns(name, ())) as path:
@@ -210,7 +210,7 @@ class FilesSource(TracedSource):
         return self._seen[2]
 
     def _has_columns(self, name: str) -> bool:
-        """Whether there is a file, and something in it."""
+        """Whether there is a file that is not empty."""
         if not self.bounded and not self._store.exists(name):
             return False
         with suppress(FileGoneError):
@@ -218,7 +218,7 @@ class FilesSource(TracedSource):
         return False
 
     def _timed(self, field: pa.Field) -> pa.Field:
-        """A column of text that a query reads as times holds times: no value has a say in it."""
+        """Times for a column of text that a query reads as times, whatever its values are."""
         named = field.name.lower() in self._times
         return field.with_type(TIME) if named and pa.types.is_string(field.type) else field
 
@@ -254,7 +254,7 @@ class FilesSource(TracedSource):
         return pa.schema(inside or [field for field in schema if field.name not in held][:1])
 
     def _folders_of(self, name: str) -> dict[str, str | None]:
-        """What the names of the folders of a file say: see `folder_columns`."""
+        """The values in the names of a file's folders: see `folder_columns`."""
         if not self.folders:
             return {}
         from streamveil.connectors.folder_columns import values_of  # where some are asked for
@@ -262,7 +262,7 @@ class FilesSource(TracedSource):
         return values_of(name, self.folders.names, must=not self.fill_missing)
 
     def _resumed(self, position: str | None) -> ReadPosition:
-        """The place within a file; what was read before is known from here on."""
+        """The place within a file; also loads the list of read files."""
         at = json.loads(position) if position else {}
         if position is None:
             self._manifest = Manifest(self._folder)
@@ -273,9 +273,9 @@ class FilesSource(TracedSource):
         return ReadPosition(**{name: at[name] for name in PLACE_IN_FILE if name in at})
 
     def _left(self, present: dict[str, str], place: ReadPosition) -> list[str]:
-        """The files to read now, in order; SourceError if one that was read changed.
+        """The files to read now, in order; SourceError if a file that was read has changed.
 
-        All that are still there are compared when a process begins, then the newest ones.
+        All files that still exist are compared when a process begins, later only the newest ones.
         """
         held = dict(zip(present, self._manifest.holds([*present]), strict=True))
         for name in [*held] if not self._checked else self._recent:
@@ -297,9 +297,9 @@ class FilesSource(TracedSource):
         return [place.name] * bool(place.name) + fresh
 
     def _require_folder(self) -> None:
-        """SourceError where files were read, and neither they nor a folder of them are there.
+        """SourceError if files were read, and both they and their folders are gone.
 
-        The disk of the folder may be missing: to wait for files would say that none had come.
+        The disk of the folder may be missing: waiting would look as if no new files had come.
         """
         gone = self.missing()
         names = [Path(one.partition("?")[0]).name for one in self.patterns]
@@ -311,10 +311,10 @@ class FilesSource(TracedSource):
             )
 
     def _require_same(self, name: str, known: FileIdentity) -> None:
-        """SourceError if a file that was read has another content now.
+        """SourceError if the content of a file that was read has changed.
 
-        Its time only says whether to look: a copy of a file has another one. Some stores list it
-        with parts of a second which they do not tell of a single file.
+        Its time only says whether to compare: a copy of a file has another time. Some stores list
+        times with fractions of a second that they leave out for a single file.
         """
         for told in (self._store.listed, self._store.facts):
             facts = told(name)
@@ -327,16 +327,16 @@ class FilesSource(TracedSource):
         raise changed(name)
 
     def _columns(self, name: str, columns: Sequence[str]) -> tuple[str, ...] | None:
-        """What is read of a file: some columns, or all of it where it is text."""
+        """The columns to read of a file; None for text, which is read whole."""
         is_parquet = isinstance(self._reader(Path(name)), ParquetReader)
         return tuple(columns) if is_parquet else None
 
     def _expect(self, name: str | None, columns: Sequence[str]) -> None:
-        """Tells what is read after the next file."""
+        """Tells the store which file follows the next one."""
         self._store.expect(name, None if name is None else self._columns(name, columns))
 
     def _is_early(self, name: str) -> bool:
-        """Whether a file of a followed folder is not, or not wholly, there."""
+        """Whether a file of a followed folder is missing or not yet complete."""
         path = Path(name)
         early = not self._store.exists(name) or (
             self.on_disk  # stores show a file when it is whole
@@ -351,7 +351,7 @@ class FilesSource(TracedSource):
     def _rows(
         self, name: str, start: ReadPosition, wanted: pa.Schema, max_rows: int
     ) -> Iterator[Chunk]:
-        """The rows of one file from a place on; behind the last ones it was read."""
+        """The rows of one file from a place on; after the last ones it counts as read."""
         if self.traced:
             self.names.append(shown(name))
         with self._store.local(name, self._columns(name, wanted.names)) as path:
@@ -378,7 +378,7 @@ class FilesSource(TracedSource):
     def _unchanged(
         self, parts: Iterator[FilePart], name: str, file: FileIdentity
     ) -> Iterator[FilePart]:
-        """Parts of a file, which cannot be read either when it was cut or replaced meanwhile."""
+        """Parts of a file; an error in reading may mean that it was cut or replaced meanwhile."""
         try:
             yield from parts
         except SourceError:
@@ -387,9 +387,9 @@ class FilesSource(TracedSource):
             raise
 
     def _held(self, path: Path, wanted: pa.Schema) -> pa.Schema:
-        """The wanted columns but for those that the file may lack, and does.
+        """The wanted columns, without those that the file may lack and does lack.
 
-        One that has none of them is another kind of file, which its reader refuses.
+        A file with none of them is of another kind, which its reader refuses.
         """
         if not self.fill_missing or self.declared is None or not path.stat().st_size:
             return wanted
@@ -433,7 +433,7 @@ PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)
 def divided(
     declared: pa.Schema | None, folder_columns: str | list[str] | None
 ) -> tuple[pa.Schema, pa.Schema | None]:
-    """The columns that names of folders hold, and those that are declared of files."""
+    """The columns in the names of folders, and those declared for files."""
     if folder_columns is None:
         return pa.schema([]), declared
     from streamveil.connectors.folder_columns import schema_of  # where some are asked for
@@ -451,7 +451,7 @@ def placed(chunk: Chunk, wanted: pa.Schema, values: dict[str, str | None]) -> Ch
 
 
 def store_of(patterns: Sequence[str]) -> LocalFiles | RemoteFiles:
-    """Where the files lie: on disk, or in a store that an address names."""
+    """The store of the files: the disk, or one that an address names."""
     if not any(MARK in pattern for pattern in patterns):
         return LocalFiles()
     from streamveil.connectors.remote import RemoteFiles  # loaded where an address is given
@@ -460,7 +460,7 @@ def store_of(patterns: Sequence[str]) -> LocalFiles | RemoteFiles:
 
 
 def reader_of(form: str) -> type[Reader]:
-    """What reads a format."""
+    """The reader of a format."""
     if form == "parquet":
         return ParquetReader
     from streamveil.connectors.text_files import READERS  # where files are of text
@@ -482,7 +482,7 @@ T = TypeVar("T")
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Each with whether it is the last one.
+    """Each item, with whether it is the last one.
 
     >>> list(with_last("ab"))
     [('a', False), ('b', True)]
