@@ -1,9 +1,9 @@
 """Columns that names of folders hold: rides/month=2026-01/a.parquet has the month '2026-01'.
 
-They are part of every row of a file, as if each held them: so a value is as private as any other,
-and the folders that exist tell no more than the files that exist. Values are text, in any folder:
-no folder decides a type, and none can have a value of a wrong type. A name that is no text (not
-UTF-8) is null: written in any other way, it could be that of another person.
+They are part of every row of a file, as if each row held them: so a value is as private as any
+other, and the existing folders reveal no more than the existing files. Values are text in any
+folder: no folder decides a type, and none can have a value of a wrong type. A name that is not
+UTF-8 is null: written in any other way, it could be that of another person.
 """
 
 from __future__ import annotations

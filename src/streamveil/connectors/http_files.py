@@ -1,11 +1,11 @@
-"""Files that a web server gives, asked for as Arrow asks a store.
+"""Files of a web server, with the interface of Arrow's stores.
 
 A folder is a page of links, as Apache, nginx and the like make it. A file whose name ends in .list
 is a list: one address in each line. A user and a password come from the file of `netrc`, as for
 curl. What a list holds behind a question mark (signatures) is sent, and is in no name or message.
 
-A file's time is when the server says that it was changed. If it says nothing, a hash of the file's
-tag stands for it. Both only tell whether to read the file again.
+A file's time is that of its last change by the server. Without one, a hash of the file's tag takes
+its place. Both only decide whether to read the file again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HttpFiles:
         self._signed: dict[str, str] = {}  # what stands behind a question mark, of each name
 
     def get_file_info(self, asked: Sequence[str] | fs.FileSelector) -> list[fs.FileInfo]:
-        """Of some names, or of all in a folder; these without size and time."""
+        """The facts of some names, or of all in a folder; these without size and time."""
         if not isinstance(asked, fs.FileSelector):
             return [self._info(name) for name in asked]
         return [
@@ -105,7 +105,7 @@ class HttpFiles:
 
     @contextmanager
     def _answer(self, method: str, name: str, *, folder: bool = False) -> Iterator[HTTPResponse]:
-        """What the server says; an OSError without its words."""
+        """The server's answer; errors are OSErrors without its words."""
         host, _, path = name.partition("/")
         url = f"{self._scheme}://{host}/{quote(path, PLAIN)}" + "/" * (folder and path != "")
         signed = self._signed.get(name)
@@ -141,11 +141,11 @@ OPENER = build_opener(Redirects)
 
 
 class MissingFileError(OSError):
-    """Nothing has that name."""
+    """There is no file of that name."""
 
 
 class Links(HTMLParser):
-    """What the links of a page lead to."""
+    """The targets of the links of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def is_folder(answer: HTTPResponse, name: str) -> bool:
 
 
 def time_of(answer: HTTPResponse) -> int:
-    """When a file was changed, nanoseconds; or a number that its tag gives; 0: nothing is told."""
+    """When a file was changed, nanoseconds; else a number from its tag; 0: unknown."""
     told, tag = answer.headers.get("Last-Modified", ""), answer.headers.get("ETag", "")
     try:
         return int(parsedate_to_datetime(told).timestamp()) * 10**9
@@ -174,7 +174,7 @@ def time_of(answer: HTTPResponse) -> int:
 
 
 def name_of(host: str, path: str) -> str:
-    """Of an address.
+    """The name of a file, from its address.
 
     >>> name_of("host", "/in/a%20b.csv")
     'host/in/a b.csv'

@@ -1,14 +1,14 @@
 """Iceberg tables as a source and as a sink.
 
-The source gives the rows of one snapshot, and then of each one that follows.
+The source reads the rows of one snapshot, and then of each one that follows.
 
-The rows of the first snapshot come file by file, in the order of their paths. Of each later one
-come the files that it appends, in that order too. Files and snapshots never change, and a snapshot
-names its parent, so (snapshot, file, row) is a place that stays, also when older ones expire. One
-that only puts rows into other files (`replace`: compaction) adds none. One that takes rows away or
-writes them anew is refused: what was counted cannot be taken back.
+The rows of the first snapshot come file by file, in the order of their paths. For each later one
+the files that it appends follow, in that order too. Files and snapshots never change, and a
+snapshot names its parent, so (snapshot, file, row) is a place that stays, also when older snapshots
+expire. A snapshot that only moves rows into other files (`replace`: compaction) adds none. One that
+removes rows or rewrites them is refused: counted rows cannot be taken back.
 
-A job holds to the table it began with, by the identifier that the table gave itself.
+A job stays with the table it began with, recognised by the table's own identifier.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOTHING = 0  # the snapshot of a table that has none
 
 @dataclass(frozen=True)
 class IcebergPosition:
-    """Where reading stands: `row` rows are done of a file of a snapshot."""
+    """How far reading has come: `row` rows of a file of a snapshot are done."""
 
     table: str  # identifier of the table
     first: int  # snapshot that was read whole
@@ -187,10 +187,10 @@ class IcebergSource(LakeSource):
 
 
 def columns_of(file: pa.Schema, table: Any, data: Any) -> tuple[dict[str, str], dict[str, Any]]:
-    """Of each column of a table what it is called in a file, or what the file has in all rows.
+    """For each column of a table, its name in a file, or its value in all rows of the file.
 
-    A file that another program wrote lacks the columns that its folders name, and tells those that
-    it has by their names alone: the table keeps which names each of its columns may have there.
+    A file that another program wrote lacks the columns that its folders name, and identifies the
+    others only by name: the table keeps the names that each of its columns may have there.
     """
     partition = partition_of(table, data)
     by_number = {
@@ -213,9 +213,9 @@ def columns_of(file: pa.Schema, table: Any, data: Any) -> tuple[dict[str, str], 
 
 
 def by_names(file: pa.Schema, table: Any) -> dict[int, str]:
-    """Of each number of a column of a table what it is called in a file without numbers.
+    """For each column number of a table, its name in a file without numbers.
 
-    Where the table keeps no names for that, it is a name that the column had at some time.
+    Where the table keeps no names for that, it is one that the column had at some time.
     """
     known = table.name_mapping()
     if known is None:
@@ -252,8 +252,8 @@ def schema_of(table: Any) -> pa.Schema:
 #
 # Exactly once. Proof: the rows of a release and its mark, a property of the table, are one commit
 # of the catalogue. A commit names the snapshot that it follows, and the catalogue takes one commit
-# for each; so of two lives of a job that send a release at once, one fails, reads the table again
-# and finds the mark. No commit is tried again without that look (`RETRIES`).
+# for each; so if two lives of a job send a release at once, one fails, reads the table again and
+# finds the mark. No commit is tried again without this check (`RETRIES`).
 
 RETRIES = "commit.retry.num-retries"
 OWN = {
@@ -360,7 +360,7 @@ def opened(catalog: str) -> Any:
 
 
 def words(name: str) -> AbstractContextManager[None]:
-    """Errors in words, without what a library says: that may hold values, or a password."""
+    """Errors in words, without a library's text, which may hold values or a password."""
     return in_words(
         Exception,
         f"the Iceberg table '{name}' cannot be loaded",

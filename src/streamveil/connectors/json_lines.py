@@ -27,7 +27,7 @@ from streamveil.types import Array, Int64
 
 PARTS = 8  # of a block that Arrow does not read
 LEAST = 4096  # bytes of a block that is not divided
-NATIVE = (pa.int64(), pa.float64(), pa.bool_())  # what Arrow and a cast of text read alike
+NATIVE = (pa.int64(), pa.float64(), pa.bool_())  # types that Arrow and a cast of text read alike
 ROW = re.compile(r"in row (\d+)")  # at the end of what Arrow says
 LONELY = re.compile(rb"Inf(?!inity)|-NaN")  # numbers for Arrow, and for nobody else
 NO_TEXT = "\ud800"  # stands for a field that fits no type: null, and counted
@@ -89,7 +89,8 @@ def parsed(block: bytes, wanted: pa.Schema) -> Iterator[LinePiece]:
 def parts_of(block: bytes, odd: int | None, wanted: pa.Schema) -> list[bytes]:
     """A block in several smaller parts; none where its lines are to be read one by one.
 
-    Where Arrow tells which line is odd, that comes by itself, if the part before it is worth that.
+    Where Arrow says which line is odd, that line is a part by itself, if the part before it is
+    large enough to be worth it.
     """
     if len(block) <= LEAST or block.count(b"\n") < PARTS:
         return []
@@ -106,7 +107,7 @@ def parts_of(block: bytes, odd: int | None, wanted: pa.Schema) -> list[bytes]:
 
 
 def sifted_rows(block: bytes, wanted: pa.Schema) -> LinePiece | None:
-    """A block of which some lines do not even look like objects, if none of those is a row."""
+    """A block read without the lines that do not look like objects, if none of these is a row."""
     lines = lines_of(block)
     odd = np.array(
         [not (line.startswith(b"{") and line.rstrip(b"\r\n").endswith(b"}")) for line in lines]
@@ -148,7 +149,7 @@ def lines_of(block: bytes) -> list[bytes]:
 
 
 class OddError(Exception):
-    """A block that Arrow might read otherwise than line by line; `line`: which one, if it tells."""
+    """A block that Arrow might not read line by line; `line`: the odd one, if known."""
 
     def __init__(self, line: int | None = None) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class OddError(Exception):
 
 
 def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table:
-    """The rows of a block as Arrow reads them; OddError where it might read anything otherwise.
+    """The rows of a block as Arrow reads them; OddError where it might read them differently.
 
     A line that begins with { and ends with } shares no object with the next one: within an object
     what follows } is no {. So with as many objects as lines, each line is one object.
@@ -190,7 +191,7 @@ def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table:
 def plain_lines(block: bytes) -> int:
     """How many lines there are; 0 unless each begins and ends as an object that Arrow may read.
 
-    They are text, not nested deeply, and hold no number that is one for Arrow alone.
+    They are text, not nested deeply, and hold nothing that only Arrow reads as a number.
     """
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == NEWLINE)
@@ -263,7 +264,7 @@ def json_rows(lines: list[bytes], names: list[str]) -> Lines:
 
 
 def without_ends(lines: list[bytes]) -> list[bytes]:
-    """Lines without what ends them; those of white space alone are empty."""
+    """Lines without their ends; lines of white space are empty."""
     return [line.rstrip(b"\r\n") if line.strip() else b"" for line in lines]
 
 

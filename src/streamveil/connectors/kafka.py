@@ -45,15 +45,15 @@ class KafkaSource(TracedSource):
     each up to its end as of the beginning of the read.
 
     A position holds the next offset of every partition and which of them comes next; behind all of
-    them it names the lowest. Proof that reading goes on with the same rows in the same order: rows
-    follow a position within one partition, the one that it names, up to the next position; and
-    messages of a partition never change. What a partition before it has got meanwhile is left to
-    the next read, as it is where nothing ended in between. So each step has somebody's rows in the
-    order of partitions and offsets, whatever others' messages are, and wherever a process died.
+    them it names the lowest. Proof that reading goes on with the same rows in the same order: the
+    rows after a position, up to the next one, are of the one partition that it names, and messages
+    of a partition never change. New messages of an earlier partition are left to the next read, as
+    they are without a restart. So each step has a person's rows in the order of partitions and
+    offsets, whatever others' messages are, and wherever a process died.
 
-    Offsets start again where a topic is deleted and made anew, so a position also holds what the
-    brokers tell the topic by, and a digest of the last message. A topic that they tell by something
-    else is a copy, on other brokers, if it has that message at its offset; else it is refused.
+    Offsets start again where a topic is deleted and made anew, so a position also holds the
+    brokers' identifier of the topic, and a digest of the last message. A topic with another
+    identifier is a copy on other brokers if it has that message at its offset; else it is refused.
     """
 
     at_hand = True
@@ -137,20 +137,20 @@ class KafkaSource(TracedSource):
 
 
 class Making(NamedTuple):
-    """Which of the topics of one name it is."""
+    """The identity of a topic among those of one name."""
 
     topic: str  # see `Topic.identifier`
     last: list[Any] | None  # partition, offset and digest of the last message that was read
 
     def behind(self, message: Any) -> Making:
-        """The same behind a message."""
+        """The identity after a message."""
         here = [message.partition(), message.offset(), digest_of(message)]
         return self._replace(last=here)
 
     def as_now(
         self, own: str, consumer: Any, topic: Topic, ends: dict[int, tuple[int, int]]
     ) -> Making:
-        """The same as brokers tell it now; SourceError if it is neither that topic nor a copy."""
+        """The present identity; SourceError if it is neither that topic nor a copy."""
         if own == self.topic != "":
             return self
         partition, offset, digest = self.last or (0, -1, "")
@@ -167,7 +167,7 @@ class Making(NamedTuple):
 
 
 def digest_of(message: Any) -> str:
-    """Of one message."""
+    """A digest of one message."""
     _, when = message.timestamp()
     parts = (message.key() or b"", str(when).encode(), message.value() or b"")
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()

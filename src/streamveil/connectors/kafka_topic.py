@@ -102,10 +102,10 @@ class Topic:
         return self.made(AdminClient, settings)
 
     def identifier(self, administrator: Any) -> str:
-        """What brokers tell the topic by from others of its name; empty if they do not, or not now.
+        """The brokers' identifier of the topic; empty if they have none, or do not answer now.
 
-        They do since Kafka 2.8. Brokers that name no controller let the question wait in vain, so
-        it is not asked before every read.
+        Brokers have identifiers since Kafka 2.8. Those that name no controller let the question
+        wait in vain, so it is not asked before every read.
         """
         if self.untold and time.monotonic() < self.untold[-1] + PAUSE:
             return ""
@@ -122,7 +122,7 @@ class Topic:
     def require_whole(self, administrator: Any) -> None:
         """SourceError where one message can remove another that was not read yet.
 
-        Then somebody's row could take another's away. Brokers that do not tell are believed.
+        Then one person's row could remove another's. Brokers that do not say are trusted.
         """
         from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
@@ -140,12 +140,12 @@ class Topic:
             )
 
     def settings(self) -> dict[str, Any]:
-        """What the file of settings says of brokers. Its content appears in no message."""
+        """The settings for brokers in the file of settings. They appear in no message."""
         more = self._configured().items()
         return {name: value for name, value in more if not name.startswith(PREFIX)}
 
     def schemas(self) -> Registry:
-        """The registry of schemas, with what the file of settings says of it."""
+        """The registry of schemas, with its settings from the file of settings."""
         more = self._configured().items()
         own = {name[len(PREFIX) :]: str(value) for name, value in more if name.startswith(PREFIX)}
         return Registry(self.registry or "", own)
@@ -194,7 +194,7 @@ class Topic:
             time.sleep(POLL)
 
     def _known(self, consumer: Any) -> Any:
-        """What the brokers know of the topic. Whoever is refused is told so without a wait."""
+        """The brokers' metadata of the topic. A refusal is reported without a wait."""
         from confluent_kafka import KafkaException
 
         try:
@@ -206,12 +206,12 @@ class Topic:
         return found.topics[self.topic]
 
     def _why(self, consumer: Any) -> str | None:
-        """Why they do not answer, in words, if they told."""
+        """Why the brokers do not answer, in words, if known."""
         consumer.poll(0)  # hears it
         return next((words for name, words in REFUSED.items() if name in self.heard), None)
 
     def _read(self, known: Collection[int]) -> list[int]:
-        """Which of the partitions that there are are read."""
+        """The partitions that are read, of those that exist."""
         wanted = chosen(self.partitions)
         found = [p for p in sorted(known) if any(p in some for some in wanted)]
         named = 0 if "of" in (self.partitions or "of") else sum(map(len, wanted))
@@ -266,7 +266,7 @@ class Range:
 def left(
     topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[int, int]], first: int
 ) -> Iterator[Range]:
-    """What is left to read of the named partition and of those behind it, in order.
+    """The ranges left to read of the named partition and of those after it, in order.
 
     Raises SourceError where messages that were not read yet are gone.
 
@@ -300,7 +300,7 @@ def resumed(
 
 
 def made_anew(topic: str) -> SourceError:
-    """What to say of another topic of the same name."""
+    """The error for another topic of the same name."""
     return SourceError(
         f"the topic '{topic}' is not the one that this job has read: it was deleted and made anew,"
         " and its offsets start again.\n"

@@ -1,4 +1,4 @@
-"""What sources share whose tables keep rows in Parquet files, and their past in versions."""
+"""Common parts of sources whose tables keep rows in Parquet files, and their past in versions."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class LakeSource(TracedSource):
                 yield Chunk(rows, json.dumps(asdict(at)), part.rejected)
 
     def another(self, more: str = "") -> SourceError:
-        """What to say of a table that has the name of the first one."""
+        """The error for another table under the name of the first one."""
         return SourceError(
             f"{self.what} is not the one that this job began with{more}.\n"
             "  to fix  restore that table, or start a new state, which is charged"
         )
 
     def takes_away(self, version: str, how: str) -> SourceError:
-        """What to say of a version that does not only add rows."""
+        """The error for a version that does not only add rows."""
         return SourceError(
             f"{version} of {self.what} takes away rows or writes them anew ({how}); what was read"
             " of them cannot be taken back.\n"

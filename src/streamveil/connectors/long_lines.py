@@ -1,4 +1,4 @@
-"""Whole lines of a file, in bounded memory: one longer than a limit is told, not read."""
+"""Whole lines of a file, in bounded memory: one longer than a limit is reported, not read."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def cut_at_returns(found: Iterable[bytes | Long], size: int) -> Iterator[bytes |
 
 
 def passed_over(file: BinaryIO, seen: Callable[[bytes], object]) -> int:
-    """How many bytes the line that is being read still has; reads them."""
+    """Reads the rest of the current line; returns how many bytes it had."""
     size = 0
     while rest := file.readline(SKIPPED):
         line = rest.removesuffix(b"\n")

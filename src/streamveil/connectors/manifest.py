@@ -2,8 +2,8 @@
 
 The newest are in the position, which is committed with their rows. The others are in a file of the
 job's state that only grows: it is durable before a position counts on it, and the position holds
-how many records count and a hash of them. What a process that died wrote beyond them does not. So
-files may come in any order of names, and one that was read may go.
+how many records count and a hash of them. Records beyond, of a process that died, do not count. So
+files may come in any order of names, and a file that was read may be deleted.
 
 Of a name only a hash is kept (128 bits: two of a billion names share one with a chance of 10^-21).
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 def found(patterns: Iterable[str]) -> list[str]:
     """All files of some patterns in canonical order.
 
-    Nothing is asked of a file that its folder tells: a folder that is followed for months has many.
+    A file whose facts the folder lists is not asked again: a folder followed for months has many.
     """
     names = {name for pattern in patterns for name in matching(pattern)}
     return sorted(names, key=lambda name: name.replace(os.sep, "\0"))  # folder by folder
@@ -66,7 +66,7 @@ def require_formats(patterns: Iterable[str]) -> None:
 
 
 def folders_of(patterns: Iterable[str]) -> str:
-    """Where folders hold folders and nothing to read: what names the files in those; or nothing."""
+    """A hint where folders hold folders: the pattern of the files in those; else nothing."""
     for pattern in patterns:
         path = Path(pattern)
         if guarded(path, path.is_dir) and any(
@@ -226,7 +226,7 @@ def guarded(path: Path, action: Callable[[], T]) -> T:
 
 
 class ListedFile(NamedTuple):
-    """What a listing tells of a file."""
+    """The facts of a file in a listing."""
 
     size: int  # bytes
     time: int  # of its last change, in nanoseconds
@@ -244,7 +244,7 @@ class LocalFiles:
         return below(patterns, names)
 
     def facts(self, name: str) -> ListedFile:
-        """What one is now."""
+        """The present facts of a file."""
         facts = guarded(Path(name), Path(name).stat)
         return ListedFile(facts.st_size, facts.st_mtime_ns)
 
@@ -284,7 +284,7 @@ RECORD = np.dtype([("name", NAME), ("size", "<i8"), ("mark", "<u8"), ("time", "<
 
 
 class FileIdentity(NamedTuple):
-    """What a file is, but for its name."""
+    """The identity of a file, without its name."""
 
     size: int  # bytes
     mark: int | None  # digest of its content; None: nobody looked
@@ -292,7 +292,7 @@ class FileIdentity(NamedTuple):
 
 
 def key(name: str) -> bytes:
-    """What stands for the name of a file."""
+    """The hash that stands for the name of a file."""
     return hashlib.blake2b(to_bytes(name), digest_size=NAME_BYTES).digest()
 
 
@@ -317,7 +317,7 @@ class Manifest:
 
     @classmethod
     def of(cls, text: dict[str, Any], folder: Path | None, memory: bytes = b"") -> Manifest:
-        """As a position says. `memory`: what `kept` gave, where there is no folder."""
+        """The manifest of a position. `memory`: the result of `kept`, where there is no folder."""
         made = cls(folder)
         if not {"files", "hash", "recent"} <= text.keys():
             raise lost()
@@ -336,7 +336,7 @@ class Manifest:
         return made
 
     def position(self) -> dict[str, Any]:
-        """What a position holds of it."""
+        """The part of it that a position holds."""
         return {
             "files": self._kept, "hash": self._hash,
             "recent": base64.b64encode(b"".join(self._tail)).decode(),
@@ -351,7 +351,7 @@ class Manifest:
         return len(self._sorted) + len(self._new)
 
     def add(self, name: str, file: FileIdentity) -> None:
-        """A file was read to its end."""
+        """Adds a file that was read to its end."""
         if len(self._tail) == RECENT:
             self._keep()
         made = record(name, file)
@@ -362,7 +362,7 @@ class Manifest:
             self._sort(np.concatenate([self._sorted, fresh]))
 
     def holds(self, names: Sequence[str]) -> list[bool]:
-        """Of each name whether a file was read under it."""
+        """For each name, whether a file was read under it."""
         keys = [key(name) for name in names]
         rows = np.array(keys, NAME)
         at = np.searchsorted(self._names, rows)
@@ -448,7 +448,7 @@ def footer(file: BinaryIO) -> bytes | None:
 
 
 def append(path: Path, size: int, data: bytes) -> None:
-    """Puts bytes after the first `size` ones of a file, durably; what lay there goes."""
+    """Writes bytes after the first `size` bytes of a file, durably, over any others."""
     with crash_only("write", path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -474,7 +474,7 @@ def whole(path: Path, size: int) -> bytes:
 
 
 def lost() -> StoreError:
-    """The error for a manifest that is not the one that a position counts on."""
+    """The error for a manifest that differs from that of a position."""
     return StoreError(
         f"'{MANIFEST}' in the state directory, which says which files were read, is lost or of"
         " another moment.\n  to fix  restore the whole directory from a backup of one moment"

@@ -18,7 +18,7 @@ from streamveil.errors import StoreError
 class ContentMark:
     """Tells one release from another without its rows.
 
-    A digest of what is exact, and the norm of what may round otherwise (`batch`).
+    It has a digest of exact content, and the norm of numbers that may round differently (`batch`).
 
     >>> first = ContentMark.of(pa.table({"key": ["a", None], "n": [1.5, 2.5]}))
     >>> first == ContentMark.of(pa.table({"key": ["a", "b"], "n": [1.5, 2.5]}))
@@ -58,7 +58,7 @@ class MarkedSink(Sink):
     Exactly once. Proof: `put` writes a release and its mark, both or neither, and nobody puts a
         release of the same job between `kept` and `put`; each sink says why. A job sends a release
         again until its own state says that it was sent. So wherever a process or a server dies, the
-        release is there once: with the mark nothing is written, without it there is no row either.
+        release is there once: with a mark nothing is written, and without a mark there are no rows.
         Another release under the same name is refused.
 
     >>> from contextlib import nullcontext
@@ -84,7 +84,7 @@ class MarkedSink(Sink):
         raise NotImplementedError
 
     def kept(self, place: Any, job: str, release: Release) -> ContentMark | None:
-        """The mark of what is there under a release's name; None where nothing is.
+        """The mark that is kept under a release's name; None if there is none.
 
         Where a later release took the place of its mark, it is the mark of `release` itself.
         """

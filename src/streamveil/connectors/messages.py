@@ -1,4 +1,4 @@
-"""Messages as rows: what every format of a topic makes of them."""
+"""Messages as rows, in every format of a topic."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def told_of(own: Own, found: list[Any], wanted: pa.Schema) -> dict[str, Any]:
 def only_text(text: str | None) -> str | None:
     r"""A text that was read with signs in place of bytes that are none: null if it has such a sign.
 
-    Two texts would look alike in which these bytes differ, and two people count as one. A text that
-    truly has the sign is null too: nothing tells them apart.
+    Two texts that differ in these bytes would look alike, and two people count as one. A text that
+    truly has the sign is null too, as it looks the same.
 
     >>> only_text("visits.7"), only_text("visits.\ufffd")
     ('visits.7', None)
@@ -123,7 +123,7 @@ def decoded(rows: pa.Table, malformed: Places, of: int, wanted: pa.Schema) -> De
 
 
 def kept(found: list[T], malformed: Places) -> list[T]:
-    """What is left of messages without those that are no rows."""
+    """The messages without the malformed ones."""
     if not len(malformed):
         return found
     return [found[i] for i in np.delete(np.arange(len(found)), malformed)]

@@ -92,8 +92,8 @@ class NatsSource(Messages):
     def _messages(self, server: Server, place: int, stop: int, most: int) -> Iterator[list[Any]]:
         """The messages [place, stop), some at a time.
 
-        Not every number has a message: one can be deleted by itself. What the server deletes
-        because of age or size is what comes first, so a gap before the first that is left was lost.
+        Not every number has a message: one can be deleted by itself. By age or size the server
+        deletes the first messages, so a gap before the first one left means lost messages.
         """
         if place >= stop:
             return
@@ -183,7 +183,7 @@ class Server:
         self.context: Any = None
 
     def ask(self, question: Coroutine[Any, Any, T]) -> T:
-        """What the server answers."""
+        """The server's answer."""
         waiting = asyncio.wait_for(question, 3 * WAIT)
         return asyncio.run_coroutine_threadsafe(waiting, self.loop).result()
 

@@ -8,9 +8,9 @@
     text, bytes       a dictionary where values repeat; else shared beginnings (DELTA_BYTE_ARRAY)
     all others        Arrow's defaults
 
-What is packed and what is noise is not compressed: that takes a sixth of the time and spares an
-eighth of the bytes. How a column is written depends on a sample of what is published anyway.
-Minima and maxima are left out: one file is one release or some in a row, found by its name, and
+Packed columns and noise are not compressed: compression would take a sixth of the time and spare an
+eighth of the bytes. How a column is written depends on a sample of published values alone. Minima
+and maxima are left out: a file is one release or some consecutive ones, found by its name, and
 noise has no useful ones.
 """
 

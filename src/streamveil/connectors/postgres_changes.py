@@ -7,8 +7,8 @@ deletion and an insertion.
 
 A position is the end of a transaction in the log and a number of rows after it. Proof that rows go
 on the same: a server sends transactions whole, in the order of their commits, those whose commit
-begins at the position or behind it; what a transaction changed is in the log, which does not
-change, and the slot keeps it until a job has made durable that it is past it. Where a slot is past
+begins at the position or after it; the changes of a transaction are in the log, which does not
+change, and the slot keeps them until a job's durable position is past them. Where a slot is past
 the position, or on another server, rows are gone, and the source says so. A server that takes over
 from another continues its log from some place on, in a timeline of its own: a position behind that
 place is of transactions that this server does not have.
@@ -19,8 +19,8 @@ can be read again. A transaction is in the snapshot or not, and PostgreSQL says 
 passed over in the log, all others are read. Behind the end that the log had after the snapshot
 none of them is in it, since a commit is in the log before anybody sees it.
 
-The first rows are sorted by a hash of what they hold. Where the server keeps them follows from the
-rows that others deleted, and a bound lets the first rows of a unit pass.
+The first rows are sorted by a hash of their content. A bound lets the first rows of a unit pass,
+and the server's own order depends on rows that others deleted.
 """
 
 from __future__ import annotations

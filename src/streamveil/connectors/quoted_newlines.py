@@ -1,6 +1,6 @@
 """Rows of CSV that go on over line breaks until their quotes are closed, in bounded memory.
 
-A row takes no other with it, however long it is: one longer than a limit is told, not read.
+A row takes no other with it, however long it is: one longer than a limit is reported, not read.
 """
 
 from __future__ import annotations

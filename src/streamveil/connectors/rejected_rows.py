@@ -1,10 +1,9 @@
 """Rejected rows: those that cannot be used, as they came and with their place in the source.
 
-A `TracedSource` hands them over next to its rows when asked to, and its rows have one more column:
-where each comes from. Of other sources only the reasons are told, and the rows that were some.
+A `TracedSource` returns them with its rows when asked to, and its rows have one more column: the
+place of each. Other sources give only the reasons, and rejected rows that were well-formed.
 
-Columns are read as the types they are wanted in; a cell that does not fit becomes null and is
-counted.
+Columns are read as their wanted types; a cell that does not fit becomes null and is counted.
 """
 
 from __future__ import annotations
@@ -283,9 +282,9 @@ def text_or_none(data: bytes) -> str | None:
 def whole_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     """`cast_or_null`, and null where a whole number would become another one.
 
-    Arrow refuses that of integers, and rounds decimals, texts and wider reals. Whole numbers name
-    privacy units: two of a file whose column is of another type than the first file's would count
-    as one, and share an allowance. So would two texts of one number, as 7 and 007.
+    Arrow refuses that for integers, and rounds decimals, texts and wider reals. Whole numbers name
+    privacy units: two units could count as one and share an allowance, if a file's column has
+    another type than the first file's. So could two texts of one number, such as 7 and 007.
 
     >>> ids = pa.chunked_array([["9007199254740993", "9007199254740992", "0.1", "007"]])
     >>> whole_or_null(ids, pa.float64()).to_pylist()

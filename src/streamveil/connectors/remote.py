@@ -1,11 +1,10 @@
 """Files of an object store, by Arrow's file systems (s3://, gs://, az://, abfs://), and of the web.
 
 A file is copied before it is read, into a private folder that is removed afterwards. So one version
-of it is read, and all that holds for a file on disk holds for it. Of a Parquet file in a store only
-the columns that are read are copied (`spans`). The next file is copied while one is read,
-so the disk needs room for two. The one after that is written over the first copy, which costs less
-than new pages. Keys come from where the store's own programs take them, never from the address:
-that is written into queries, descriptions and logs.
+of it is read, as from disk. Of a Parquet file in a store, only the columns that are read are copied
+(`spans`). The next file is copied while one is read, so the disk needs room for two. The one after
+that is written over the first copy, which costs less than new pages. Keys come from where the
+store's own programs take them, never from the address, which queries, descriptions and logs show.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from streamveil.errors import SourceError, nearest
 
 # ---- which bytes of a Parquet file hold some of its columns
 #
-# A copy to read them needs no others. A reader that went beyond them would find zeros, which are no
-# page of Parquet: it fails, as at a damaged file, and gives no wrong value.
+# A copy needs only these bytes. A reader that went beyond them would find zeros, which are no page
+# of Parquet: it fails, as with a damaged file, and returns no wrong value.
 
 TAIL = 1 << 16  # bytes in which most footers lie
 END = 8  # bytes: the length of the footer, and a word
@@ -121,7 +120,7 @@ PIECE = 1 << 24  # bytes asked for at once: each time a store is waited for
 
 
 class Wanted(NamedTuple):
-    """What is read of a file."""
+    """A file and the columns to read of it."""
 
     name: str
     columns: Columns
@@ -368,7 +367,7 @@ def facts_of(info: Any) -> ListedFile:
 
 
 def is_same(listed: ListedFile, told: ListedFile) -> bool:
-    """Whether a file is the one that was listed. Some stores tell parts of a second there alone."""
+    """Whether a file is the listed one. Some stores give fractions of a second only in listings."""
     return listed.size == told.size and told.time in (listed.time, listed.time // SECOND * SECOND)
 
 

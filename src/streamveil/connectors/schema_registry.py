@@ -4,9 +4,9 @@ A message begins with a zero byte and the number of its schema (four bytes, the 
 
 Which schemas are asked for depends on no message: all versions of one subject, also those that
 were deleted softly, each time that a topic is read. Proof that none is missed: a producer
-registers a schema before it sends a message of it, and versions are listed after the end of what
-will be read was taken. A message with any other number is malformed. So neither what the registry
-is asked nor whether it answers tells of a row. A number means one schema for ever.
+registers a schema before it sends a message of it, and versions are listed after the end of the
+read was fixed. A message with any other number is malformed. So neither the questions to the
+registry nor its answers depend on a row. A number means one schema for ever.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class RegisteredMessages:
     def read(self, messages: list[bytes], wanted: pa.Schema) -> Decoded:
         """The wanted fields of each message that is a row of a schema of the subject.
 
-        A column is made of the messages of one schema at a time, so no message has a say in what
-        another one's field means.
+        A column is made from the messages of one schema at a time, so no message affects the
+        meaning of another one's field.
         """
         by_number: dict[int, list[int]] = {}
         malformed: list[int] = []

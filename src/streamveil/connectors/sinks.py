@@ -3,7 +3,7 @@
 Releases of a window that are published together are one Parquet file (`release_metadata`), named
 by the first and the last of them.
 
-A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
+A file is written under a temporary name, synced, and renamed: a reader sees all of it or nothing,
 and writing the same release again replaces it by the same bytes. If another processor computed it
 again with other last digits, the file stays as it is. Another release under its name is refused: it
 comes from another state, or from a copy of this one. A copy draws the same noise over other rows,
@@ -57,8 +57,8 @@ class FilesSink(Sink):
 
     Releases that come together are `trigger=T-U.parquet`; other formats keep one file for each.
 
-    What a release says beside its numbers is in the metadata of a Parquet file; beside other files
-    it is in `metadata=T.json`, which is written first.
+    The facts of a release besides its numbers are in the metadata of a Parquet file; for other
+    formats they are in `metadata=T.json`, which is written first.
 
     `escape_formulas`: see `without_formulas`; for CSV, which spreadsheets open.
     """
@@ -84,7 +84,7 @@ class FilesSink(Sink):
 
     @property
     def keeps(self) -> bool:
-        """Whether what is read back is what was written, to the last bit and type."""
+        """Whether releases can be read back as they were written, to the last bit and type."""
         return self.format == PARQUET
 
     def write(self, job: str, release: Release) -> None:
@@ -155,7 +155,7 @@ class FilesSink(Sink):
             _replace(beside, memoryview(text))
 
     def _require_apart(self, final: Path) -> None:
-        """Refuses releases of which another file of several holds one, or that hold one's."""
+        """Refuses a file that overlaps another one, where either holds several releases."""
         if final.parent not in self._names:
             if len(self._names) >= MOST_FOLDERS:
                 self._names.clear()

@@ -43,20 +43,20 @@ END = re.compile(rb"\r\n|\n|\r")
 
 
 class ServerEvent(NamedTuple):
-    """What a server sent."""
+    """An event from a server."""
 
     id: str | None
     kind: str
     data: bytes  # without what it says, if that is too long
 
     def digest(self) -> str:
-        """Of its content."""
+        """A digest of its content."""
         return hashlib.blake2b(self.kind.encode() + b"\0" + self.data, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class EventPlace:
-    """Behind an event."""
+    """The place after an event."""
 
     before: str | None = None  # the id of the one before it
     last: str | None = None  # its own id; None: at the beginning
@@ -64,7 +64,7 @@ class EventPlace:
     count: int = 0  # of events up to it
 
     def after(self, events: list[ServerEvent]) -> EventPlace:
-        """Behind some more."""
+        """The place after some more events."""
         ids = [self.last, *(event.id for event in events)]
         return EventPlace(ids[-2], ids[-1], events[-1].digest(), self.count + len(events))
 
@@ -176,7 +176,7 @@ class EventStream:
         Thread(target=self._pump, args=(answer,), daemon=True).start()
 
     def next(self, most: int, wait: float) -> list[ServerEvent]:
-        """Some events; none if none came for so long."""
+        """Some events; none if none came within `wait` seconds."""
         until = self.waited + wait
         while not self._events and not self.ended and self.waited < until:
             began = time.monotonic()
@@ -229,7 +229,7 @@ class EventParser:
         self._kind, self._data, self._size, self._long = "", list[bytes](), 0, False
 
     def events(self, piece: bytes) -> list[ServerEvent]:
-        """Those that end with this piece."""
+        """The events that end with this piece."""
         text = b"\r" * self._held + piece
         self._held = text.endswith(b"\r")  # a line feed may follow, which belongs to it
         *lines, rest = END.split(text[:-1] if self._held else text)
@@ -313,7 +313,7 @@ def settings_of(config: str | None) -> dict[str, str]:
 
 
 def shown(url: str) -> str:
-    """An address without what stands behind its question mark.
+    """An address without its question mark and all after it.
 
     >>> shown("https://host/events?topic=a")
     'https://host/events'

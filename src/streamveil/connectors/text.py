@@ -1,6 +1,6 @@
 """Lines of CSV as rows of fields, not yet of any type; and which lines are no rows.
 
-One line is one row, and takes no other with it. None ends a job, or shows in a message.
+One line is one row, and affects no other row. No line ends a job, or appears in a message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HeaderError(ValueError):
 
 @cache
 def paired_form(delimiter: str) -> str:
-    """What lines match that have every quote closed."""
+    """The pattern of lines with every quote closed."""
     end = re.escape(delimiter)
     field = f'(?:"(?:[^"]|"")*"(?:[^"{end}][^{end}]*)?|[^"{end}][^{end}]*|)'
     return f"^{field}(?:{end}{field})*$"
@@ -107,7 +107,7 @@ def csv_rows(
     In `typed` columns, which hold no texts, words for nothing (NA, NULL, nan) are null as well.
 
     Arrow alone would read on over line breaks between quotes: a line with one quote too many would
-    take the rows that follow with it, whoever's they are. Such a line is malformed, and only it.
+    swallow the following rows, whoever's they are. Here only that line is malformed.
 
     >>> found = csv_rows(b'1,"a\n2,"b""c"\n\n3\n4,d\n', ["n", "t"], ["t"])
     >>> found.rows["t"].to_pylist(), found.malformed.tolist(), found.of_rows().tolist()
@@ -150,7 +150,7 @@ def csv_rows(
 
 @cache
 def nulls() -> pa.Array:
-    """What some programs write for a missing value."""
+    """The words that some programs write for a missing value."""
     return pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
 
 

@@ -1,7 +1,7 @@
 """Files of CSV and of JSON lines, read as whole lines in bounded memory; some may be no rows.
 
-A line longer than a limit is passed over: its start and its size are told, not the line. What one
-person wrote can neither fill the memory nor end the job each time it is read.
+A line longer than a limit is passed over: only its start and its size are reported. So one person's
+line can neither fill the memory nor end the job each time it is read.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def opened(path: Path) -> BinaryIO:
 
 
 def ahead(make: Callable[[S], T], of: Iterable[S]) -> Iterator[T]:
-    """What is made of each, in order; the next ones are made meanwhile, by other threads.
+    """The result of `make` for each, in order; other threads make the next ones meanwhile.
 
-    The first one is not: most files have no other.
+    The first one is made by the calling thread: most files have no other.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: deque[Future[T]] = deque()
@@ -81,13 +81,13 @@ def ahead(make: Callable[[S], T], of: Iterable[S]) -> Iterator[T]:
 
 
 class TextReader(Reader):
-    """A format whose rows are lines: `lines` says what makes rows of them."""
+    """A format whose rows are lines: `lines` returns the function that makes rows of them."""
 
     BYTES: ClassVar[int] = 1 << 20  # bytes
     has_header: ClassVar[bool] = False
 
     def lines(self, path: Path, wanted: pa.Schema) -> Callable[[bytes], Lines]:
-        """What makes rows of whole lines of a file. A line that is no row is counted."""
+        """The function that makes rows of whole lines of a file. Malformed lines are counted."""
         raise NotImplementedError
 
     def read(
@@ -212,7 +212,7 @@ class Fitting:
     first: int | None  # number of the first line; None: nobody asks where rows come from
 
     def parts(self, pieces: Iterable[Lines], start: ReadPosition) -> Iterator[FilePart]:
-        """What comes after a place; malformed lines go with the next rows, or without any."""
+        """The parts after a place; malformed lines go with the next rows, or without any."""
         skip, told, malformed, line = start.row, start.malformed, 0, self.first
         for piece in pieces:
             odd = piece.malformed[len(piece.malformed) if told is None and skip else 0 :]
