@@ -48,7 +48,7 @@ class TotalTest:
         were published; the key is published if the sum exceeds `threshold(j)`. A total below
         `floor` is not tested. Every lane of a hidden key draws noise at t_1, t_2 ... and at no
         other trigger. From the trigger that publishes the key on, its lanes draw at each: what was
-        tested is what is released. Noise has an address, so nothing is kept of a hidden key.
+        tested is what is released. Noise has an address, so none is kept for a hidden key.
     Protects: all rows of one unit.
     Guarantee: `loss`, a delta of `beta`, beside the selection and the Gaussian loss of the lanes.
     Proof: Let G run the counters of every key of the universe at t_1 .. t_J, and from the trigger
