@@ -27,10 +27,10 @@ class TwoState:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoStream(OfStatic):
-    """Insertions and deletions counted apart, and subtracted. The naive way.
+    """Separate counts of insertions and deletions, subtracted: the naive way.
 
     Protects: one record with its insertion and its deletion.
-    Guarantee: the share: half for each stream, which a record enters once.
+    Guarantee: the share: half for each stream. A record enters each stream once.
     Error: that of all updates so far, however few records remain.
 
     Raises:
@@ -90,7 +90,7 @@ class TwoStream(OfStatic):
 
 @dataclass(repr=False)  # secret
 class BaselineState:
-    """The records that are there, and the latest answers."""
+    """The current records and the latest answers."""
 
     t: int
     live: Bag
@@ -99,10 +99,10 @@ class BaselineState:
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun(OfStatic):
-    """The static mechanism anew on the current records, after every step.
+    """The static mechanism, run again on the current records after every step.
 
     Protects: one record with its insertion and its deletion.
-    Guarantee: the share. With `steps`, at most so many releases of share / steps. With `retention`,
+    Guarantee: the share. With `steps`, at most `steps` releases of share / steps. With `retention`,
         share / retention each, for ever: the operator promises that no record stays for more steps.
     Error: that of a static release with the part of one step; nothing is stale.
 
@@ -167,7 +167,7 @@ class Rerun(OfStatic):
         state.latest = released(self.static, state.live, self.part, place.inside(state.t))
 
     def answers(self, state: BaselineState) -> QueryAnswers:
-        """See `DynamicMechanism`. A copy: what a reader does with it stays with the reader."""
+        """See `DynamicMechanism`. A copy: a reader may change it."""
         return combine([(1.0, state.latest)], self.queries.size)
 
     def bound(self, state: BaselineState, beta: float) -> float:

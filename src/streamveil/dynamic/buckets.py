@@ -1,4 +1,4 @@
-"""A bucket: the records of a block of segments that are still there, answered until it is merged.
+"""A bucket: the remaining records of a block of segments, answered until it is merged.
 
 Its contents are released once (the base); later deletions go through an accumulator whose answers
 are subtracted, so that the error follows the records that remain once the base is renewed.
@@ -71,11 +71,11 @@ class BucketPlan(Protocol):
         """
 
     def step(self, state: BucketState, gone: Bag, place: Place) -> None:
-        """One segment closed: which of the bucket's records it deleted, possibly none.
+        """Takes the deletions of one closed segment, possibly none.
 
         Args:
             state: what `open` returned.
-            gone: those of its records that the segment deleted.
+            gone: records of the bucket that the segment deleted.
             place: as given to `open`.
 
         Raises:
@@ -83,7 +83,7 @@ class BucketPlan(Protocol):
         """
 
     def answers(self, state: BucketState) -> QueryAnswers:
-        """About the records that remain; `state`: what `open` returned."""
+        """The answers about the records that remain; `state`: what `open` returned."""
 
     def parts(self, state: BucketState) -> list[Share]:
         """The shares of the releases whose sum is the answer; `state`: what `open` returned."""

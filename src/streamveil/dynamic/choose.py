@@ -1,4 +1,4 @@
-"""Which mechanism for which table: proved and expected errors side by side, and a plain no.
+"""The choice of a mechanism for a table by proved or expected errors, and whether it is useful.
 
 Everything here is computed from public numbers before any data is read.
 """
@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def horizon(self) -> int:
-        """Steps, for forecasts."""
+        """The number of steps that forecasts assume."""
         return self.steps or UNKNOWN
 
     @property
@@ -148,7 +148,7 @@ def choose(
         workload: the queries, the size of the table, the releases and the updates.
         budget: what one record (or what the mechanism protects) may lose, over all releases.
         preset: 'practical' ranks by expected errors, 'theorem' by proved ones.
-        part: mechanisms spend this fraction of the budget, in epsilon or rho (mu squared); above 0
+        part: fraction of the budget that mechanisms spend, in epsilon or rho (mu squared); above 0
             and at most 1.
 
     Raises:
@@ -178,7 +178,8 @@ def static_error(queries: Queries, size: float, share: Share, amount: float) -> 
     """Expected worst error of `Mwem` at this budget: the theorem's shape, measured constants.
 
     The constants are medians over tables of 10^3 to 10^5 records drawn from mixtures (0.2 to 0.32
-    and 0.12 to 0.18 were seen). Never worse than answering without looking, about 0.35 of all.
+    and 0.12 to 0.18 were seen). The error is never above that of answers without any data, about
+    0.35 of all records.
     """
     n, k = math.log(max(queries.domain, 2)), math.log(max(queries.size, 2))
     if share.kind == "pure":
@@ -221,7 +222,7 @@ def mechanism_error(mechanism: TreeCounter) -> Any:
 
 
 def _tree_parts(mechanism: TreeCounter, steps: int) -> tuple[Share, int]:
-    """What one released block spends, and how many make an answer."""
+    """The share of one released block, and how many blocks make an answer."""
     inner: Any = mechanism.inner
     depth = levels(steps, mechanism.arity)
     share = inner.share if mechanism.horizon else inner.share.scale(Fraction(4, 5))
@@ -230,7 +231,7 @@ def _tree_parts(mechanism: TreeCounter, steps: int) -> tuple[Share, int]:
 
 
 def most_parts(inner: Accumulator, steps: int) -> list[Share]:
-    """The shares of the releases behind the answer, up to that step, that adds up most of them."""
+    """The shares of the releases in the answer that adds up most of them, of all up to a step."""
     if isinstance(inner, Hybrid):
         epoch = (steps + 1).bit_length() - 2  # the last one that is whole
         return [inner.share.scale(inner.root)] * epoch + most_parts(inner.tree(epoch), 2**epoch - 1)
@@ -306,7 +307,7 @@ def _changing(w: Workload, share: Share, preset: Preset) -> list[Candidate]:
 def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:
     """The proved error of the interval tree when one bucket of each level is alive.
 
-    Sizes: everything answered from has together at most 3 size + 3 (estimates + tests); see
+    Sizes: the releases behind an answer read at most 3 size + 3 (estimates + tests) records; see
     `Repaired`. Assumed: no bucket has lost more than half of its records in its last round, which
     no test ends.
     """

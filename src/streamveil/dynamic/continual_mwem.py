@@ -85,7 +85,7 @@ class ContinualMwem:
 
     @property
     def counter(self) -> SignedCounter | TreeCounter:
-        """Of the number of records."""
+        """The counter of the number of records."""
         part = self.share.scale(self.size_share)
         return counter_of(Direct(Matrix.of([[1.0]])), part, self.horizon)
 
@@ -137,6 +137,6 @@ class ContinualMwem:
         return QueryAnswers(restored(self.queries.answers(synthetic)), restored(synthetic))
 
     def bound(self, state: ContinualState, beta: float) -> float:
-        """See `DynamicMechanism`: proved is only that no answer is wrong by more than all."""
+        """See `DynamicMechanism`: only the trivial bound, the number of records, is proved."""
         counter = self.counter.bound(state.size, beta)  # type: ignore[arg-type]
         return max(self._size(state), 0.0) + counter if math.isfinite(counter) else math.inf

@@ -1,4 +1,4 @@
-"""How many different values the records of a changing table have, now and in every group."""
+"""Counts of the different values among the records of a changing table, for every group."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class DistinctState:
 
 @dataclass(frozen=True, kw_only=True)
 class DistinctCounter:
-    """Counts, in every cell of some marginals, the values that at least one record has.
+    """Counts the values that at least one record has, in every cell of some marginals.
 
-    Algorithm: for each value in each cell the first `changes` changes of its presence, as of the
-        ends of steps, go through a counter of signed changes; after them the value is counted for
-        ever as it was. The bound on changes is the flippancy of Jain, Kalemaj, Raskhodnikova,
+    Algorithm: for each value in each cell, the first `changes` changes of its presence between ends
+        of steps go through a counter of signed changes; later ones do not, and the value is counted
+        as it was. The bound on changes is the flippancy of Jain, Kalemaj, Raskhodnikova,
         Sivakumar & Smith (2023, arXiv:2306.06723).
     Protects: one record with its insertion and its deletion. A label is value * domain + point.
     Guarantee: that of the counter for one record, composed `moves` times.
-    Proof: without the record its value's series in the cell of each set differ, and no other; the
-        cells are counted one by one, so the rest is `presence_moves`. How values are named depends
-        on nothing that others do.
-    Error: that of the counter; not that values which changed more often are counted as they were.
+    Proof: without the record, only the series of its value differ, in its cell of each set; the
+        cells are counted one by one, so the rest is `presence_moves`. The names of values do not
+        depend on other records.
+    Error: that of the counter; it leaves out the changes beyond `changes`.
     Memory: 25 bytes for each value that a cell ever had, and the counter's.
 
     Raises:
@@ -72,7 +72,7 @@ class DistinctCounter:
     cells: Marginals  # the groups
     share: Share  # of one life of a record
     horizon: int | None  # steps that the guarantee covers, >= 1; None: all there will ever be
-    changes: int  # of the presence of one value that are passed on, >= 1
+    changes: int  # most changes of the presence of one value that are passed on, >= 1
 
     def __post_init__(self) -> None:
         take_numbers(self)
@@ -87,7 +87,7 @@ class DistinctCounter:
 
     @property
     def values(self) -> int:
-        """How many values there are room for."""
+        """How many values there is room for."""
         return int(2 ** (BITS - max(self.cells.domain, self.cells.size).bit_length()))
 
     @property
@@ -98,7 +98,7 @@ class DistinctCounter:
 
     @cached_property
     def counter(self) -> SignedCounter | TreeCounter:
-        """What counts: each cell by itself."""
+        """The counter, of each cell by itself."""
         apart = Marginals((self.cells.size,), ((0,),))
         return counter_of(Direct(apart), self.share.scale(Fraction(1, self.moves)), self.horizon)
 
@@ -159,7 +159,7 @@ class DistinctCounter:
 
 
 def _make_room(state: DistinctState, keys: Int64[Array, " new"]) -> None:
-    """Adds what was never there; increasing keys stay so."""
+    """Adds the keys that are new; keys stay in increasing order."""
     new = keys[~np.isin(keys, state.keys, assume_unique=True)]
     at = np.searchsorted(state.keys, new)
     state.keys = np.insert(state.keys, at, new)

@@ -64,14 +64,14 @@ LOSSES = {
 def unit_rows(x: Rows, *, intercept: bool) -> Rows:
     """Rows inside the unit ball: longer ones are scaled down; an intercept column shares the norm.
 
-    A row with a value that is no finite number becomes a zero row: it then has no influence.
+    A row with a value that is not finite becomes a zero row, without influence.
     """
     x = shortened(x)
     return np.concatenate([x, np.ones((len(x), 1))], axis=1) / math.sqrt(2) if intercept else x
 
 
 def shortened(x: Rows) -> Rows:
-    """Rows of less than unit length, by more than their norms are rounded; others stay."""
+    """Rows scaled down to less than unit length, with room for rounding; shorter ones stay."""
     x = np.asarray(x, np.float64)
     x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0.0).clip(-1e150, 1e150)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
@@ -106,7 +106,7 @@ class Trainer(Protocol):
 
         Args:
             x: a row of features for each record, of length at most 1.
-            y: 1 or -1 of each.
+            y: the label of each, 1 or -1.
             share: part of a budget (`Share`) that it may spend, above 0.
             place: where its noise is drawn, of this run alone.
 
@@ -131,7 +131,7 @@ class NoisyGradientDescent:
     Error: expected excess risk at most radius sqrt(2 d / rho) / n + curvature radius^2 / 2 steps:
         the losses are smooth, so a step of 1 / (curvature + sqrt(steps d) s / radius), with s the
         noise of a mean gradient, pays for the noise alone and not for the slope (Lan 2012,
-        doi:10.1007/s10107-010-0434-y). Steps are as many as make both terms equal, up to a cap.
+        doi:10.1007/s10107-010-0434-y). The number of steps makes both terms equal, up to a cap.
     Numerics: sums are exact int64 (n below 2^30), noise is a rounded Gaussian; exact.
 
     Raises:
@@ -158,7 +158,7 @@ class NoisyGradientDescent:
         require_with("loss", self.loss, "curvature", 'one such as LOSSES["logistic"]')
 
     def steps_for(self, n: int, d: int, rho: float) -> int:
-        """How many steps, from public numbers: until noise weighs more than what they still gain.
+        """The number of steps, from public numbers: more would add more noise than they gain.
 
         Args:
             n: records, at least 1.
@@ -326,7 +326,7 @@ Data = tuple[Array, Array]
 
 
 def two_labels(classes: object) -> Array:
-    """Two labels as an array that keeps both as they are.
+    """An array of two labels, with neither converted.
 
     Raises:
         PlanError: they are not two different labels of one type.
@@ -348,8 +348,8 @@ class GrowingClassifier:
         predictions are post-processing of its coefficients.
 
     The number of features and both labels are declared: taking them from data would leak them.
-    Every model draws at addresses of its own; seeded ones (tests) need a `name` of their own for
-    that. With `intercept`, a constant is fitted beside the features.
+    Every model draws at addresses of its own; for that, seeded models (tests) need different
+    `name`s. With `intercept`, a constant is fitted too.
 
     Raises:
         PlanError: a setting is out of its range, or rows and labels do not fit the model.
@@ -387,12 +387,12 @@ class GrowingClassifier:
 
     @property
     def guarantee(self) -> Guarantee:
-        """For everything ever predicted."""
+        """The guarantee for everything ever predicted."""
         return self._reruns.guarantee
 
     @property
     def trained_on(self) -> int:
-        """Records there were when the current model was trained (public); 0 before the first."""
+        """The number of records the current model was trained on (public); 0 before the first."""
         return self._reruns.answered_at
 
     @property
@@ -480,7 +480,7 @@ class GrowingClassifier:
         return float(np.mean(right == np.asarray(y)))
 
     def _rows(self, x: Array) -> Rows:
-        """Rows of features as numbers; no value of theirs is in what is said of others."""
+        """Rows of features as numbers; errors show none of their values."""
         rows = reals("features", x)
         if rows.ndim != 2 or rows.shape[1] != self.features:
             raise PlanError(f"x must be (records, {self.features}), not {rows.shape}")

@@ -42,12 +42,12 @@ class InsertionState:
 
 @dataclass(frozen=True, kw_only=True)
 class InsertionOnly(OfStatic):
-    """Answers about everything inserted so far, for known or unknown horizons, dense or sparse.
+    """Answers about everything inserted so far, on dense or sparse streams, with or without an end.
 
     Algorithm: Qiu & Yi (2022, arXiv:2209.01387), theorem 8, with any accumulator and partition.
-        Without a partition every step is a segment. Published: a partition whose
-        threshold is fixed, for half of the budget, and `Hybrid` with r = 1/2; here `TimeVarying`
-        for 3/10.
+        Without a partition every step is a segment. The paper uses a partition with a fixed
+        threshold for half of the budget, and `Hybrid` with r = 1/2; here it is `TimeVarying` for
+        3/10.
     Protects: one row present or absent ('event'), or one row replaced at its public step
         ('event-change', no partition and a static mechanism for replacement).
     Guarantee: the partition's plus the accumulator's.
@@ -71,7 +71,7 @@ class InsertionOnly(OfStatic):
     array([1., 1.])
     """
 
-    inner: Accumulator  # adds up what the static mechanism says of batches
+    inner: Accumulator  # adds up the static mechanism's answers about batches
     static: StaticMechanism  # what answers about one fixed table
     partition: Partition | None = None
     protects: Neighbours = EVENT  # whom the guarantee is for
@@ -85,12 +85,12 @@ class InsertionOnly(OfStatic):
     def sparse(
         cls, static: StaticMechanism, share: Share, horizon: int | None = None
     ) -> InsertionOnly:
-        """For streams where most steps bring nothing; `horizon` counts segments, None: any.
+        """The mechanism for streams where most steps bring nothing; its horizon counts segments.
 
         Args:
             static: what answers the records of a segment.
             share: part of a budget (`Share`) that it may spend, above 0.
-            horizon: segments at most.
+            horizon: segments at most; None: any number.
 
         Raises:
             PlanError: an argument is beyond its range.
@@ -103,7 +103,7 @@ class InsertionOnly(OfStatic):
     def dense(
         cls, static: StaticMechanism, share: Share, horizon: int | None = None
     ) -> InsertionOnly:
-        """Every step is a segment.
+        """The mechanism whose segments are the steps.
 
         Args:
             static: what answers the records of a step.
@@ -148,7 +148,7 @@ class InsertionOnly(OfStatic):
         return self.inner.answers(state.inner)
 
     def bound(self, state: InsertionState, beta: float) -> float:
-        """See `DynamicMechanism`: of the closed segments, plus what the open one may hide.
+        """See `DynamicMechanism`: the bound of closed segments, plus what the open one may hide.
 
         Infinite where the error grows with the number of rows, which is private.
         """
@@ -165,7 +165,7 @@ def partition_share(share: Share, protects: Neighbours) -> Exact:
 
 
 def require_one_change(protects: Neighbours, partition: Partition | None) -> None:
-    """Refuses a claim for more than the one change that noise is made for, here or in a partition.
+    """Refuses a guarantee for more than one change: noise, also in a partition, is made for one.
 
     Raises:
         PlanError: more than one record or update, or the partition protects something else.

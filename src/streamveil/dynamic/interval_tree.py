@@ -62,7 +62,7 @@ class TreeTableState:
 
 @dataclass(frozen=True, kw_only=True)
 class FullyDynamic(OfStatic):
-    """Answers about the records that are there now, from any static mechanism.
+    """Answers about the current records, from any static mechanism.
 
     Algorithm: the online interval tree of Qiu & Yi (2022, arXiv:2209.01387; 2025), which is a
         Fenwick tree: when segment q closes, the records born in the last lowbit(q) segments and
@@ -75,7 +75,7 @@ class FullyDynamic(OfStatic):
     Protects: by ids, 'record': one record with its insertion and its deletion; by labels, 'update':
         one of the two. A deletion names a record, or a label, whose last inserted copy goes. Other
         ways to pick the copy break the proof: first-in first-out moves t / 2^l buckets of level l.
-    Guarantee: the share, all included: levels, the label factor, and twice the partition for
+    Guarantee: the share. It pays for all levels, the label factor, and twice the partition for
         'record'.
     Proof: a record's label is in at most one bucket of each level, because blocks of a level are
         disjoint, and levels add up: L / L for a known horizon, the sum of 1 / (l (l + 1)) = 1
@@ -84,8 +84,8 @@ class FullyDynamic(OfStatic):
         time, and that copy moves to older ones only. A bucket of level l that opens at q is merged
         at q + 2^l at the latest, when the next one of its level opens over later segments: buckets
         of one level live one after another over increasing blocks, so the copy meets at most one
-        of them. Frozen buckets would all live at once, and it could meet one after another: labels
-        have none. What a bucket costs: see its plan.
+        of them. Frozen buckets would all live at once, and the copy could meet one after another:
+        so labels have none. For the cost of a bucket see its plan.
     Error: `bound`.
     Memory: every living record's label once, the raw blocks of the accumulators.
 
@@ -170,7 +170,7 @@ class FullyDynamic(OfStatic):
 
     @property
     def tree_share(self) -> Share:
-        """What all levels together spend on one change, as one record in one bucket a level."""
+        """The share of all levels together, for one record in one bucket of each level."""
         left = self.share
         if self.partition_part is not None:
             rest = 1 - Fraction(self.partition_part.amount) / Fraction(self.share.amount)
@@ -192,7 +192,7 @@ class FullyDynamic(OfStatic):
         return self.horizon is None and self.plan == "even" and self.matching == "ids"
 
     def level_share(self, level: int, epoch: int) -> Share:
-        """What a bucket of a level spends (from 1); level 0: a frozen one.
+        """The share of a bucket of a level.
 
         Args:
             level: of a bucket, from 1; 0: a frozen one.
@@ -233,7 +233,7 @@ class FullyDynamic(OfStatic):
         self._close(state, place.inside(b"bucket", state.q))
 
     def _close(self, state: TreeTableState, place: Place) -> None:
-        """A segment closed: merge its block, let the other buckets take their deletions."""
+        """Closes a segment: merges its block and passes deletions to the other buckets."""
         gone, segment = np.concatenate(state.gone), segments_of(state)
         pending = Bag.sum(
             [Bag.of(np.concatenate(state.born)), Bag.of(gone[segment == state.q], -1)]
@@ -271,7 +271,7 @@ class FullyDynamic(OfStatic):
         return q - (u & -u), False
 
     def _life(self, q: int, length: int, *, frozen: bool) -> int | None:
-        """How many more segments the bucket takes deletions."""
+        """For how many more segments the bucket takes deletions."""
         if frozen:
             return None
         if self.plan == "published":
@@ -287,7 +287,7 @@ class FullyDynamic(OfStatic):
         return QueryAnswers(post_process(np.maximum, found.noisy, 0.0))
 
     def bound(self, state: TreeTableState, beta: float) -> float:
-        """See `DynamicMechanism`: of closed segments, plus what the open one may hide.
+        """See `DynamicMechanism`: the bound of closed segments, plus what the open one may hide.
 
         Infinite where the error grows with a number nobody released.
         """
@@ -305,6 +305,6 @@ class FullyDynamic(OfStatic):
 
 
 def segments_of(state: TreeTableState) -> Array:
-    """The segment in which each record that goes now was born."""
+    """For each record that goes now, the segment in which it was born."""
     birth = np.concatenate(state.birth) if state.birth else EMPTY
     return np.searchsorted(np.asarray(state.closed, np.int64), birth, side="left") + 1

@@ -20,9 +20,9 @@ class LiveTable:
     """The curator's handle of a dynamic mechanism.
 
     `open` makes one: it hands over the `mechanism`, the `matching` and the `place` of its noise.
-    `tick` ends a public step. Noise is drawn by it and by `open`, at no other time. What `delete`
-    returns, and how long anything takes, is raw data: for the curator's code only. Where
-    replaced rows are protected ('event-change'), ids are public, as sizes are.
+    `tick` ends a public step. Only `tick` and `open` draw noise. What `delete` returns, and how
+    long anything takes, is raw data: for the curator's code only. Where replaced rows are protected
+    ('event-change'), ids are public, as sizes are.
 
     Raises:
         PlanError: the mechanism protects updates, and rows come with ids.
@@ -49,7 +49,7 @@ class LiveTable:
         )
         self.state: State = mechanism.init(place)  # secret
         self.table = self.records.init()
-        self.steps = [0]  # how many are over, told all copies
+        self.steps = [0]  # how many are over; all copies share it
         self.pending: list[Changes] = []  # secret: changes since the last step
 
     @classmethod
@@ -108,9 +108,9 @@ class LiveTable:
         """Many updates in order: +1 inserts, -1 deletes.
 
         Args:
-            signs: of each: 1 or -1.
-            ids: of each, whole numbers.
-            labels: point of each, from 0.
+            signs: 1 or -1 for each update.
+            ids: the id of each record, whole numbers.
+            labels: the point of each record, from 0.
 
         Raises:
             PlanError: there is no such point, or a number is not whole.
@@ -129,7 +129,7 @@ class LiveTable:
         with self.place.drawn.turn():
             self.steps[0] += 1
             pending = together(self.pending)
-            self.pending.clear()  # if a step is broken off, they count no more; nor in a copy
+            self.pending.clear()  # after a broken step they no longer count, in no copy either
             self.mechanism.step(self.state, pending, self.place)
 
     def answers(self) -> QueryAnswers:
@@ -145,7 +145,7 @@ class LiveTable:
         return self.answers()(index)
 
     def error_bound(self, beta: float = 0.05) -> float:
-        """For all queries now, except with probability beta, above 0 and below 1.
+        """The error bound of all queries now, except with probability beta, above 0 and below 1.
 
         Raises:
             PlanError: beta is beyond its range.
@@ -154,7 +154,7 @@ class LiveTable:
         return self.mechanism.bound(self.state, beta)
 
     def privacy(self) -> Guarantee:
-        """What is promised.
+        """The guarantee of the table.
 
         Raises:
             PlanError: the mechanism does not protect such records.

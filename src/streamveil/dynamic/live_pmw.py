@@ -1,4 +1,4 @@
-"""Adaptive questions to a table that changes, between its public steps."""
+"""Answers to adaptive questions about a changing table, between its public steps."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LivePmw:
     """Answers questions from a synthetic table that is corrected where a question shows it wrong.
 
     Algorithm: private multiplicative weights (`Pmwg`) on records that come and go. After each step
-        the weights mix with the uniform distribution, by the growth of the estimated size where
-        there is some, by `mixing` otherwise; the caller may then fit them to anything
-        else that is released. Sizes are estimates released elsewhere.
+        the weights mix with the uniform distribution: by the growth of the estimated size if it
+        grew, by `mixing` otherwise. The caller may then fit them to any other release. Sizes are
+        estimates released elsewhere.
     Protects: whatever moves every question by at most 1 at every time: one record with its
         insertion and deletion, one update, one insertion.
     Guarantee: the share, whatever is asked, whenever, and for ever.
@@ -96,12 +96,12 @@ class LivePmw:
         return state
 
     def step(self, state: PmwgState, changes: Changes, size: float, place: Place) -> None:
-        """Ends a public step, in place. `size` is a public estimate of the records there are.
+        """Ends a public step, in place.
 
         Args:
             state: what `init` returned.
             changes: records that came and went in the step.
-            size: about how many there are, public or noisy.
+            size: estimated number of records now, public or noisy.
             place: where its noise is drawn, the same at every step and of no other run.
 
         Raises:
@@ -124,9 +124,9 @@ class LivePmw:
             self.inner.open_run(state, place)
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
-        """One question by its weights, 0 or 1; in records. Free when EASY, refused when EXHAUSTED.
+        """Answers one question, given by weights of 0 or 1, in records; free when EASY.
 
-        EXHAUSTED comes with the synthetic answer, whose error is then not promised.
+        When EXHAUSTED, it returns the synthetic answer, without a promise on its error.
 
         Args:
             state: what `init` returned.
@@ -136,10 +136,10 @@ class LivePmw:
         return self.inner.ask(state, query, place)
 
     def reach(self, state: PmwgState, kind: str, asked: int, beta: float) -> float:
-        """How far the `asked`-th answer may be from the truth; all of them with probability 1-beta.
+        """The error bound of the `asked`-th answer; all bounds hold with probability 1-beta.
 
-        Proof: Laplace tails of the noises that decided the answer, which together fail with
-            probability at most beta_i = 6 beta / (pi i)^2; these add up to beta.
+        Proof: the Laplace tails of the noises that decided answer i fail together with probability
+            at most beta_i = 6 beta / (pi i)^2; these add up to beta.
 
         Args:
             state: what `init` returned.

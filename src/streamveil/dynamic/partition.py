@@ -42,13 +42,13 @@ class Partition(Protocol):
 
     @property
     def guarantee(self) -> Guarantee:
-        """For all segments of the whole stream together."""
+        """The guarantee for all segments of the stream together."""
 
     def init(self, place: Place) -> PartitionState:
         """Opens the first segment."""
 
     def step(self, state: PartitionState, updates: int, place: Place) -> bool:
-        """Counts a step's updates; whether the segment closes with it."""
+        """Counts a step's updates; True if the segment closes with the step."""
 
     def hidden(self, state: PartitionState, beta: float) -> float:
         """How many updates the open segment may hide, except with probability beta."""
@@ -118,7 +118,7 @@ class TimeVarying:
         return Guarantee(self.protects, Pure(Fraction(self.epsilon)).group(updates(self.protects)))
 
     def threshold(self, t: int, segment: int) -> int:
-        """Public: what the count of an open segment is compared with."""
+        """The public number with which the count of an open segment is compared."""
         tails = math.log(math.pi**2 / (3 * self.beta)) * 2 + 2 * math.log(t) + 2 * math.log(segment)
         return 1 + math.ceil(self.kappa / float(self.epsilon) * tails)
 

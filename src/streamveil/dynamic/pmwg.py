@@ -90,7 +90,7 @@ class Pmwg:
     share: Share
     start: int  # n, the size at the first question, >= 1
     domain: int  # points that a record may be, >= 1
-    first: Share  # what one run and its measurement may cost in the first epoch, as epsilon of it
+    first: Share  # whose epsilon one run with its measurement may cost in the first epoch
     threshold: float  # as a fraction of the size, > 0
     step: float | None  # 0 to 100; None: twice the measured gap
     power: float = 0.5  # in [0, 0.99]; 0: as many questions in each epoch; near 1: ever more
@@ -177,7 +177,7 @@ class Pmwg:
 
     @property
     def guarantee(self) -> Guarantee:
-        """For everything ever answered."""
+        """The guarantee for everything ever answered."""
         return Guarantee(Neighbours("record", relation="event-change"), self.loss, None)
 
     def epsilon(self, epoch: int) -> float:
@@ -196,7 +196,7 @@ class Pmwg:
         return max(1.0, whole / (run if self.share.kind == "pure" else run * run / 2))
 
     def questions(self, epoch: int, beta: float = BETA) -> float:
-        """How many questions in an epoch the proof covers; 0 when its conditions fail.
+        """The number of questions in an epoch that the proof covers; 0 if its conditions fail.
 
         Args:
             epoch: doublings so far, from 0.
@@ -267,9 +267,9 @@ class Pmwg:
             self.open_run(state, place)
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
-        """One question by its weights in [0, 1], answered in records.
+        """Answers one question, given by weights in [0, 1], in records.
 
-        EXHAUSTED comes with the synthetic answer, whose error is then not promised.
+        When EXHAUSTED, it returns the synthetic answer, without a promise on its error.
 
         Args:
             state: what `init` returned.
@@ -356,7 +356,7 @@ class Pmwg:
 
 
 def correction(value: float, guess: float, size: float, step: float | None) -> float:
-    """How far weights move for a measured gap: by `step`, or twice the gap as a fraction."""
+    """The step of the weights for a measured gap: `step`, or twice the gap as a fraction."""
     gap = min(1.0, max(-1.0, (value - guess) / size))
     return math.copysign(2 * abs(gap) if step is None else step, gap)
 
@@ -364,7 +364,7 @@ def correction(value: float, guess: float, size: float, step: float | None) -> f
 def moved(
     weights: Float64[Array, " N"], query: Float64[Array, " N"], power: float
 ) -> Float64[Array, " N"]:
-    """A distribution after a correction of what a query counts."""
+    """A distribution after the correction for one query."""
     found = weights * np.exp(power * query)
     return np.asarray(found / found.sum())
 

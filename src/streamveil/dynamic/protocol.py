@@ -1,4 +1,4 @@
-"""What every mechanism for changing tables is: a state that takes the changes of one public step.
+"""The interface of mechanisms for changing tables: a state takes the changes of a public step.
 
 Raw updates (insert, delete) are first matched with records (`records.py`): a deletion then names
 the step in which its record was born. All noise is drawn in `step`; `answers` and `bound` are
@@ -56,7 +56,7 @@ class Bag:
 
     @classmethod
     def sum(cls, bags: Iterable[Bag]) -> Bag:
-        """All together; labels that cancel disappear.
+        """The union of bags; labels that cancel disappear.
 
         Args:
             bags: any number of them.
@@ -76,7 +76,7 @@ class Bag:
 
     @property
     def size(self) -> int:
-        """How many records."""
+        """The number of records."""
         return int(self.counts.sum())
 
     def histogram(self, domain: int) -> Int64[Array, " N"]:
@@ -95,10 +95,10 @@ class Bag:
 
 @dataclass(frozen=True, repr=False)  # secret
 class Changes:
-    """What one public step did to the table.
+    """The changes of the table in one public step.
 
-    `updates` is the number of updates that a partition counts, no fewer than records came and
-    went; see `records.py`.
+    `updates` is the number of updates that a partition counts, at least the number of records that
+    came and went; see `records.py`.
 
     Raises:
         PlanError: `updates` is no whole number of at least 0.
@@ -110,7 +110,7 @@ class Changes:
 
     born: Int64[Array, " a"] = field(default_factory=lambda: EMPTY)  # labels inserted
     gone: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # labels deleted
-    birth: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # step each was born in
+    birth: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # birth steps of the deleted
     updates: int = 0  # updates that a partition counts, >= 0
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class DynamicMechanism(Protocol):
 
     @property
     def guarantee(self) -> Guarantee:
-        """For everything it ever releases."""
+        """The guarantee for everything it ever releases."""
 
     def init(self, place: Place) -> State:
         """The state before any step.
@@ -169,7 +169,7 @@ class DynamicMechanism(Protocol):
         """
 
     def bound(self, state: State, beta: float) -> float:
-        """An error, in records, that holds now for all queries except with probability beta.
+        """An error bound for all queries now, in records, except with probability beta.
 
         Args:
             state: what `init` returned.
@@ -195,7 +195,7 @@ def require_growth(changes: Changes) -> None:
 
 
 def require_covered(static: StaticMechanism, protects: Neighbours) -> None:
-    """Refuses a claim for a change of a record that noise is not made for."""
+    """Refuses to protect a change of a record for which the noise is not made."""
     if not static.covers(protects):
         raise PlanError(
             f"'{protects.relation}' is {protects.verb} a record, and the noise of this"

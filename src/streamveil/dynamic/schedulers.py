@@ -1,4 +1,4 @@
-"""When to run a private algorithm again as its database grows, and what each run may cost.
+"""Schedules that say when to rerun a private algorithm on a growing database, and at what cost.
 
 A schedule is an endless public list of runs: run i happens when the database reaches `size(i)`
 records, with a share of the budget. Sizes are public (`event-change`: neighbours replace one record
@@ -44,7 +44,7 @@ from streamveil.types import Array, Int64
 Data = TypeVar("Data")
 ROUNDING = 1 - 1e-12  # far more than the rounding errors of all weights together
 MOST_DOUBLED, MOST_RECORDS = 62, 2**62
-LEAST_GAMMA = 1e-4  # runs are too many to add up their shares, and each gets next to nothing
+LEAST_GAMMA = 1e-4  # below: too many runs to add up their shares, and each gets next to nothing
 PUBLIC_SIZES = Neighbours(unit="record", relation="event-change")
 
 
@@ -78,7 +78,7 @@ class RunSchedule(Protocol):
 
     @property
     def loss(self) -> Loss:
-        """What all runs together cost, for ever."""
+        """The cost of all runs together, for ever."""
 
 
 class Budgeted:
@@ -98,7 +98,7 @@ class Budgeted:
 
 
 def require_schedule(plan: Any, least: int = 1) -> None:
-    """Refuses what no schedule is made of: a start, a budget and a chance to fail."""
+    """Refuses a start, a budget or a chance to fail with which no schedule can be made."""
     at_least(least, start=plan.start)
     require_budget(plan.budget)
     exact_between("beta", plan.beta, 0, 1)
@@ -291,8 +291,8 @@ class DisjointDoubling(Budgeted):
     Guarantee: the budget, for ever.
     Proof: batches [0, n), [n, 2n), [2n, 4n), ... are disjoint, so along every transcript only the
         run on the batch of the differing record has another law; the batch is decided by the
-        record's public position. A run draws nothing before its batch is complete, so whatever was
-        released before, and whoever chose the record for it, it loses its share and no more:
+        record's public position. A run draws nothing before its batch is complete, so it loses its
+        share and no more, whatever was released before, and whoever chose the record because of it:
         parallel composition holds for every kind of privacy (`accounts.ledger`).
     Error: population error of a static run on at least a quarter of all records (half on average).
         For i.i.d. data this dominates the other schedules; it says nothing about old records.
@@ -372,11 +372,11 @@ class Reruns(Generic[Data]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """For everything ever answered."""
+        """The guarantee for everything ever answered."""
         return Guarantee(PUBLIC_SIZES, self.schedule.loss, None)
 
     def arrive(self, records: int = 1) -> bool:
-        """Tells that `records` more are there; runs when due. Returns whether a new answer came.
+        """Adds `records` to the size and runs what is due. Returns whether there is a new answer.
 
         Args:
             records: how many, at least 0.
@@ -402,7 +402,7 @@ class Reruns(Generic[Data]):
             return True
 
     def _last_due(self) -> int:
-        """The last run that is due: sizes never decrease, so strides double, then halve again."""
+        """The last run that is due, by search: sizes never decrease; strides double, then halve."""
         last, stride = self.next_index - 1, 1
         while self._is_due(last + stride):
             last, stride = last + stride, 2 * stride
@@ -412,7 +412,7 @@ class Reruns(Generic[Data]):
         return last
 
     def _is_due(self, index: int) -> bool:
-        """Whether there is a run of this index, and the database is as large."""
+        """Whether there is a run of this index, and the database is large enough for it."""
         try:
             return self.schedule.run(index).size <= self.size
         except PlanError:
@@ -424,7 +424,7 @@ class Reruns(Generic[Data]):
 
 @dataclass(frozen=True)
 class PublicSizes(OfStatic):
-    """A static mechanism that is told how many records it reads.
+    """A static mechanism that knows the number of its records.
 
     Protects: tables that differ in one record replaced: their size is the same, hence public.
     Guarantee: that of the mechanism, which no longer pays for the size.
@@ -459,7 +459,7 @@ class PublicSizes(OfStatic):
 
 @dataclass(repr=False)  # secret: `rest` holds raw counts
 class FoundedState:
-    """What is known of the first batch, and the accumulator of the others."""
+    """The answers about the first batch, and the accumulator of the others."""
 
     rest: Any
     first: QueryAnswers | None = None
@@ -467,7 +467,7 @@ class FoundedState:
 
 @dataclass(frozen=True)
 class Founded:
-    """A release of the first batch by itself, and an accumulator over all later batches.
+    """One release of the first batch alone, and an accumulator over all later batches.
 
     Protects: streams whose batches differ in one record.
     Guarantee: the share, which `rest` must cost as well.
@@ -503,7 +503,7 @@ class Founded:
             try:
                 self.rest.step(state.rest, bag, place.inside(b"rest"))
             except HorizonError as over:
-                raise HorizonError(over.horizon + 1) from None  # and the first
+                raise HorizonError(over.horizon + 1) from None  # 1: the first batch
 
     def answers(self, state: FoundedState) -> QueryAnswers:
         """See `Accumulator`."""
@@ -520,7 +520,7 @@ class Founded:
 def growing(
     static: StaticMechanism, share: Share, *, steps: int | None = None, arity: int | None = None
 ) -> InsertionOnly:
-    """The default for fixed queries over a growing table: the table there is, then batches.
+    """The default for fixed queries over a growing table: the table so far, then batches.
 
     The first step brings the table one starts with, each later one a batch. Neighbours replace one
     record; sizes are public.
@@ -554,7 +554,7 @@ def growing(
 
 
 def best_arity(steps: int) -> int:
-    """The arity of a tree of releases over so many batches: few levels against few releases.
+    """The arity of a tree of releases over `steps` batches: few levels against few releases.
 
     A sum of (arity - 1) L releases with a share of 1/L each has a proved error in proportion to
     ((arity - 1) L^2)^(1/3) when that of one release grows like size^(2/3) / share^(1/3); this is

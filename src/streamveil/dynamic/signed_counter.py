@@ -1,4 +1,4 @@
-"""One counter over signed changes: for additive noise nothing else is needed."""
+"""Counters over signed changes: with additive noise a changing table needs nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamveil.linear.queries import Queries
 from streamveil.linear.strategies import Strategy
 from streamveil.types import Array, Float64, Int64
 
-LONGEST = 1 << 14  # steps of a root counter: a step costs as many row operations as steps before
+LONGEST = 1 << 14  # steps of a root counter: step t costs t row operations
 SLACK = 1 + 1e-9  # covers floating point in the norms of the encoder's columns
 LIMB, LIMBS = 14, 3  # a coefficient is a multiple of 2^-42, taken in parts of 14 bits
 
@@ -51,7 +51,7 @@ def exact_sum(
     """The sum of coefficient times change of every row: whole part and fraction, both exact.
 
     Proof: each part of a coefficient is an integer of at most 2^14, so all sums of products are
-        integers, below 2^53 as long as a row's changes add up to less than 2^39 in absolute value:
+        integers, below 2^53 if a row's changes add up to less than 2^39 in absolute value:
         exact in floating point, in any order. Carries are integer arithmetic.
 
     >>> whole, fraction = exact_sum(np.array([0.375, 1.0]), np.array([[3], [-7]]))
@@ -75,9 +75,9 @@ def exact_sum(
 def root_sensitivity(steps: int, *, paired: bool) -> float:
     """The L2 norm by which one record moves the encoder's outputs over all steps.
 
-    A record that only arrives moves them by a column of the encoder; one that arrives and leaves by
-    the difference of two columns. A later pair is an earlier one cut short, so the first column is
-    the worst first one, and all distances to it are tried.
+    A record that only arrives moves them by a column of the encoder; one that arrives and leaves,
+    by the difference of two columns. A later pair is an earlier one cut short, so the first column
+    is the worst start, and all distances from it are tried.
 
     >>> [round(root_sensitivity(1023, paired=paired), 3) for paired in (False, True)]
     [1.809, 2.329]
@@ -95,7 +95,7 @@ def root_sensitivity(steps: int, *, paired: bool) -> float:
 
 
 class OfStrategy:
-    """What both counters of signed changes have in common."""
+    """The common part of both counters of signed changes."""
 
     strategy: Strategy
     share: Share
@@ -108,7 +108,7 @@ class OfStrategy:
 
     @property
     def protects(self) -> Neighbours:
-        """One record with its insertion and its deletion; of a growing table one insertion."""
+        """One record with its insertion and its deletion; in a growing table, one insertion."""
         return Neighbours("row", relation="event") if self.only_grows else RECORD
 
     @cached_property
@@ -117,7 +117,7 @@ class OfStrategy:
         return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
 
     def net(self, changes: Changes) -> Bag:
-        """What a step adds to the table, with signs; PlanError where a growing one shrinks.
+        """The changes that a step makes to the table, with signs.
 
         Args:
             changes: records that came and went in the step.
@@ -182,7 +182,7 @@ class SignedCounter(OfStrategy):
 
     @cached_property
     def coefficients(self) -> Float64[Array, " steps"]:
-        """Of the encoder and of the decoder."""
+        """The coefficients of the encoder, which are also the decoder's."""
         return root_coefficients(self.horizon)
 
     @cached_property
@@ -327,7 +327,7 @@ class TreeCounter(OfStrategy):
 def counter_of(
     strategy: Strategy, share: Share, steps: int | None, *, only_grows: bool = False
 ) -> SignedCounter | TreeCounter:
-    """The better counter of the two: the root, where noise is Gaussian and its steps are few."""
+    """The better of the two counters: the root, if noise is Gaussian and steps are few."""
     if share.kind == "pure" or steps is None or steps > LONGEST:
         return TreeCounter(strategy=strategy, share=share, horizon=steps, only_grows=only_grows)
     return SignedCounter(strategy=strategy, share=share, horizon=steps, only_grows=only_grows)

@@ -51,10 +51,10 @@ class Accumulator(Protocol):
 
     @property
     def loss(self) -> Loss:
-        """For one record in one batch."""
+        """The loss for one record in one batch."""
 
     def init(self) -> Any:
-        """Before the first step."""
+        """The state before the first step."""
 
     def step(self, state: Any, bag: Bag, place: Place) -> None:
         """Adds the batch of one step.
@@ -69,7 +69,7 @@ class Accumulator(Protocol):
         """
 
     def answers(self, state: Any) -> QueryAnswers:
-        """About all batches; `state`: what `init` returned."""
+        """The answers about all batches; `state`: what `init` returned."""
 
     def parts(self, state: Any) -> list[Share]:
         """The shares of the releases whose sum is the answer; `state`: what `init` returned."""
@@ -92,7 +92,7 @@ def levels(horizon: int, arity: int) -> int:
 
 
 def require_tree(horizon: int | None, arity: int) -> None:
-    """Raises PlanError unless there is a tree of so many steps, or for ever."""
+    """Raises PlanError unless the horizon and the arity can make a tree."""
     if horizon is not None:
         require_positive(horizon=horizon)
     if arity < 2:
@@ -104,7 +104,7 @@ class Tree:
     """A tree of static releases over a known number of steps.
 
     Algorithm: the binary mechanism of Chan, Shi & Song (2011) with any arity and any static
-        mechanism; a step releases the highest block that ends with it, no other is ever needed.
+        mechanism; a step releases the highest block that ends with it, and needs no other.
     Protects: streams whose batches differ in one record.
     Guarantee: the share.
     Proof: the blocks of one level are disjoint, so one record is in at most one release per level,
@@ -227,7 +227,7 @@ class Hybrid:
         return HybridState()
 
     def tree(self, epoch: int) -> Tree:
-        """The tree inside an epoch: its last step is answered by the root.
+        """The tree inside an epoch, without the epoch's last step, which the root answers.
 
         Args:
             epoch: doublings so far, from 0.
@@ -269,7 +269,7 @@ class Hybrid:
 def accumulator(
     static: StaticMechanism, share: Share, horizon: int | None, arity: int
 ) -> Accumulator:
-    """A tree where the number of steps is known, a hybrid otherwise."""
+    """A tree if the number of steps is known, else a hybrid."""
     if horizon is None:
         return Hybrid(static, share, arity=arity)
     return Tree(static, share, horizon, arity)
@@ -277,22 +277,22 @@ def accumulator(
 
 @dataclass(frozen=True)
 class Difference:
-    """Insertions less deletions, each added up apart: the `born` and the `gone` of a state."""
+    """Insertions less deletions, added up separately: the `born` and the `gone` of a state."""
 
-    side: Accumulator  # of either
+    side: Accumulator  # for insertions, and for deletions
 
     @property
     def loss(self) -> Loss:
-        """For one record, which enters each side once."""
+        """The loss for one record, which enters each side once."""
         return self.side.loss + self.side.loss
 
     def step(self, state: Any, born: Bag, gone: Bag, place: Place) -> None:
-        """Adds what came and what went in one step."""
+        """Adds the insertions and deletions of one step."""
         self.side.step(state.born, born, place.inside(b"born"))
         self.side.step(state.gone, gone, place.inside(b"gone"))
 
     def answers(self, state: Any) -> QueryAnswers:
-        """About all that came less all that went."""
+        """The answers about all insertions less all deletions."""
         born, gone = self.side.answers(state.born), self.side.answers(state.gone)
         return combine([(1.0, born), (-1.0, gone)], len(born.values))
 
@@ -306,7 +306,7 @@ def error_of(
 ) -> float:
     """The error of a sum of releases on disjoint parts of together `size` records.
 
-    Without a size, which is private and was not paid for, infinite where the error grows with it.
+    Infinite if the error grows with the size, and the size is private and was not paid for.
     """
     if static.adaptive and math.isinf(size):
         return math.inf
