@@ -72,7 +72,7 @@ class Additive:
 
     @property
     def error(self) -> NoiseBound:
-        """See `StaticMechanism`. The larger of both kinds, which differ in the unit only."""
+        """See `StaticMechanism`. The larger bound of both kinds, which differ only in the unit."""
         return NoiseBound(
             {kind: self.strategy.unit(kind) * self.sensitivity(kind) for kind in KINDS},
             {
@@ -113,10 +113,10 @@ KINDS: tuple[Kind, ...] = ("pure", "zcdp", "gdp")
 
 
 def grain(scales: Float64[Array, " rows"], kind: Kind) -> float:
-    """How many times larger rounding to integers makes the deviation of any row, at most.
+    """The largest factor by which rounding to integers increases the deviation of any row.
 
-    Gaussians are rounded about real centres: far below half an integer of noise, what is left of
-    it is the distance of the centre to the next integer.
+    Gaussians are rounded about real centres: with noise far below half an integer, only the
+    distance of the centre to the next integer remains.
     """
     least = float(scales.min()) ** 2 * (2 if kind == "pure" else 1)
     coarse = kind != "pure" and least < 1 / 4

@@ -26,9 +26,9 @@ from streamveil.errors import BudgetError, PlanError, require_budget, require_on
 from streamveil.types import Array, Exact, Float64, Int64
 
 Kind = Literal["pure", "zcdp", "gdp"]
-CHARGING = Lock()  # of all meters: a charge is compared with what is left, and taken, at once
+CHARGING = Lock()  # of all meters: comparing a charge with the rest and taking it is one step
 GRID = 1 << 80  # shares are multiples of 1/GRID, so that sums of many stay short and exact
-MOST = 1 << 61  # of a number that noise fits beside
+MOST = 1 << 61  # the largest number that leaves room for its noise
 LATTICE = 2.0**20  # public guesses are multiples of 1/LATTICE, see `on_lattice`
 
 
@@ -54,8 +54,8 @@ def ceil_root(value: Exact) -> Fraction:
 def on_lattice(public: Float64[Array, " n"]) -> Float64[Array, " n"]:
     """Public numbers, rounded so that exact answers less these are exact in floating point.
 
-    Both are multiples of 2^-20 below 2^32, so their difference has at most 53 bits. Of two
-    neighbours such differences are then as far apart as the answers are, and not an ulp more.
+    Both are multiples of 2^-20 below 2^32, so their difference has at most 53 bits. Between two
+    neighbours such differences move exactly as far as the answers, and not an ulp more.
     """
     return np.asarray(np.rint(public * LATTICE) / LATTICE)
 
@@ -143,7 +143,7 @@ class Share:
 
     @property
     def loss(self) -> Loss:
-        """What spending all of it costs."""
+        """The loss of spending all of it."""
         if self.kind == "gdp":
             return Gdp.squared(2 * Fraction(self.amount))
         return Pure(self.amount) if self.kind == "pure" else Zcdp(self.amount)
@@ -236,7 +236,7 @@ def first(numbers: Int64[Array, " n"]) -> int:
 
 
 def require_share(share: object) -> None:
-    """Raises PlanError for what is no `Share`."""
+    """Raises PlanError for anything but a `Share`."""
     require_with("share", share, "for_noise", 'a share such as Share("pure", 1)')
 
 
@@ -286,7 +286,7 @@ class Meter:
             share: part of a budget (`Share`) that it may spend, above 0.
 
         Raises:
-            BudgetError: not so much is left.
+            BudgetError: less than that is left.
             PlanError: it is no share.
         """
         with CHARGING:

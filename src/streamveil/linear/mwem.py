@@ -19,13 +19,13 @@ from streamveil.linear.weights import MOST_STEP, Weights
 from streamveil.types import Array, Float64, Int64
 
 STEP = 4.0  # of the proof
-QUIET = 1 / 64  # noise of a measurement, as a fraction of all records, that replays bear
+QUIET = 1 / 64  # most noise of a measurement with which replays help, as a fraction of all records
 Measured = list[tuple[int, float]]  # (query, its measured answer as a fraction of all records)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mwem:
-    """Fits a synthetic histogram to the answers that are worst, one after another.
+    """Fits a synthetic histogram to the worst answers, one after another.
 
     Algorithm: MWEM (Hardt, Ligett & McSherry 2012, arXiv:1012.4763) with step 4 in place of 1/2:
         with u the gap of the chosen query and v the error of its measurement, both as fractions,
@@ -59,7 +59,7 @@ class Mwem:
 
     queries: Queries  # the class that is answered
     rounds: int | None = None  # corrections, >= 1; None: from the noisy size
-    most_rounds: int = 40  # >= 1: at most so many, whatever the share
+    most_rounds: int = 40  # most corrections, whatever the share, >= 1
     step: float = STEP  # of the multiplicative update, > 0, at most 100
     replays: int | None = None  # repeats of all measured steps in a round, >= 0; None: by the noise
     size_share: Fraction = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
@@ -96,12 +96,13 @@ class Mwem:
         return ConcaveBound(self.bound, self.useful_size)
 
     def bound(self, share: Share, size: float, beta: float) -> float:
-        """The proved bound at the best of the numbers of rounds that there may be.
+        """The proved bound for the best possible number of rounds.
 
-        Proof: a tenth of beta is for the number of records, as if it were bought. It is off by at
-            most e then, so gaps, choices and measurements are by as much, and `size + e` falls.
-            Not proved is that a release makes the best number: it chooses it for a beta of 0.05 and
-            the size that it bought. At its number the bound was up to 1.3 times as large.
+        Proof: a tenth of beta is for the number of records, as if it were bought. That number is
+            then off by at most e, so gaps, choices and measurements are off by as much, and
+            `size + e` falls. It is not proved that a release makes the best number of rounds: it
+            chooses one for a beta of 0.05 and the size that it bought. With that number the bound
+            was up to 1.3 times as large.
 
         Args:
             share: part of a budget (`Share`) that it may spend, above 0.
@@ -119,7 +120,7 @@ class Mwem:
 
     @property
     def _numbers(self) -> Float64[Array, " n"]:
-        """Numbers of rounds that there may be."""
+        """The possible numbers of rounds."""
         if self.rounds is not None:
             return np.array([float(self.rounds)])
         return np.asarray(np.minimum(ROUNDS, self.most_rounds))
@@ -127,7 +128,7 @@ class Mwem:
     def bounds(
         self, rounds: Float64[Array, " n"], share: Share, size: float, beta: float
     ) -> Float64[Array, " n"]:
-        """With T rounds and a public size, for the average iterate, with probability 1 - beta.
+        """Error bounds of the average iterate after T rounds, for a public size, except for beta.
 
         Proof: the potential falls by 2 (u^2 - v^2) a round and starts at ln N, so the average gap
             is at most sqrt(ln N / 2T) plus the errors of choices and measurements.
@@ -161,7 +162,7 @@ class Mwem:
         return 200 / amount if share.kind == "pure" else math.sqrt(2 / amount) / 0.05
 
     def rounds_for(self, share: Share, size_hat: float) -> int:
-        """How many rounds the share is cut into: from public numbers only.
+        """The number of rounds that share the budget, from public numbers only.
 
         Args:
             share: part of a budget (`Share`) that it may spend, above 0.
@@ -210,9 +211,9 @@ class Mwem:
     def _uniform(
         self, histogram: Int64[Array, " N"], left: Share | None, place: Place, size: float
     ) -> QueryAnswers:
-        """Too few records for a round: their number, spread evenly over the domain.
+        """Answers for too few records for a round: their number, spread evenly over the domain.
 
-        A number that had to be bought is bought again with all that is left, and is better then.
+        If the number was bought, it is bought again, more exactly, with the rest of the share.
         """
         if left is not None:
             noisy = left.noisy(int(histogram.sum()), place.draws(b"better size"), 1, 1)
@@ -261,8 +262,8 @@ def measure_worst(
 ) -> tuple[int, float]:
     """Chooses the query with the largest gap and measures it, each for half of `part`.
 
-    `exact` are true answers in records and never leave this function but through noise; `guesses`
-    are fractions, `unit` is the number of quanta of a record.
+    `exact` are true answers in records and leave this function only with noise; `guesses` are
+    fractions, `unit` is the number of quanta of a record.
     """
     half = part.scale(Fraction(1, 2))
     gaps = np.abs(exact - on_lattice(size_hat * guesses))

@@ -1,4 +1,4 @@
-"""What every static mechanism for linear queries is: one release, one error function.
+"""The interface of static mechanisms for linear queries: one release, one error function.
 
 A static mechanism reads a histogram once and gives answers to all queries of its class. Dynamic
 mechanisms are built from releases on disjoint parts of the data, whose answers add; `ErrorBound`
@@ -24,12 +24,12 @@ from streamveil.linear.queries import Queries
 from streamveil.types import Array, Exact, Float64, Int64
 
 SMALLEST = 0.25  # where `rounded_scale` is smallest
-Part = tuple[Share, float]  # what one release spends, and how many records it reads
+Part = tuple[Share, float]  # the share of one release, and the number of records that it reads
 
 
 @dataclass(frozen=True, init=False)
 class QueryAnswers:
-    """Released answers to a query class, in records. Made of what may leave, so no data inside.
+    """Released answers to a query class, in records: made of noisy numbers only, never of data.
 
     `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
 
@@ -53,7 +53,7 @@ class QueryAnswers:
 
     @property
     def noisy(self) -> Noisy[Float64[Array, " k"]]:
-        """The answers as what may leave."""
+        """The answers as released numbers."""
         return restored(self.values)
 
     def __call__(self, query: int | Float64[Array, " N"]) -> float:
@@ -102,7 +102,7 @@ def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnsw
 
 @runtime_checkable
 class ErrorBound(Protocol):
-    """How far answers are from the truth: the largest error over all queries, in records.
+    """Bounds on the error of answers: the largest over all queries, in records.
 
     >>> from streamveil.linear import Marginals, Share, noisy_queries
     >>> bound = noisy_queries(Marginals.ways((2, 2), 1)).error
@@ -123,7 +123,7 @@ class ErrorBound(Protocol):
         """
 
     def union(self, parts: Sequence[Part], beta: float) -> float:
-        """The same for the sum of releases on disjoint parts.
+        """The bound for the sum of releases on disjoint parts.
 
         Args:
             parts: share and size of each.
@@ -131,7 +131,7 @@ class ErrorBound(Protocol):
         """
 
     def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
-        """The same when only the total size of the parts is known: the worst way to cut it.
+        """The bound for such a sum if only the total size is known: for the worst way to cut it.
 
         Args:
             shares: one for each part.
@@ -140,7 +140,7 @@ class ErrorBound(Protocol):
         """
 
     def useful_size(self, share: Share) -> float:
-        """The number of records at which the error in practice is about half of it.
+        """The number of records at which the error in practice is about half that number.
 
         Args:
             share: part of a budget (`Share`) that it may spend, above 0.
@@ -170,7 +170,7 @@ class StaticMechanism(Protocol):
         """Whether it chooses, and its error grows with the number of records (so restarts pay)."""
 
     def covers(self, protects: Neighbours) -> bool:
-        """Whether its noise is for such a change of one record: added or removed, or replaced.
+        """Whether its noise hides this change of one record: added or removed, or replaced.
 
         Args:
             protects: whom a guarantee made of its releases is for.
@@ -183,7 +183,7 @@ class StaticMechanism(Protocol):
         place: Place,
         size_hat: float | None = None,
     ) -> QueryAnswers:
-        """Spends exactly `share`, draws all noise at `place`.
+        """Releases answers: spends exactly `share` and draws all noise at `place`.
 
         `size_hat` is a public size or an estimate that is already paid for; without it a mechanism
         that needs one pays for it out of the share.
@@ -200,12 +200,12 @@ class StaticMechanism(Protocol):
 
 
 def require_static(static: object) -> None:
-    """Refuses what is no static mechanism, by the argument's name."""
+    """Refuses anything but a static mechanism, by the argument's name."""
     require_with("static", static, "release", "one such as Mwem(queries=...)")
 
 
 def require_choices(static: StaticMechanism, share: Share) -> None:
-    """Refuses a share for noise alone where a mechanism chooses: large tables alone would tell."""
+    """Refuses a share for noise alone if a mechanism chooses: else only large tables would fail."""
     require_static(static)
     require_share(share)
     if static.adaptive:
@@ -215,7 +215,7 @@ def require_choices(static: StaticMechanism, share: Share) -> None:
 def sized(
     histogram: Int64[Array, " N"], share: Share, part: Exact, place: Place, size_hat: float | None
 ) -> tuple[float, Share]:
-    """The number of records and the share that is left: `size_hat`, or bought for `part` of it."""
+    """The number of records and the rest of the share: `size_hat`, or bought for `part`."""
     if size_hat is not None:
         return size_hat, share
     noisy = share.scale(part).noisy(int(histogram.sum()), place.draws(b"size"), 1, 1)
@@ -223,7 +223,7 @@ def sized(
 
 
 def size_tail(share: Share, beta: float) -> float:
-    """How far a number of records that this share buys is off, but for beta; one for rounding."""
+    """A bound on the error of a number of records bought by this share, except for beta; plus 1."""
     scale = float(share.spread(1, 1))
     pure = share.kind == "pure"
     return 1 + scale * (math.log(1 / beta) if pure else math.sqrt(2 * math.log(2 / beta)))
@@ -231,7 +231,7 @@ def size_tail(share: Share, beta: float) -> float:
 
 @dataclass(frozen=True)
 class ConcaveBound:
-    """A bound `one` that is concave in the size and falls with the share, and its sums.
+    """A bound `one`, concave in the size and falling with the share, and its sums.
 
     Proof of `spread`: no share is below the smallest, and of a concave function k equal parts have
         the largest sum.
@@ -271,7 +271,7 @@ class NoiseBound:
         with probability exp(-(m + 1/2) / b). In sums a rounded draw counts as a continuous one of
         scale b' = b sqrt(cosh(1 / 2b)): with u = sinh(l/2)^2 / sinh(1/2b)^2, at most (b l)^2 by
         convexity, its moment generating function is 1 + cosh(1/2b) u / (1 - u), which is at most
-        1 / (1 - (b' l)^2). It grows with b, so of a smaller b `SMALLEST` takes the place. A
+        1 / (1 - (b' l)^2). It grows with b, so `SMALLEST` takes the place of a smaller b. A
         combination of Laplace draws with coefficients of norm `unit` has a moment generating
         function below that of one draw of scale `unit`, so Chernoff's bound covers it. A rounded
         Gaussian has tails within those of variance sigma^2 + 1/8 (tested over sigma).

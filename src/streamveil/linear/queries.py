@@ -1,8 +1,8 @@
 """Classes of linear queries: how many records, each weighted by a number in [0, 1].
 
 A class answers all its queries at once, on an exact histogram (integers) and on a synthetic one
-(floating point), and gives the weights of one query. Nothing else of it is ever needed, so classes
-far too large for a matrix (marginals, ranges, halfspaces over a million points) are structured.
+(floating point), and gives the weights of one query. Nothing else is ever needed, so classes far
+too large for a matrix (marginals, ranges, halfspaces over a million points) are structured.
 Weights are multiples of 2**-shift: exact answers are integers in quanta of 2**-shift.
 """
 
@@ -20,7 +20,7 @@ from streamveil.core.accounting import take_numbers
 from streamveil.errors import PlanError, got, require_between, require_with, whole
 from streamveil.types import Array, Float64, Int64
 
-LARGEST = 1 << 61  # quanta that one adaptive question may count: noise fits beside them
+LARGEST = 1 << 61  # most quanta that one adaptive question may count: leaves room for noise
 CELLS = 1 << 27  # entries of a dense matrix of queries: one gigabyte
 Function = Callable[[Array], Array]
 
@@ -62,7 +62,7 @@ class Queries(Protocol):
             histogram: records at each point of the domain, whole numbers of at least 0.
 
         Raises:
-            PlanError: they are of another domain, or so many that answers would not be exact.
+            PlanError: they are of another domain, or too many for exact answers.
         """
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
@@ -87,12 +87,12 @@ class Queries(Protocol):
 
 
 def require_queries(queries: object) -> None:
-    """Raises PlanError for what is no class of queries."""
+    """Raises PlanError for anything but a class of queries."""
     require_with("queries", queries, "domain", "queries such as Marginals.ways((2, 2), 1)")
 
 
 def as_array(name: str, given: Any) -> Array:
-    """Numbers as NumPy has them, or PlanError where they have no common shape."""
+    """Numbers as a NumPy array; PlanError if they have no common shape."""
     try:
         return np.asarray(given)
     except ValueError:
@@ -102,7 +102,7 @@ def as_array(name: str, given: Any) -> Array:
 def whole_numbers(name: str, given: Any) -> Int64[Array, " ..."]:
     """Whole numbers as int64: different ones stay different, and others are refused.
 
-    Those from 2**63 on become negative, as ids that are hashes may be of 64 bits without a sign.
+    Numbers from 2**63 on become negative, since ids may be unsigned hashes of 64 bits.
 
     Raises:
         PlanError: they are fractions, missing, truth values, texts, or have more than 64 bits.
@@ -137,7 +137,7 @@ def points_of(name: str, given: Any, domain: int) -> Int64[Array, " n"]:
 
 
 def reals(name: str, given: Any, size: int | None = None) -> Float64[Array, " ..."]:
-    """Numbers as float64, so many; PlanError for texts, complex ones and what is no number."""
+    """`size` numbers as float64; PlanError for texts, complex numbers and other values."""
     found = as_array(name, given)
     if size is not None and found.shape != (size,):
         raise PlanError(f"{name} needs {size} entries, not {found.shape}")
@@ -159,7 +159,7 @@ def rounded_weights(weights: Array, shift: int, name: str) -> Int64[Array, "*sha
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Any queries, one row each. Weights are rounded to multiples of 2**-shift before all else.
+    """Any queries, one row each. Weights are first rounded to multiples of 2**-shift.
 
     Numerics: exact answers use floating-point products of integers; they stay below 2**53 because
         a table of 2**(52 - shift) records or more is refused.
@@ -254,7 +254,7 @@ def functions(
         shift: weights are rounded to multiples of 2**-shift; exact ones choose it if left out.
 
     Raises:
-        PlanError: a function returns something else than one weight per point.
+        PlanError: a function does not return one weight per point.
 
     >>> functions([lambda x: x[:, 0] > 1], np.array([[0.0], [1.0], [2.0]])).weights(0)
     array([0., 0., 1.])
@@ -274,7 +274,7 @@ def functions(
 
 
 def require_quanta(given: Any, shift: int) -> Float64[Array, "k N"]:
-    """Refuses weights that are no whole numbers of quanta in [0, 1]: sensitivities rest on it."""
+    """Refuses weights other than whole quanta in [0, 1]: sensitivities rest on that."""
     quanta = reals("weights", given)
     if quanta.ndim != 2:
         raise PlanError(f"weights must be a matrix with a row each, not of shape {quanta.shape}")
@@ -284,7 +284,7 @@ def require_quanta(given: Any, shift: int) -> Float64[Array, "k N"]:
 
 
 def check_histogram(queries: Queries, given: Any, beyond: int = LARGEST) -> Int64[Array, " N"]:
-    """Whole records at each point, fewer than `beyond` in all: sums of them are exact."""
+    """A histogram of whole records, fewer than `beyond` in all, so that sums are exact."""
     found = whole_numbers("a histogram", given)
     if found.shape != (queries.domain,):
         raise PlanError(f"a histogram needs {queries.domain} entries, not {found.shape}")
@@ -294,7 +294,7 @@ def check_histogram(queries: Queries, given: Any, beyond: int = LARGEST) -> Int6
 
 
 def whole_quanta(query: Array, shift: int, domain: int) -> Int64[Array, " N"]:
-    """The weights of one question as quanta; refuses weights between two of them."""
+    """The weights of one question as quanta; refuses fractions of a quantum."""
     query = reals("a question", query)
     if query.shape != (domain,):
         raise PlanError(
@@ -322,7 +322,7 @@ def counted(quanta: Int64[Array, " N"], histogram: Int64[Array, " N"]) -> int:
 
 
 def require_room(size: float, shift: int) -> None:
-    """Refuses a public size whose quanta do not fit a whole number of 64 bits with its noise."""
+    """Refuses a public size whose quanta and noise do not fit a whole number of 64 bits."""
     require_between(0, 60, shift=shift)
     if size >= LARGEST >> shift:
         raise PlanError(
@@ -333,7 +333,7 @@ def require_room(size: float, shift: int) -> None:
 
 
 def widths(queries: Queries) -> Float64[Array, " k"]:
-    """The L2 norm of the weights of each query: what noise on every point amounts to."""
+    """The L2 norm of the weights of each query, which noise on every point is multiplied by."""
     if isinstance(queries, Matrix):
         square = np.einsum("kn,kn->k", queries.quanta, queries.quanta)
         return np.asarray(np.ldexp(np.sqrt(square), -queries.shift))

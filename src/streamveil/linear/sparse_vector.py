@@ -1,9 +1,9 @@
 """Answering 'is it above the threshold?' without paying for 'no'.
 
 Queries are counts of sensitivity 1 (one neighbour moves each by at most 1). In count units this is
-true at every size of a growing table, thresholds are public and may change with every question, so
-the same mechanism serves static and growing data; a schedule of shares over epochs of the size
-(`epoch_share`) keeps the noise in proportion to it.
+true at every size of a growing table, and public thresholds may change with every question. So the
+same mechanism serves static and growing data; a schedule of shares over epochs (`epoch_share`)
+keeps the noise in proportion to the size.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AboveThreshold:
     epsilon2: Exact
     assumption: Assumption = "general"
     protects: Neighbours = field(default=Neighbours("event", relation="event"))
-    unit: int = 1  # counts are in quanta of which one record has this many
+    unit: int = 1  # quanta of one record; counts are in quanta
 
     def __post_init__(self) -> None:
         take_numbers(self)
@@ -92,11 +92,11 @@ class AboveThreshold:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Whatever the number of questions."""
+        """The guarantee of one run, whatever the number of questions."""
         return Guarantee(self.protects, Pure(self.epsilon))
 
     def slack(self, beta: float, asked: int = 1) -> float:
-        """How far answers to that many questions may be from the exact comparison."""
+        """The most by which the answers to `asked` questions differ from exact comparisons."""
         first = np.log(2 / beta) / float(self.epsilon1)
         return float(first + self.width * np.log(2 * asked / beta) / float(self.epsilon2))
 
@@ -130,7 +130,7 @@ class AboveThreshold:
 
 @dataclass(frozen=True, init=False)
 class SparseAnswer:
-    """What a question got: EASY (below), HARD (above; with a value if one was paid), EXHAUSTED."""
+    """The answer to a question: EASY (below), HARD (above; a value only if paid), or EXHAUSTED."""
 
     kind: Literal["EASY", "HARD", "EXHAUSTED"]
     value: float | None
@@ -148,7 +148,7 @@ def first_in_records(quanta: Int64[Array, " n"], shift: int) -> float:
 
 
 def pure_cost(share: Share, epsilon: Exact) -> Share:
-    """What an epsilon-DP mechanism costs in the currency of a share."""
+    """The cost of an epsilon-DP mechanism in the currency of a share."""
     amount = Fraction(epsilon)
     return Share(share.kind, amount if share.kind == "pure" else amount * amount / 2)
 

@@ -1,4 +1,4 @@
-"""Which numbers to measure with noise so that the wanted answers come out best.
+"""Strategies: which numbers to measure with noise, for the best answers.
 
 A strategy measures whole-number linear functions of a histogram (a row each), adds noise of a given
 relative scale to every row, and recovers the answers linearly. One record moves the measured
@@ -27,7 +27,7 @@ SLACK = 1 + 1e-9  # covers the rounding of scales that are computed in floating 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Measured rows and how answers come back from them.
+    """Measured rows, and how answers are recovered from them.
 
     >>> cells: Strategy = Points(Marginals.ways((2, 2), 1))
     >>> cells.recover(cells.measure(np.array([1, 2, 3, 4])).astype(float))
@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
     @property
     def queries(self) -> Queries:
-        """What is recovered."""
+        """The queries whose answers are recovered."""
 
     @property
     def rows(self) -> int:
@@ -53,10 +53,10 @@ class Strategy(Protocol):
         """
 
     def recover(self, measured: Float64[Array, " rows"]) -> Float64[Array, " k"]:
-        """All answers, in records; `measured`: what was measured, with noise.
+        """All answers, in records; `measured`: the numbers that were measured, with noise.
 
         Raises:
-            PlanError: there are more or fewer numbers than were measured.
+            PlanError: `measured` has more or fewer numbers than `rows`.
         """
 
     def scales(self, kind: Kind) -> Float64[Array, " rows"]:
@@ -74,7 +74,7 @@ class Strategy(Protocol):
         """
 
     def units(self, kind: Kind) -> Float64[Array, " k"]:
-        """The same for every answer.
+        """The standard deviation of every recovered answer, in units of one scale.
 
         Args:
             kind: law of the noise: 'pure' (Laplace), 'zcdp' or 'gdp' (Gaussian).
@@ -87,7 +87,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """Measure the queries themselves.
+    """Measures the queries themselves.
 
     >>> sums = Direct(Marginals.ways((2, 2), 1))
     >>> sums.measure(np.array([1, 2, 3, 4])), round(sums.unit("pure"), 6)
@@ -126,7 +126,7 @@ class Direct:
 
 @dataclass(frozen=True)
 class Points:
-    """Measure the histogram: best when queries are few points wide or cover everything.
+    """Measures the histogram: best when queries are few points wide or cover everything.
 
     Raises:
         PlanError: a histogram is of another domain, or records are not whole.
@@ -184,7 +184,7 @@ def contrasts(size: int) -> Int64[Array, "size size"]:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Measure marginals free of redundancy: each interaction of attributes once.
+    """Measures marginals without redundancy: each interaction of attributes once.
 
     Algorithm: the marginals of a set of attributes are sums over its subsets of that subset's pure
         interaction (parities, when attributes are bits), which are orthogonal. Each interaction is
@@ -197,7 +197,7 @@ class Residuals:
         L2, the same for every record; these add up to 1. In L1 the maxima over records are summed.
 
     Raises:
-        PlanError: what is recovered from has more or fewer numbers than were measured.
+        PlanError: answers are recovered from more or fewer numbers than were measured.
 
     >>> bits = Residuals(Marginals.ways((2,) * 9, 3))
     >>> bits.rows, round(bits.unit("zcdp"), 2), round(Direct(bits.queries).unit("zcdp"), 2)
@@ -306,7 +306,7 @@ class Residuals:
         return reduce(np.multiply.outer, norms, np.ones(())).reshape(-1)
 
     def _moved(self, part: tuple[int, ...], norm: int) -> float:
-        """What one record adds to the norm of the normalised rows, at scale 1."""
+        """The most that one record adds to the norm of the normalised rows, at scale 1."""
         product = 1.0
         for attribute in part:
             rows = contrasts(self.queries.shape[attribute])[1:].astype(np.float64)
@@ -315,7 +315,7 @@ class Residuals:
         return product
 
     def _weight(self, part: tuple[int, ...]) -> float:
-        """How much variance scale 1 adds over all wanted cells."""
+        """The variance that scale 1 adds over all wanted cells."""
         sizes = self.queries.shape
         around = sum(
             math.prod(1 / sizes[a] for a in attributes if a not in part)

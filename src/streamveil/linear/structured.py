@@ -214,12 +214,12 @@ class Ranges:
 
     @classmethod
     def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
-        """From corners; `high` is exclusive.
+        """Ranges from their corners; `high` is exclusive.
 
         Args:
             shape: points of each attribute, at least 1 each.
             low: first corner of each range, a row each.
-            high: last corner of each, beyond it.
+            high: last corner of each range, exclusive.
 
         Raises:
             PlanError: a corner is no whole number, or not of the domain.
@@ -249,7 +249,7 @@ class Ranges:
 
     @cached_property
     def l1(self) -> int:
-        """The most ranges that share a point: counted by differences at the corners."""
+        """The most ranges that share a point, counted by differences at the corners."""
         cover = np.zeros([size + 1 for size in self.shape], np.int64)
         for sign, corner in self._corners():
             np.add.at(cover, tuple(corner.T), sign)

@@ -60,7 +60,7 @@ class Sums:
 
     @classmethod
     def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:
-        """All groups of each part: the records of the group that lie at its points.
+        """Queries for all groups of each part: the records of a group at the part's points.
 
         Args:
             shape: points of each attribute, at least 1 each.
@@ -158,7 +158,7 @@ def varying(mask: Bool[Array, "*shape"]) -> tuple[int, ...]:
 def grouped(
     mask: Bool[Array, "*shape"], group: tuple[int, ...], attributes: tuple[int, ...]
 ) -> Array:
-    """Which cells of the marginal of `attributes` add up to each group of `group` in the mask."""
+    """For each group of `group`, the cells of the marginal of `attributes` that are in the mask."""
     corner = tuple(slice(None) if a in attributes else slice(0, 1) for a in range(mask.ndim))
     cells = mask[corner]
     numbers = np.zeros(cells.shape, np.int64)  # of the group of each cell
@@ -178,9 +178,9 @@ ENTRIES = 1 << 24  # of the matrix from measured rows to answers
 
 @dataclass(frozen=True, eq=False)
 class Through:
-    """Measure the interactions of the marginals whose cells the queries add up.
+    """Measures the interactions of the marginals whose cells the queries add up.
 
-    The scales are those that are best for the marginals; the error is the exact one of the sums.
+    The scales are the best ones for the marginals; the error is the exact one of the sums.
 
     >>> old = np.array([0, 0, 1, 0, 0, 1], bool)
     >>> through = Through(Sums.of((2, 3), [((0,), old)]))
@@ -193,7 +193,7 @@ class Through:
 
     @cached_property
     def base(self) -> Residuals:
-        """What is measured."""
+        """The strategy that is measured."""
         return Residuals(self.queries.cells)
 
     @property

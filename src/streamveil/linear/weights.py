@@ -1,7 +1,7 @@
 """Multiplicative weights in place: only the points that a query counts are touched.
 
-A distribution is kept up to its total, so a step costs as much as the query is wide; for cells of
-marginals and for boxes the points are a view of the table and nothing is gathered.
+A distribution is kept up to a factor, so the cost of a step is the number of points that the query
+counts; for cells of marginals and for boxes the points are a view of the table, without a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_STEP = 100.0  # of weights in one correction: their exponential stays finit
 
 @dataclass
 class Weights:
-    """A distribution over the points of a domain that measured answers move. All of it is public.
+    """A public distribution over the points of a domain, moved by measured answers.
 
     >>> both = Marginals((2, 2), ((0,), (1,)))
     >>> weights = Weights.uniform(both)
@@ -37,7 +37,7 @@ class Weights:
 
     @classmethod
     def uniform(cls, queries: Queries) -> Weights:
-        """Every point alike."""
+        """The uniform distribution."""
         return cls(queries, np.full(queries.domain, 1 / queries.domain), 1.0)
 
     @classmethod
@@ -47,11 +47,11 @@ class Weights:
 
     @property
     def distribution(self) -> Float64[Array, " N"]:
-        """Sums to one."""
+        """The distribution, with sum one."""
         return np.asarray(self.table / self.table.sum())
 
     def answers(self) -> Float64[Array, " k"]:
-        """All queries on the distribution."""
+        """The answers of all queries on the distribution."""
         return self.queries.answers(self.table) / self.total
 
     def move(self, query: int, value: float, step: float) -> None:
@@ -89,13 +89,13 @@ class Weights:
         self.rescale()
 
     def rescale(self) -> None:
-        """Makes the total one again, free of what rounding left in it."""
+        """Makes the total one again and removes its rounding errors."""
         self.table /= self.table.sum()
         self.total = 1.0
 
 
 def counted(queries: Queries, table: Array, query: int) -> Array | None:
-    """The points that a query counts as a view of the table, None where they are no box."""
+    """The points that a query counts, as a view of the table; None if they are no box."""
     if isinstance(queries, Marginals):
         found = dict(zip(*queries.cell(query), strict=True))
         slices = [
