@@ -1,4 +1,4 @@
-"""Private frequency sketches: what `sv.sketches` shows."""
+"""Private frequency sketches: the names of `sv.sketches`."""
 
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.heavy_hitters import HeavyHitters, HeavyKeys, PublishedHierarchy

@@ -1,4 +1,4 @@
-"""How large the noise in the cells of a sketch is. No guarantee depends on it."""
+"""The size of the noise in the cells of a sketch. No guarantee depends on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row_norm(
 
 
 def _epoch_norm(k: int) -> float:
-    """Totals of the finished epochs, then the nodes of the open one."""
+    """The norm of an unbounded tree: totals of the finished epochs, and nodes of the open one."""
     if k == 0:
         return 0.0
     epoch = k.bit_length() - 1

@@ -1,4 +1,4 @@
-"""Which keys are frequent, found from published tables alone.
+"""Frequent keys, found from published tables alone.
 
 A list of candidates kept from arriving keys would leak: a rare key that happens to collide with
 frequent ones enters the list only if it occurred. So the search below takes a `PublishedHierarchy`
@@ -38,7 +38,7 @@ class HeavyKeys(NamedTuple):
 
     keys: UInt64[Array, " found"]
     estimates: Float64[Array, " found"]
-    sd: float  # standard deviation of the noise in one cell; of the worst, if corrected for lag
+    sd: float  # standard deviation of the noise in a cell; of the worst cell, if corrected for lag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class HeavyHitters(Levels):
     Guarantee: one budget for all levels together: their changes m add up under one sigma.
     Proof: `NoisePlan` on the concatenation of all tables; the search reads published tables only.
     Error: with G a bound on collisions and noise of all prefixes looked at and R the most arrivals
-        in a round, every key of weight at least threshold + G + R is found when beam is at least
+        in a round, every key of weight at least threshold + G + R is found if beam is at least
         N / (threshold - G), and no key below threshold - G is.
     Memory: `nbytes`.
 
@@ -99,7 +99,7 @@ class HeavyHitters(Levels):
 
     @property
     def level_bits(self) -> tuple[int, ...]:
-        """How many leading bits each level counts."""
+        """The number of leading bits that each level counts."""
         return tuple(range((self.bits - 1) % self.digit + 1, self.bits + 1, self.digit))
 
     @cached_property
@@ -136,7 +136,7 @@ class HeavyHitters(Levels):
         return integer_words(keys, self.bits)
 
     def counted(self, words: Words, weights: Array) -> Iterator[LevelWords]:
-        """What every table counts of some keys: their first bits.
+        """The words of some keys that every table counts: their first bits.
 
         Args:
             words: what `items` returned.
@@ -169,7 +169,7 @@ class PublishedHierarchy:
     """
 
     levels: tuple[PublishedSketch, ...]
-    level_bits: tuple[int, ...]  # bits of a key that each level knows
+    level_bits: tuple[int, ...]  # leading bits of a key that each level counts
 
     @property
     def sd(self) -> float:

@@ -1,6 +1,6 @@
-"""Which texts are frequent, however long they are, found from published tables alone.
+"""Frequent texts, however long they are, found from published tables alone.
 
-As in `heavy_hitters`, nothing is kept of a text that came but what its bytes add to noisy cells.
+As in `heavy_hitters`, no text is kept: its bytes only add to noisy cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamveil.sketches.schedule import PushSchedule
 from streamveil.types import Array, Float64, UInt64
 
 LONGEST_TEXT = 1024  # bytes
-SEEN = 5.0  # standard deviations of a cell from which on a text is found, but for collisions
+SEEN = 5.0  # standard deviations of a cell at which a text is found, collisions aside
 FIRST = 2  # bytes that the first level counts, exactly
 LIKELY = 2.0  # standard deviations of noise that a prefix must show to be searched on
 GUARD = 4.0  # standard deviations of noise that a text must show to be found
@@ -50,11 +50,11 @@ class HeavyTextsFound(NamedTuple):
 class HeavyTexts(Levels):
     """The most frequent texts of up to `length` bytes at any time, without a list of candidates.
 
-    Algorithm: level l counts the first l bytes of every text that is as long, from 2 bytes on: the
+    Algorithm: level l, from 2 on, counts the first l bytes of every text of at least l bytes: the
         first level exactly, others in a sketch of a public hash. One more sketch counts whole
         texts, `weight` times each. The search keeps the `beam` largest prefixes of a level, looks
         at all their children, and looks up in the last sketch whether a text ends at any of them.
-        Longer texts are cut to `length` bytes, before a character of UTF-8 that would be divided.
+        Longer texts are cut to `length` bytes or a little less: no character of UTF-8 is divided.
     Protects: as `LazySketch`, on the tick clock.
     Guarantee: one budget for all tables: a text adds to one cell in every row of its levels, and
         `weight` to one cell in every row of the last sketch.
@@ -106,7 +106,7 @@ class HeavyTexts(Levels):
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """One layout per level, and that of whole texts."""
+        """One layout per level, and the one of whole texts."""
         sketched = [
             self.layout_of("multiply", self.depth, self.width, number)
             for number in range(FIRST + 1, self.length + 1)
@@ -117,7 +117,7 @@ class HeavyTexts(Levels):
 
     @property
     def weight(self) -> int:
-        """What a text adds to a cell of the last sketch: so much that its rows take a quarter.
+        """The number that a text adds to a cell of the last sketch, whose rows so take a quarter.
 
         They then raise the noise of the levels by a seventh, and the noise of an estimate, in
         texts, hardly depends on `length`.
@@ -153,7 +153,7 @@ class HeavyTexts(Levels):
         return cut_texts(column_of(keys), self.length)
 
     def counted(self, items: pa.Array, weights: Array) -> Iterator[LevelWords]:
-        """What every table counts of some texts: the hash of their first bytes, and of all.
+        """The words of some texts that every table counts: hashes of their first bytes, and of all.
 
         Args:
             items: what `items` returned.
@@ -201,7 +201,7 @@ class PublishedTexts:
     """
 
     levels: tuple[PublishedSketch, ...]  # of prefixes, and last of whole texts
-    weight: int  # what a text adds to a cell of the last one, >= 1
+    weight: int  # the number that a text adds to a cell of the last level, >= 1
 
     @property
     def sd(self) -> float:
@@ -209,7 +209,7 @@ class PublishedTexts:
         return self.levels[-1].sd / self.weight
 
     def estimate(self, keys: Any) -> Float64[Array, " keys"]:
-        """Estimated weight of any texts, cut as those that were counted.
+        """Estimated weight of any texts, cut in the same way as counted texts.
 
         Args:
             keys: texts or bytes.
@@ -258,7 +258,7 @@ class PublishedTexts:
         )
 
     def _reached(self, beam: int) -> Iterator[Reached]:
-        """The prefixes that are searched on, level by level: by their smallest estimate so far."""
+        """The prefixes that the search follows at each level, by their smallest estimate so far."""
         here = Reached.root()
         yield here
         for size in range(1, len(self.levels) + FIRST - 1):
@@ -291,20 +291,20 @@ class Reached:
         return cls(np.array([GOLDEN]), np.full(1, np.inf), None, none, none.astype(np.uint8))
 
     def children(self) -> Reached:
-        """Every prefix with every byte."""
+        """Every prefix followed by every byte."""
         parents = np.repeat(np.arange(len(self.hashes)), 256)
         added = np.tile(np.arange(256, dtype=np.uint8), len(self.hashes))
         hashes = extended(self.hashes[parents], added)
         return Reached(hashes, self.scores[parents], self, parents, added)
 
     def of(self, places: Array, scores: Float64[Array, " some"]) -> Reached:
-        """Some of them, with new scores."""
+        """Some of the prefixes, with new scores."""
         return Reached(
             self.hashes[places], scores, self.before, self.parents[places], self.letters[places]
         )
 
     def text(self, place: int) -> bytes:
-        """The bytes of one."""
+        """The bytes of one prefix."""
         letters: list[int] = []
         here = self
         while here.before is not None:
@@ -314,7 +314,7 @@ class Reached:
 
 
 def extended(hashes: UInt64[Array, " keys"], added: Array) -> UInt64[Array, " keys"]:
-    """The public hashes of prefixes that are a byte longer (SplitMix64 over their bytes)."""
+    """The public hashes of prefixes extended by a byte (SplitMix64 over their bytes)."""
     mixed = hashes ^ (added.astype(np.uint64) + np.uint64(1))
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""The keys of rows that a sketch counts: words, or texts, as they are handed over and kept."""
+"""The keys of rows that a sketch counts, as words or texts, and how they are saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chosen(items: Items, places: Index) -> Items:
 
 
 def packed(items: Items) -> dict[str, Array]:
-    """Keys as arrays that are kept.
+    """Keys as arrays that can be saved.
 
     >>> unpacked(packed(pa.array([b"a", b"bc"], pa.large_binary()))).to_pylist()
     [b'a', b'bc']

@@ -19,7 +19,7 @@ from streamveil.sketches.schedule import ClockName, PushSchedule
 from streamveil.sketches.table import SketchTable
 from streamveil.types import Array
 
-ROUNDS = 256  # rounds in a horizon when the round is left to us: noise and lag are both small there
+ROUNDS = 256  # default number of rounds in a horizon: with it noise and lag are both small
 BLOCK = 1024
 
 
@@ -33,8 +33,8 @@ class LazySketch(Levels):
         length is chosen apart from the width, in one draw per push, and in the calibration. The
         paper's form is counter='tree', round=width, block=1, calibration='textbook'.
     Protects: `protects.relation` and at most `protects.bound` items per unit; see `NoisePlan`. The
-        caller enforces the bound, and with the arrival clock puts weight 0 in place of what it
-        drops, so that no other item's place in time moves.
+        caller enforces the bound. With the arrival clock it gives items beyond the bound weight 0,
+        so that no other item's place in time moves.
     Guarantee: `guarantee`, computed from sigma; covers everything ever published.
     Proof: `NoisePlan`.
     Error: `PublishedSketch.error_bound`; noise `PublishedSketch.sd`, lag at most a round.
@@ -136,7 +136,7 @@ class LazySketch(Levels):
         yield LevelWords(0, items, weights)
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedSketch:
-        """The one table; `levels`: the one published table."""
+        """The published table; `levels`: this one table."""
         return levels[0]
 
 

@@ -1,4 +1,4 @@
-"""One table or several under one budget, and what counts in them."""
+"""The common part of all sketches: one or several tables under one budget."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ BEAM, WIDEST_BEAM = 512, 2**20  # prefixes kept at each level
 
 
 class LevelWords(NamedTuple):
-    """What one table counts of some keys."""
+    """The words of some keys that one table counts."""
 
     number: int  # of the table
     words: Words
-    weights: Array  # one a word; empty: all one
+    weights: Array  # one for each word; empty: all are 1
 
 
 class Levels(Protocol):
-    """What every sketch has: tables under one budget, and how keys fall into them."""
+    """The interface of sketches: tables under one budget, and how keys fall into them."""
 
     protects: Neighbours
     budget: Budget
@@ -45,7 +45,7 @@ class Levels(Protocol):
     max_weight: int
     counter: Any  # the name of a `CellCounter`
     seed: int
-    most_levels: int  # that any of its kind has, so that no two seeds share a hash
+    most_levels: int  # of any sketch of its kind, so that no two seeds share a hash
     calibration: Calibration = "analytic"
     opened_as: str = "heavy-hitters"  # a sketch without a name: part of its noise addresses
 
@@ -55,7 +55,7 @@ class Levels(Protocol):
         ...
 
     def schedule_of(self, width: int) -> PushSchedule:
-        """Push times of a table of so many columns.
+        """Push times of a table of `width` columns.
 
         Args:
             width: columns of the table, at least 1.
@@ -77,7 +77,7 @@ class Levels(Protocol):
         ...
 
     def counted(self, items: Any, weights: Array) -> Iterator[LevelWords]:
-        """What the tables count of some keys; a key at most once in each table.
+        """The words of some keys that the tables count; each key at most once in each table.
 
         Args:
             items: what `items` returned.
@@ -86,7 +86,7 @@ class Levels(Protocol):
         ...
 
     def shown(self, levels: tuple[PublishedSketch, ...]) -> Any:
-        """Published tables as what is asked: a hierarchy, texts, or the one table.
+        """The published tables as an object to ask: a hierarchy, texts, or the one table.
 
         Args:
             levels: the published tables, in order.
@@ -95,11 +95,11 @@ class Levels(Protocol):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """What a key adds to a cell of each table, as `NoisePlan` has it; empty: one to each."""
+        """The number that a key adds to a cell of each table, see `NoisePlan`; empty: 1 to each."""
         return ()
 
     def address(self, number: int) -> tuple[int, ...]:
-        """The part of a table's name, and of the addresses of its noise, that is its own.
+        """The part of a table's name and noise addresses that only this table has.
 
         Args:
             number: of the table, from 0.
@@ -107,7 +107,7 @@ class Levels(Protocol):
         return (number,)
 
     def layout_of(self, family: Any, depth: int, width: int, number: int) -> Layout:
-        """That of one table, whose hashes are its own.
+        """The layout of one table, with hashes of its own.
 
         Args:
             family: of its hash functions: 'multiply' or 'identity'.
@@ -153,11 +153,11 @@ class Levels(Protocol):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What everything ever published can reveal."""
+        """The guarantee for everything ever published."""
         return Guarantee(self.protects, self.noise.loss, self.horizon)
 
     def open(self, noise: Noise | None = None, name: str = "") -> LiveSketch:
-        """Empty and counting. Without `noise`, under a fresh key of the operating system.
+        """An empty sketch that counts. Without `noise`, it has a fresh key from the system.
 
         Args:
             noise: where its draws come from.
@@ -171,7 +171,7 @@ class Levels(Protocol):
         return LiveSketch(self, state, place)
 
     def resume(self, arrays: Arrays, noise: Noise, name: str = "") -> LiveSketch:
-        """Counting again from `LiveSketch.save`, under the same noise and name.
+        """The sketch that `LiveSketch.save` saved, under the same noise and name.
 
         Args:
             arrays: what `LiveSketch.save` returned.
@@ -197,12 +197,12 @@ class Levels(Protocol):
 
 
 def prefix(config: Levels, number: int) -> str:
-    """What the names of a table's saved arrays begin with."""
+    """The beginning of the names of a table's saved arrays."""
     return "".join(f"{part}/" for part in config.address(number))
 
 
 class LiveSketch:
-    """A sketch that is counting. Secret but for `published`.
+    """A sketch that is counting. All but `published` is secret.
 
     `LazySketch.open`, `HeavyHitters.open` or `HeavyTexts.open` makes one, and hands over `config`,
     `state` and the `place` of its noise.
@@ -249,7 +249,7 @@ class LiveSketch:
                 config.tables[number].count(self._state[number], wide, each, self._keys[number])
 
     def tick(self, keys: Any = None, ticks: int = 1) -> None:
-        """Counts keys, if any, and ends the tick: what falls due is pushed.
+        """Counts keys, if any, and ends the tick: columns that fall due are pushed.
 
         Args:
             keys: integers or texts that arrive before the tick ends.
@@ -272,14 +272,14 @@ class LiveSketch:
                 table.flush(state, key)
 
     def published(self) -> Any:
-        """What is public now: see `shown` of its configuration."""
+        """The tables that are public now; see `shown` of its configuration."""
         tables = zip(self.config.tables, self._state, strict=True)
         with self._place.drawn.turn():
             found = tuple(values(table.published(state)) for table, state in tables)
         return self.config.shown(found)
 
     def save(self) -> Arrays:
-        """The state, to be kept as secret as the data."""
+        """The state; keep it as secret as the data."""
         with self._place.drawn.turn():
             arrays = {
                 prefix(self.config, number) + name: array.copy()

@@ -1,7 +1,7 @@
 """Frequencies of given keys and the most frequent keys of a stream, in bounded memory.
 
-What `APPROX_FREQUENCY(key)` and `HEAVY_HITTERS(key, k => ...)` run: one sketch per window,
-advanced at every public trigger. Memory is chosen in advance and does not depend on the data.
+`APPROX_FREQUENCY(key)` and `HEAVY_HITTERS(key, k => ...)` run this: one sketch per window, advanced
+at every public trigger. Memory is chosen in advance and does not depend on the data.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class SketchQuery:
                 "APPROX_FREQUENCY counts rows that have a key, and NULL is none.\n"
                 "  to fix  leave NULL out of public_groups"
             )
-        key_words(self.keys)  # refuses others that it cannot count, before it is paid
+        key_words(self.keys)  # refuses keys that cannot be counted, before anything is paid
 
     @property
     def guarantee(self) -> Guarantee:
@@ -172,7 +172,7 @@ class SketchQuery:
 
     @property
     def _weight(self) -> int:
-        """What a row adds to a cell that is shown."""
+        """The number that a row adds to a cell that is shown."""
         return self.sketch.weight if isinstance(self.sketch, HeavyTexts) else 1
 
     # ---- the operator protocol
@@ -197,7 +197,7 @@ class SketchQuery:
         return delta
 
     def arrive(self, batch: Batch, noise: Noise) -> Arrived:
-        """What may count of a micro-batch: a function of each row alone."""
+        """The rows of a micro-batch that may count: a function of each row alone."""
         program: RowProgram = self.bind(batch.rows.schema)
         unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
         prepared = prepare(program, batch.rows, unit_key, name_key, reject_notes=batch.reject_notes)
@@ -269,9 +269,9 @@ class SketchQuery:
             del state.units[period]
 
     def cells(self, items: Items) -> tuple[Int64[Array, " hit"], Int64[Array, " hit"]]:
-        """The cells that some keys fall into, over all levels of a window, and how many do.
+        """The cells that some keys fall into, over all levels of a window, and the count of each.
 
-        What a window counts is a sum over rows: parts of it are counted apart and then added.
+        A window's counts are a sum over rows: they can be counted in parts, and these added.
         """
         places, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         first = np.cumsum([0] + [table.layout.cells for table in self.tables])
@@ -292,7 +292,7 @@ class SketchQuery:
         places: Int64[Array, " hit"],
         counts: Int64[Array, " hit"],
     ) -> None:
-        """Adds what `cells` counted, in place. A place may come several times."""
+        """Adds counts of `cells` in place. A place may occur several times."""
         base = 0
         for tables in self._window(state, window):
             pending = tables.pending.reshape(-1)
@@ -380,7 +380,7 @@ class SketchQuery:
         return state.windows[window]
 
     def _answer(self, window: int, trigger: int, *shown: PublishedSketch) -> pa.Table:
-        """Post-processing of published tables: the columns of a release, sorted by key."""
+        """The columns of a release, sorted by key: post-processing of published tables."""
         if not isinstance(self.sketch, LazySketch):
             found = self.sketch.shown(shown).top(self.k, beam=max(2 * self.k, 512))
             order = self._possible(found.keys, np.argsort(found.keys))
@@ -413,7 +413,7 @@ class SketchQuery:
         return noted(pa.table(columns), "; ".join(told), place)
 
     def _possible(self, keys: Any, order: Array) -> Array:
-        """The places of found keys that a row may have: words that are no text are noise."""
+        """The places of found keys that rows may have: words that are not text are noise."""
         if not self.text_length or isinstance(self.sketch, HeavyTexts):
             return order
         texts = words_bytes(keys, self.text_length)

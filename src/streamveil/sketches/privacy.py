@@ -1,4 +1,4 @@
-"""What one change can move in a family of sketch tables, and the noise that hides it."""
+"""The sensitivity of a family of sketch tables, and the noise that hides one change."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class NoisePlan:
             paid = needed * Fraction(5, 4)
 
     def _paid(self, mu: float) -> float:
-        """A mu that was not searched: refused where the budget does not pay for the sampler too."""
+        """A given mu; refused where the budget does not pay for the sampler too."""
         if not self._loss_at(mu).fits(self.budget):
             raise PlanError(
                 "textbook noise leaves too little of this delta for the sampler.\n"
@@ -165,7 +165,7 @@ class NoisePlan:
 
     @property
     def _exact(self) -> float:
-        """How far one unit moves the encoder, but for the rounding of buffers."""
+        """How far one unit moves the encoder, without the rounding of buffers."""
         reach = float(self.items) * self.max_weight * math.sqrt(self.change)
         return reach * self.counter.column_norm
 
@@ -219,7 +219,7 @@ class NoisePlan:
 
     @cached_property
     def loss(self) -> Loss:
-        """What everything ever shown can leak about one unit."""
+        """The loss of everything ever shown, about one unit."""
         return self._loss_at(self.mu)
 
     def _loss_at(self, mu: float) -> Loss:

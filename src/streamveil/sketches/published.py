@@ -1,4 +1,4 @@
-"""What a private sketch shows, and everything that may be computed from it.
+"""The public snapshot of a private sketch, and everything that may be computed from it.
 
 A `PublishedSketch` holds public numbers only, so all of this module is post-processing: it costs no
 privacy and cannot reach a key, an exact count or a noise variable.
@@ -25,11 +25,11 @@ from streamveil.types import Array, Float64, Int64
 
 Method = Literal["calibrated", "min", "median"]
 METHODS: tuple[Method, ...] = ("calibrated", "min", "median")
-FAKES = 4096  # cell tuples of keys that nobody has, to see what an absent key looks like
+FAKES = 4096  # cell tuples of keys that nobody has, to estimate an absent key
 
 
 class SketchErrorBound(NamedTuple):
-    """With the stated probability estimate - truth is from -below to above.
+    """Bounds on an error: with the stated probability, estimate - truth is in [-below, above].
 
     >>> SketchErrorBound(below=20.0, above=35.0).above
     35.0
@@ -200,7 +200,7 @@ class PublishedSketch:
         Args:
             beta: chance that it fails, above 0 and below 1.
             arrivals: the weight of all keys so far, at most.
-            late: that within the lag, at most.
+            late: the weight within the lag, at most.
 
         Raises:
             PlanError: beta or a weight is beyond its range, or the weight of all keys is not known.

@@ -1,4 +1,4 @@
-"""When columns are pushed: public, fixed in advance, the same for every input."""
+"""The times of pushes of columns: public, fixed in advance, the same for every input."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ClockName = Literal["arrivals", "ticks"]
 
 @dataclass(frozen=True, kw_only=True)
 class PushSchedule:
-    """Every column once in each `round`, `block` columns together, spread evenly over the round.
+    """Pushes each column once a `round`, `block` columns together, spread evenly over the round.
 
-    With the clock 'arrivals' time is the number of items so far (and so is public); with 'ticks' it
-    is advanced by the caller and the number of items stays private. The paper's sketch is
+    With the clock 'arrivals', time is the number of items so far, which is therefore public; with
+    'ticks' the caller advances it and the number of items stays private. The paper's sketch is
     round = width and block = 1, the punctual one round = 1 and block = width.
 
     >>> plan = PushSchedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
