@@ -1,12 +1,12 @@
-"""Ledgers: what jobs have spent, and what they may.
+"""Ledgers: the losses that jobs have spent, and those that they still may.
 
 Here: how much of a ledger's limit is spent, by caps per kind of loss, and totals per unit-period.
 
 A journal is an append-only file of JSON records: none can be changed, dropped or reordered unseen.
 
 One record is one line `{"hash": ..., "record": ...}`. The hash covers the record and the hash of
-the line before it, so every line vouches for all lines above. Not covered: cutting whole lines off
-the end leaves a valid shorter file; whoever must notice that keeps `head` elsewhere and gives it to
+the line before it, so every line vouches for all lines above. One change goes unseen: cutting whole
+lines off the end leaves a valid shorter file. To notice that, keep `head` elsewhere and give it to
 `Ledger.verify`.
 
 A line is written and synced before `append` returns. A line without its end was never acknowledged,
@@ -44,7 +44,7 @@ from streamveil.errors import StoreError
 Record = dict[str, Any]
 START = "0" * 32
 OPENING = b'{"hash":"'  # of every line
-NUL = b"\0"  # in no record, and what a power failure leaves of a block that was not yet written
+NUL = b"\0"  # in no record; a power failure leaves it in a block that was not yet written
 NO_WRITING = (EROFS, EACCES, EPERM)  # errors of a file that may still be read
 
 
@@ -57,9 +57,9 @@ def chain(previous: str, text: str) -> str:
 
 
 class Shared:
-    """What threads of one process share, one after another, and no process that it forks.
+    """A file or connection that threads of one process share in turn, and no forked process does.
 
-    An open file or connection stays one when a process forks, and its lock would hold for both.
+    An open file or connection stays open when a process forks, and its lock would hold for both.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Shared:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A block for whose end other threads wait."""
+        """A block of one thread; others wait for its end."""
         if self._parted:
             raise StoreError(
                 "this ledger was opened before this process was forked, and is its parent's.\n"
@@ -98,9 +98,9 @@ class Shared:
         raise NotImplementedError
 
     def part(self) -> None:
-        """Gives up, in a process that was just forked, what is its parent's.
+        """Gives up the parent's file or connection, in a process that was just forked.
 
-        What another thread was reading or charging may be half in memory, and is not used.
+        Memory may hold half of what another thread was reading or charging, and is not used.
         """
         self._parted |= not self._turn.acquire(blocking=False)
         self._turn = RLock()
@@ -110,7 +110,7 @@ OPEN: WeakSet[Shared] = WeakSet()
 
 
 def part_all() -> None:
-    """In a process that was just forked."""
+    """Calls `Shared.part` of all journals, in a process that was just forked."""
     for one in OPEN:
         one.part()
 
@@ -149,16 +149,16 @@ class Journal(Shared):
             fcntl.flock(file, fcntl.LOCK_UN)
 
     def unread(self) -> list[Record]:
-        """The records appended since the last call, by anyone; StoreError when one was altered."""
+        """The records appended since the last call, by anyone; StoreError if one was altered."""
         return [record for record, _ in self._unread()]
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the journal in messages."""
         return "in memory" if self.path is None else self.path.stem
 
     def make(self) -> None:
-        """Nothing: a file is made when it is opened."""
+        """Does nothing: a file is made when it is opened."""
 
     def exists(self) -> bool:
         """Whether there is a file."""
@@ -219,7 +219,7 @@ class Journal(Shared):
             )
 
     def _require_torn(self, tail: bytes) -> None:
-        """Refuses a whole record whose last byte is another than it was: it was acknowledged."""
+        """Refuses a tail that is a whole record with another last byte: it was acknowledged."""
         with suppress(ValueError):
             json.loads(tail[:-1])
             raise altered(str(self.path))
@@ -295,12 +295,12 @@ class Journal(Shared):
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 self._file = self._open_to_read(error)
-            if not os.fstat(self._file).st_size:  # of us, or of a process that died right then
+            if not os.fstat(self._file).st_size:  # made by us, or by a process that then died
                 sync_directory(self.path.parent)
         return self._file
 
     def _open_to_read(self, error: OSError) -> int:
-        """The file of a backup, or of somebody else: what was charged may be read all the same."""
+        """Opens a file for reading only: the charges of a backup, or of others, may be read."""
         assert self.path is not None  # noqa: S101  (there was something to open)
         if error.errno in NO_WRITING:
             with suppress(OSError):
@@ -316,14 +316,14 @@ class Journal(Shared):
 
 
 def checked(where: str, head: str, record: Record | None, claimed: str) -> str:
-    """The hash of a record that follows `head`, which must be the one that is claimed."""
+    """The hash of a record that follows `head`; it must be the claimed one."""
     if record is None or chain(head, ENCODER.encode(record)) != claimed:
         raise altered(where)
     return claimed
 
 
 def altered(where: str) -> StoreError:
-    """What to say of records that are not as they were written."""
+    """The error for records that were changed after they were written."""
     return StoreError(
         f"{where} was altered: a record does not match its hash.\n"
         "  to fix  restore it from a copy; nothing more may be charged to it"
@@ -333,7 +333,7 @@ def altered(where: str) -> StoreError:
 def acknowledged(data: bytes) -> bytes:
     """All lines but a torn tail, which was never acknowledged.
 
-    That is a last line without an end, or one that holds a NUL.
+    A torn tail is a last line without an end, or one that holds a NUL.
     """
     end = data.rfind(b"\n") + 1
     last = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
@@ -379,10 +379,10 @@ def own_caps(limit: Budget) -> Loss | None:
 def caps_for(limit: Budget, first: Loss) -> Loss:
     """Caps per kind of loss for an (epsilon, delta) limit, fixed by the first charge.
 
-    They are the first charge scaled up as far as it fits (as it is, or as zCDP when that goes
-    further), and what is then left of delta. So a limit is used up by repeating what it was opened
-    for, and any single mechanism that fits the limit fits the ledger. A first charge that does not
-    fit is scaled down: caps always fit, so it is refused.
+    They are the first charge scaled up as far as it fits (as it is, or as zCDP if that goes
+    further), and the rest of delta. So repeating the first charge uses up the limit, and any single
+    mechanism that fits the limit fits the ledger. A first charge that does not fit is scaled down:
+    the caps then fit, and the charge is refused.
     """
     delta, first = limit.delta or Fraction(0), first.stated()
     first = replace(first, delta=first.delta + first.chance, chance=Fraction(0))
@@ -421,7 +421,7 @@ def _scaled_to(limit: Budget, first: Loss) -> Loss:
 
 
 def joined(loss: Loss) -> Loss:
-    """The same with its pure losses as one: one charge may take all of a cap."""
+    """A loss with its pure losses as one: one charge may take all of a cap."""
     return replace(loss, pure=((loss.pure_total, 1),))
 
 
@@ -456,10 +456,10 @@ def limits(caps: Loss) -> Amounts:
 
 
 def _taken(number: Fraction, cap: Fraction) -> int:
-    """A number in units, rounded up; all units of a cap that it is within.
+    """A number in units, rounded up, but not above a cap that holds it.
 
-    Proof: `limits` rounds a cap down, so a number within it may be above its last unit. That takes
-        all units of the cap, and beside it there is room for zeros alone.
+    Proof: `limits` rounds a cap down, so a number within the cap may be above its last unit. Such
+        a number takes all units of the cap, and leaves room for zeros alone.
     """
     units, whole = ceil(number * UNIT), floor(cap * UNIT)
     return whole if 0 < whole < units and number <= cap else units
@@ -470,11 +470,11 @@ def _numbers(loss: Loss) -> tuple[Fraction, ...]:
 
 
 def split(loss: Loss, *, given_past: bool) -> tuple[Loss, Loss]:
-    """What a charge takes from unit-periods in its range alone, and what from all of them.
+    """The loss of a charge for unit-periods in its range alone, and its loss for all of them.
 
-    Proof: `ledger.Ledger`. A pure loss holds on every transcript, so given any past; of another
-        kind only if somebody proved that it does. Chances and distances are about all draws of a
-        run: what is left of them after some past may be more, so nobody can prove it.
+    Proof: `ledger.Ledger`. A pure loss holds on every transcript, so given any past; another loss
+        does only if that is proved. Chances and distances are about all draws of a run: after some
+        past they may be larger, so that cannot be proved for them.
     """
     if given_past:
         whole = Loss(distance=loss.distance, chance=loss.chance)
@@ -484,7 +484,7 @@ def split(loss: Loss, *, given_past: bool) -> tuple[Loss, Loss]:
 
 
 def has_room(asked: Amounts, spent: Amounts, limit: Amounts) -> bool:
-    """Whether a cost fits beside what is spent, in every kind."""
+    """Whether a cost and the spent amounts fit the limit together, in every kind."""
     return all(a + b <= cap for a, b, cap in zip(asked, spent, limit, strict=True))
 
 
@@ -496,7 +496,7 @@ def as_loss(spent: Amounts) -> Loss:
 
 @cache
 def cost(loss: Loss, caps: Loss) -> Amounts:
-    """What a loss takes from each cap, restated in the kinds that have one.
+    """The amount that a loss takes from each cap, restated in the kinds that have one.
 
     Proof: a Gaussian mechanism is mu^2/2-zCDP. A pure mechanism is zCDP (`convert.pure_zcdp`); it
         is also GDP with mu = 2 Phi^-1(e^eps / (1 + e^eps)), because randomised response dominates
@@ -519,8 +519,8 @@ def cost(loss: Loss, caps: Loss) -> Amounts:
 def _gaussian_square(epsilon: float) -> float:
     """The least mu^2 such that epsilon-DP is mu-GDP, rounded up.
 
-    -Phi^-1(1 / (1 + e^eps)), taken in the lower tail where it keeps its digits. Near 1/2 it has
-    none: Phi^-1(1/2 + x) is at most u + u^3 for u = sqrt(2 pi) x below 0.1, and x at most eps / 4.
+    From -Phi^-1(1 / (1 + e^eps)), whose digits are exact in the lower tail. Near 1/2 they are not:
+    there Phi^-1(1/2 + x) is at most u + u^3 for u = sqrt(2 pi) x below 0.1, and x at most eps / 4.
     """
     if epsilon < 1e-3:
         return max(pi / 2 * epsilon**2 * (1 + epsilon**2) * (1 + 1e-9), 1e-300)
@@ -531,7 +531,7 @@ def _gaussian_square(epsilon: float) -> float:
 
 
 class PeriodTotals:
-    """What each unit-period has lost: an amount for all of them and more within ranges.
+    """The loss of each unit-period: an amount for all of them, and more within ranges.
 
     Memory: one row per distinct end of a range. A charge costs O(log ranges + ranges it meets).
     """
@@ -550,7 +550,7 @@ class PeriodTotals:
         return other
 
     def worst(self, periods: Periods | None = None) -> Amounts:
-        """Kind by kind, the most that any unit-period (of a range) has lost."""
+        """The most that any unit-period (of a range) has lost, kind by kind."""
         ranged = self.most
         if periods is not None:
             first, end = self._span(*periods)
@@ -586,7 +586,7 @@ class PeriodTotals:
         return max(low, 0), bisect_left(self._starts, end)
 
     def _split(self, period: int) -> int:
-        """The place of the segment that starts at a period, made if need be."""
+        """The place of the segment that starts at a period; makes one if there is none."""
         place = bisect_left(self._starts, period)
         if place == len(self._starts) or self._starts[place] != period:
             self._starts.insert(place, period)

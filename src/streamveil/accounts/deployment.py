@@ -1,4 +1,4 @@
-"""A ledger as one machine-readable record of a deployment: `docs/ledger.md` says what is in it."""
+"""A ledger as one machine-readable record of a deployment, described in `docs/ledger.md`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPANS = ("user-week", "user-month", "user-year")
 
 
 def record(ledger: Ledger) -> dict[str, Any]:
-    """Everything that the ledger knows, as plain values that any JSON reader takes."""
+    """Everything in a ledger, as plain values for any JSON reader."""
     limit, spent = ledger.limit, ledger.spent()
     delta = limit.quoted_delta
     protects = ledger.protects
@@ -56,7 +56,7 @@ def record(ledger: Ledger) -> dict[str, Any]:
 
 
 def measured(ledger: Ledger) -> tuple[str, float]:
-    """What is left of a limit, in its own measure; all of it before the first charge.
+    """The rest of a limit, in its own measure; all of it before the first charge.
 
     >>> from streamveil.core.accounting import Budget
     >>> from streamveil.core.accounting.guarantee import Zcdp
@@ -78,7 +78,7 @@ def measured(ledger: Ledger) -> tuple[str, float]:
 
 
 def charge_record(charge: Charge, delta: Fraction) -> dict[str, Any]:
-    """One charge, with what it means by itself at the limit's delta."""
+    """One charge, with its own loss at the limit's delta."""
     return charge.to_dict() | {
         "range": None if charge.range is None else list(charge.range),
         "separate": charge.separate,
@@ -100,12 +100,12 @@ def summary(loss: Loss, delta: Fraction) -> dict[str, Any]:
 
 
 def span_of(ledger: Ledger, span: str) -> dict[str, Any]:
-    """What one unit that is present in every period of a longer time may lose."""
+    """The most that a unit present in every period of a longer time may lose."""
     guarantee = ledger.convert(span)
     epsilon, delta = guarantee.quoted(ledger.limit.quoted_delta)
     return {"periods": guarantee.periods, "epsilon": number(epsilon), "delta": str(delta)}
 
 
 def number(value: float) -> float | None:
-    """JSON has no infinity: null."""
+    """A number for JSON, which has no infinity: null."""
     return float(value) if isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The ledger: what was promised about one data set, and what is left to promise."""
+"""The ledger: the losses charged for one data set, and the rest of its limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Where = str | Path  # a file, or the address of a server with the ledger's name 
 
 @dataclass(frozen=True)
 class Charge:
-    """What a mechanism takes, before it draws anything."""
+    """A charge for a mechanism, taken before it draws anything."""
 
     name: str
     loss: Loss
@@ -43,7 +43,7 @@ class Charge:
     separate: bool = False  # every unit-period enters mechanisms of its own
     horizon: int | None = None
     about: Record | None = field(default=None, compare=False, repr=False)  # for the export
-    given_past: bool = False  # the loss bounds what follows any past that no unit's row is in
+    given_past: bool = False  # the loss bounds what follows any past without rows of the unit
 
     def __post_init__(self) -> None:
         take_numbers(self)
@@ -80,14 +80,14 @@ class Charge:
         )
 
     def held(self, periods: int) -> int:
-        """How many of so many consecutive unit-periods it may read, at most."""
+        """The most of `periods` consecutive unit-periods that it may read."""
         return periods if self.range is None else min(self.range[1] - self.range[0], periods)
 
     def cost(self, caps: Loss) -> Cost:
-        """What it takes from each cap, within its range and everywhere.
+        """The amounts that it takes from each cap, within its range and everywhere.
 
-        Without a range all of it is taken everywhere, rounded up once: what fits the limit exactly
-        has room.
+        Without a range, all of it is taken everywhere and rounded up once: a charge that fits the
+        limit exactly has room.
         """
         if self.range is None:
             return accounts.ZERO, accounts.cost(self.loss, caps)
@@ -96,7 +96,7 @@ class Charge:
 
 
 def whole_periods(range: Periods) -> Periods:
-    """The two ends of a range: a part of a period would be charged beside the rest of it."""
+    """The two ends of a range, in whole periods: parts of one period would be charged apart."""
     pair = isinstance(range, list | tuple) and len(range) == 2
     first, end = (whole("an end of range", one) for one in range) if pair else (0, 0)
     if not first < end:
@@ -110,9 +110,9 @@ class Ledger:
     A charge is refused before anything is drawn, or it is durable.
 
     Algorithm: a filter. The limit is turned into one cap per kind of loss (`accounts.caps_for`),
-        and a charge is taken when no cap is exceeded for any unit-period. Of a charge with a range,
-        its pure epsilon counts for the unit-periods in it alone, and all else for all; all of it
-        for those in it alone when it holds `given_past`.
+        and a charge is taken if no cap is exceeded for any unit-period. If a charge has a range,
+        its pure epsilon counts only for the unit-periods in the range, and all else for all; with
+        `given_past`, all of it counts only for those in the range.
     Protects: `protects`; the limit holds for everything charged here, for each unit, or for each
         unit-period when `protects.period` is set.
     Guarantee: all charges together stay inside the limit, whoever chose which charge after seeing
@@ -144,7 +144,7 @@ class Ledger:
         of sum of eps_c, sum over all c of delta_c): epsilons count in their range, deltas
         everywhere. Of mu, rho and distances no such split is proved: they count everywhere, as if
         all ranges held p, which is sequential composition.
-        Without a period a unit may have rows in every range and nothing is gained, so ranges are
+        Without a period a unit may have rows in every range and ranges gain nothing, so they are
         then refused. The caller must enforce the range, and answers for `given_past`.
     Memory: one entry per charge key and per distinct range end; the journal holds the charges.
     Numerics: integers (multiples of 10^-60, charges rounded up, caps down).
@@ -188,7 +188,7 @@ class Ledger:
         Args:
             path: a file, or `postgresql://user@host/database#name` for a ledger of that database;
                 None keeps it in this process's memory.
-            limit: the most that all charges together may come to.
+            limit: the most that all charges together may lose.
             protects: the privacy unit, with its period if it has one.
             caps: how an (epsilon, delta) limit is shared between kinds of loss, for jobs of
                 different kinds; by default the first charge decides.
@@ -254,9 +254,9 @@ class Ledger:
         """Takes one charge, durably, before anything is drawn.
 
         Args:
-            name: what the ledger calls it.
-            loss: what the mechanism loses. Give a `Guarantee` with `given_past` if its loss bounds
-                what follows any past; a bare loss is not assumed to.
+            name: the charge's name in the ledger.
+            loss: the loss of the mechanism. Give a `Guarantee` with `given_past` if its loss holds
+                given any past; a bare loss is not assumed to.
             range: the unit-periods [first, end) whose rows it reads, counted from 1970 UTC; None:
                 all rows.
             key: the same key with the same content is charged once.
@@ -272,7 +272,7 @@ class Ledger:
         self.charge_all([replace(charge, about=about)])
 
     def require(self, name: str, loss: Loss | Guarantee) -> None:
-        """Raises what `charge` would raise now; takes nothing."""
+        """Raises the error that `charge` would raise now; takes nothing."""
         charge = self.make_charge(name, loss)
         with self._journal.locked():
             self._catch_up()
@@ -305,8 +305,8 @@ class Ledger:
     def charge_all(self, charges: Sequence[Charge]) -> None:
         """Takes several charges at once: all of them or none.
 
-        A power failure may leave the first ones: nothing was drawn for these, and the rest is taken
-        when it is asked for again.
+        A power failure may leave only the first ones: nothing was drawn for them, and charging all
+        again takes the rest.
         """
         with self._journal.locked():
             self._catch_up()
@@ -330,7 +330,7 @@ class Ledger:
                 self._book(charge, cost)
 
     def require_charged(self, key: str) -> None:
-        """Refuses a job whose charge is not here: it would spend what nothing limits."""
+        """Refuses a job whose charge is not here: nothing would limit its loss."""
         self._refresh()
         if key not in self._by_key:
             raise StoreError(
@@ -340,20 +340,20 @@ class Ledger:
             )
 
     def spent(self) -> Loss:
-        """What the charges come to for one unit, or for the unit-period that lost most.
+        """The loss of all charges for one unit, or for the unit-period that lost most.
 
-        Exactly, of charges without a range; of those with one the most, kind by kind. When charges
-        were chosen after seeing releases, what holds is the limit, not this.
+        It is exact for charges without a range; with ranges it is the most, kind by kind. If
+        charges were chosen after seeing releases, only the limit holds, not this.
         """
         return _lost(self.entries(), 1)
 
     def so_far(self) -> list[Loss]:
-        """What `spent` was after each charge, oldest first."""
+        """The value of `spent` after each charge, oldest first."""
         entries = self.entries()
         return [_lost(entries[: place + 1], 1) for place, _ in enumerate(entries)]
 
     def left(self, range: Periods | None = None) -> Loss:
-        """What a charge could still take; nothing before the first charge fixes the caps.
+        """The most that a charge could still take; nothing before the first charge fixes the caps.
 
         Args:
             range: the unit-periods [first, end) of that charge; None: all.
@@ -369,11 +369,11 @@ class Ledger:
         return list(self._charges)
 
     def verify(self, head: str | None = None) -> str:
-        """Reads all of it again; returns the hash that vouches for all records.
+        """Reads the whole journal again; returns the hash that vouches for all records.
 
         Args:
-            head: a hash that it returned earlier. Only that shows whether whole records were cut
-                off the end.
+            head: a hash that `verify` returned earlier. Only that shows whether whole records were
+                cut off the end.
 
         Raises:
             PlanError: the head is no hash.
@@ -393,7 +393,7 @@ class Ledger:
         return hashes[-1]
 
     def convert(self, to: str) -> Guarantee:
-        """What one unit may lose in a longer time, from what was charged.
+        """The most that one unit may lose in a longer time, by all charges.
 
         Args:
             to: 'user-week', 'user-month' or 'user-year'.
@@ -402,9 +402,10 @@ class Ledger:
             PlanError: it is none of these, or the unit has no period.
 
         Algorithm: a charge with `separate` mechanisms counts once for each of the unit's periods in
-            its range; another is raised to the group of those periods (`Guarantee.over`). The worst
-            placing of the span is taken, kind by kind. With slack in a mechanism that several of
-            the periods share, all charges of the worst period are raised together (`Loss.group`).
+            its range; any other is raised to the group of those periods (`Guarantee.over`). The
+            worst placing of the span is taken, kind by kind. If a mechanism that several of the
+            periods share has slack, all charges of the worst period are raised together
+            (`Loss.group`).
         """
         span, period = days_of(to), self.protects.period
         if period is None:
@@ -434,7 +435,7 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the ledger in messages."""
         return self._journal.name
 
     def _header(self, caps: Loss | None) -> Record:
@@ -501,9 +502,9 @@ class Ledger:
         return True
 
     def _caps(self, first: Charge) -> Loss:
-        """The caps that there are, or that a first charge fixes.
+        """The caps of the ledger, or those that a first charge fixes.
 
-        Of caps of many pure losses nothing may be left in another period: one charge could take it.
+        Caps of many pure losses may not fit as one loss: a charge in another period could take it.
         """
         caps = self.caps or accounts.caps_for(self.limit, first.loss)
         if self.caps is None and first.range and not accounts.joined(caps).fits(self.limit):
@@ -538,7 +539,7 @@ class Ledger:
 
 
 def _in_epsilon(loss: Loss, limit: Budget) -> str:
-    """A loss in its own measure, and in that of a limit in epsilon; with tables, as it counts."""
+    """A loss in its own measure, and in epsilon if the limit is; tables as they count."""
     if loss.tables:
         return f"{loss}, which counts as {loss.stated()}"
     if limit.epsilon is None or not (loss.gaussian or loss.zcdp):
@@ -580,7 +581,7 @@ def _way_out(asked: Cost, limit: Amounts) -> str:
 
 
 def _lost(charges: Sequence[Charge], periods: int) -> Loss:
-    """What charges come to for a unit present in so many consecutive periods."""
+    """The loss of charges for a unit present in `periods` consecutive periods."""
     totals, whole = PeriodTotals(), NOTHING
     for charge in charges:
         times = charge.held(periods)

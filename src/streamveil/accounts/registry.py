@@ -1,7 +1,7 @@
 """A deployment as an entry of tier 3 for the public registry of deployments of OpenDP.
 
-What a ledger knows (unit, budget, mechanisms, bounds, versions) is told from its charges; what only
-the publisher knows (`Publisher`) is given. The entry is a draft: people review it. Nothing in it
+Unit, budget, mechanisms, bounds and versions come from the charges of a ledger; the caller gives
+what only the publisher knows (`Publisher`). The entry is a draft: people review it. Nothing in it
 comes from rows.
 """
 
@@ -49,7 +49,7 @@ JUSTIFICATION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Publisher:
-    """What only the publisher knows."""
+    """Facts that only the publisher knows."""
 
     name: str  # of the data product
     description: str
@@ -101,7 +101,7 @@ def entry(ledger: Ledger, told: Publisher) -> dict[str, Any]:
 
 
 def basic(told: Publisher) -> dict[str, Any]:
-    """What anybody wants to know first."""
+    """The basic facts, first in an entry."""
     return {
         "name": told.name, "data_curators": list(told.curators), "description": told.description,
         "intended_use": told.intended_use, "data_product_type": "Summary statistics",
@@ -111,7 +111,7 @@ def basic(told: Publisher) -> dict[str, Any]:
 
 
 def variant(limit: Budget) -> str:
-    """The registry's name for what the limit is in; Gaussian DP has none."""
+    """The registry's name for the measure of the limit; Gaussian DP has none."""
     if limit.is_pure:
         return "Pure DP"
     if limit.rho is not None and not limit.delta:
@@ -141,7 +141,7 @@ def privacy_loss(ledger: Ledger) -> dict[str, Any]:
 def stated(ledger: Ledger) -> Iterator[tuple[str, Fraction]]:
     """The limit in the parameters that the registry knows.
 
-    A limit in mu, or in rho with a delta, is told at twice its delta: half is the slack's.
+    A limit in mu, or in rho with a delta, is stated at twice its delta: half is for the slack.
     """
     limit, delta = ledger.limit, ledger.limit.quoted_delta
     if limit.epsilon is not None:
@@ -178,7 +178,7 @@ def model(charges: list[Charge]) -> dict[str, Any]:
 
 
 def implementation(charges: list[Charge]) -> dict[str, Any]:
-    """What was done before, what runs, and why."""
+    """The implementation: earlier steps, what runs, and why."""
     looks = [share for charge in charges if (share := options_of(charge).get("look_share"))]
     before = (
         "Settings were chosen by noisy histograms of the rows, which are charged to the same"
@@ -193,7 +193,7 @@ def implementation(charges: list[Charge]) -> dict[str, Any]:
 
 
 def queries(charges: Iterable[Charge]) -> Iterator[dict[str, Any]]:
-    """What jobs asked, where the charge says it."""
+    """The queries of jobs, if the charge names them."""
     for charge in charges:
         query = (charge.about or {}).get("query")
         if query:
@@ -244,7 +244,7 @@ def mechanisms(charges: list[Charge]) -> Iterator[str]:
 
 
 def post_processing(charges: list[Charge]) -> Iterator[str]:
-    """What is done with numbers that have their noise."""
+    """The steps after noise is added."""
     named = ("non_negative", "integer", "monotone")
     done = sorted({name for one in charges for name in named if options_of(one).get(name)})
     steps = sum(len(query.get("post", ())) for query in queries(charges))
@@ -265,5 +265,5 @@ def composition(ledger: Ledger) -> Iterator[str]:
 
 
 def paragraphs(said: Iterable[str]) -> str:
-    """As the registry renders it."""
+    """Texts as paragraphs, as the registry renders them."""
     return "\n\n".join(said)

@@ -2,17 +2,16 @@
 
 Records, hashes and their chain are those of `journal.Journal`; a row holds one record.
 
-Guarantee: that of the file. A charge is refused on grounds of all charges that were acknowledged
-    before it, or it is durable before `append` returns; none is changed, dropped or reordered
-    unseen.
+Guarantee: that of the file. A charge is judged by all charges that were acknowledged before it, and
+    then refused, or durable before `append` returns; none is changed, dropped or reordered unseen.
 Proof: *One after the other.* `append` adds records from number n on, where n is how many records
     this process has read. (ledger, number) is the primary key, so of two transactions that add
-    number n one fails; and number n is only added by who has read all before it, since numbers
-    have no gaps: the first is 0, and each `append` begins where its reader ended. So what a charge
-    was judged by is exactly what stands before it. This needs neither a lock nor an isolation
+    number n one fails; and only a process that has read all records before n adds number n, since
+    numbers have no gaps: the first is 0, and each `append` begins where its reader ended. So a
+    charge is judged by exactly the records before it. This needs neither a lock nor an isolation
     level; the advisory lock only makes writers wait for each other instead of failing.
-    *Fresh.* Each statement sees what was committed before it began (READ COMMITTED), and the lock
-    is taken by a statement before that which reads: whoever waited sees what the other wrote.
+    *Fresh.* Each statement sees what was committed before it began (READ COMMITTED), and one
+    statement takes the lock before another reads: a process that waited sees the other's records.
     *Durable.* `append` returns after COMMIT with `synchronous_commit` at least `local`, so after
     the server's own log is flushed; a server with `fsync = off` is refused. A standby that lacks
     commits may take over: then a record that this process has read is gone, which it notices, and
@@ -21,8 +20,8 @@ Proof: *One after the other.* `append` adds records from number n on, where n is
     *A crash.* Before COMMIT nothing is there. Where the answer to COMMIT is lost, `append` raises
     and nothing is drawn; a job that starts again finds its key, or charges it then.
     *Append-only.* A trigger refuses UPDATE, DELETE and TRUNCATE, to the owner too; the owner can
-    drop it, and jobs need INSERT and SELECT alone. The chain shows what was done in spite of it,
-    but for records cut off the end: keep a `head` elsewhere, as with a file.
+    drop it, and jobs need only INSERT and SELECT. The chain shows changes made in spite of it,
+    except for records cut off the end: keep a `head` elsewhere, as with a file.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class ServerJournal(Shared):
         self.head, self._read = head, self._read + len(rows)
 
     def make(self) -> None:
-        """Makes the table and what keeps it append-only, where they are not."""
+        """Makes the table, and the trigger that keeps it append-only, if they do not exist."""
         with self._asking():
             self._ask("SELECT pg_advisory_xact_lock($1)", lock_of(TABLE))
             if not self._ask("SELECT to_regclass($1)::text", TABLE)[0][0]:
@@ -152,7 +151,7 @@ class ServerJournal(Shared):
             self._connection = None
 
     def part(self) -> None:
-        """See `Shared`: it asks through a connection of its own."""
+        """See `Shared`: the forked process opens a connection of its own."""
         super().part()
         self._parents = self._connection or self._parents
         self._connection = None
@@ -203,6 +202,6 @@ class ServerJournal(Shared):
 
 
 def lock_of(name: str) -> int:
-    """The advisory lock of a ledger: 64 bits of its name. Two of one number wait for each other."""
+    """The advisory lock of a ledger: 64 bits from its name. Ledgers with equal bits share it."""
     digest = hashlib.blake2b(f"streamveil ledger {name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
