@@ -1,4 +1,4 @@
-"""What a query promises and how well it can answer, before any row is read.
+"""Explains the guarantee and the expected accuracy of a query, before any row is read.
 
 Everything here is computed from the compiled mechanisms: the guarantee from their noise scales, the
 noise of a release from their matrices, the thresholds from the selection. Nothing is typed in.
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth
-KEY_BYTES = 50  # taken for a key: a number with what finds it, or a text
+KEY_BYTES = 50  # assumed for a key: a number with its index entry, or a text
 MOST_LINE = "16,777,216"  # of the source 'files'
 
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
     """Describes a plan. Compiles it, reads no data.
 
-    Raises SourceError where a source or a sink does not take the options that it is given.
+    Raises SourceError if a source or a sink refuses its options.
     """
     require_ends(plan)
     made = _explained(plan, forecast=forecast, limit=limit)
@@ -102,7 +102,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
 
 
 def idle_section(plan: Plan, operator: GroupBy | SketchQuery) -> list[Section]:
-    """Options that are given and decide nothing, if there are any."""
+    """The section on options without effect, if there are any."""
     if not gives_options(plan):
         return []
     from streamveil.compiler.idle_options import idle_options  # loaded where options are given
@@ -112,7 +112,7 @@ def idle_section(plan: Plan, operator: GroupBy | SketchQuery) -> list[Section]:
 
 
 def warnings(plan: Plan, schedule: Schedule) -> list[Section]:
-    """What costs noise for nothing."""
+    """Warnings of settings that cost noise for nothing."""
     better = better_start(schedule)
     if better is None:
         return []
@@ -128,7 +128,7 @@ def warnings(plan: Plan, schedule: Schedule) -> list[Section]:
 
 
 def moment(us: int, zone: str = "") -> str:
-    """A time as the clocks of the query show it."""
+    """A time in the time zone of the query."""
     shown = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=clock_of(us, zone))
     return shown.replace(tzinfo=None).isoformat(" ")
 
@@ -186,18 +186,18 @@ def of_sketch(plan: Plan) -> Explanation:
 
 
 def deviations_at(triggers: Iterable[int]) -> Row:
-    """The heading of noise at some releases."""
+    """The heading of the table of noise at some releases."""
     return ("standard deviation at release", *(f"{t:,}" for t in triggers))
 
 
 def shown_triggers(horizon: int | None) -> tuple[int, ...]:
-    """Releases 1, 10 and T (or some far ones, when there is no last)."""
+    """Releases 1, 10 and T (or some far ones, if there is no last one)."""
     marks = {1, 10, horizon} if horizon else {1, 10, 100, 1_000}
     return tuple(sorted(t for t in marks if horizon is None or t <= horizon))
 
 
 def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
-    """The guarantee in words, and what it comes to for somebody who is always there."""
+    """The guarantee in words, and the loss of a unit that is always present."""
     guarantee, delta = operator.guarantee, plan.budget.quoted_delta
     words = [guarantee.sentence(delta)]
     if guarantee.protects.period is not None:
@@ -214,7 +214,7 @@ def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
 
 
 def query_rows(plan: Plan) -> tuple[Row, ...]:
-    """What is asked, as the plan has it."""
+    """The query, as the plan has it."""
     keys = ", ".join(
         key.name if key.expression.strip("`") == key.name else f"{key.name} = {key.expression}"
         for key in plan.keys
@@ -240,7 +240,7 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def _own_steps(plan: Plan) -> list[tuple[str, str]]:
-    """What is made of each unit's own rows before anything else."""
+    """The steps that combine each unit's own rows, before anything else."""
     if not plan.source.combines:
         return []
     from streamveil.advise.explain_own_rows import steps_of, words_of  # where rows are combined
@@ -309,7 +309,7 @@ def _span(micros: int) -> str:
 
 
 def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
-    """Which noise is where, and what each part costs."""
+    """The noise of each mechanism, and the cost of each part."""
     bounds, aggregation = operator.bounds, operator.aggregation
     rows: list[Row] = [
         ("bounding", _bounding(plan, bounds)),
@@ -357,7 +357,7 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
 
 
 def selection_rows(operator: GroupBy) -> list[Row]:
-    """How discovered groups are chosen."""
+    """The selection of discovered groups."""
     selection: Any = operator.aggregation.selection
     if selection is None:
         return []
@@ -382,7 +382,7 @@ def selection_rows(operator: GroupBy) -> list[Row]:
 
 
 def tests(shown: str, test: TotalTest | None) -> list[Row]:
-    """How totals show groups."""
+    """The total tests that publish groups."""
     if test is None:
         return []
     at = ", ".join(f"{trigger:,}" for trigger in test.triggers)
@@ -432,7 +432,7 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
 
 
 def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
-    """The lanes of an output, with a word for each (of a tree only its first node)."""
+    """The lanes of an output, with a word for each; for a tree only its first node."""
     words = {
         "valid": "its count",
         "rows": "the rows of its group",
@@ -449,7 +449,7 @@ def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
 
 
 def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
-    """Chance to be published, and relative error of counts, for groups of some sizes."""
+    """The chance of being published and the relative error of counts, for groups of some sizes."""
     counted = next(
         (place for place, lane in enumerate(operator.aggregation.lanes)
          if lane.kind in ("rows", "units", "valid")),
@@ -478,7 +478,7 @@ ONE_ROW = "each unit has one row, which every bound lets in"
 
 
 def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
-    """What the noise interval does not cover."""
+    """The errors that the noise interval does not cover."""
     notes: dict[str, list[str]] = {}
     for output in operator.outputs:
         cut = "" if operator.uncut else output.cut
@@ -496,7 +496,7 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
 
 
 def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row, ...]:
-    """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
+    """Bytes of state per privacy unit and per group, and advice if groups would not fit."""
     unit, entry, inside = unit_bytes(operator)
     seen, shown = 60 + 10 * operator.aggregation.width, group_bytes(operator)
     scope = "" if plan.periods is None else f" in each open {_one(plan.periods)}"
@@ -536,9 +536,9 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit | None) -> tuple[Row
 
 
 def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:
-    """Bytes of a privacy unit and of each group it is in, where it is in more than so many.
+    """Bytes of a unit, bytes of each of its groups, and the most groups that take no bytes.
 
-    At the usual fill of the tables.
+    Bytes are those at the usual fill of the tables.
     """
     shape = Shape.of(operator.bounds, operator.firsts)
     return round(shape.slot_bytes / FILL), round(shape.group_bytes / FILL), shape.lanes
@@ -555,7 +555,7 @@ def group_bytes(operator: GroupBy) -> int:
 
 
 def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
-    """Every setting the query left open, what was taken, and why."""
+    """Every setting that the query left open, its value, and why."""
     rows: list[Row] = [(d.name, short(d.value), d.reason) for d in operator.defaults]
     quiet: list[tuple[bool, Option, str, str]] = [
         (plan.counter == "auto", options.COUNTER,
@@ -588,7 +588,7 @@ def _defaults(plan: Plan, rows: Iterable[Row]) -> Section:
 
 
 def source_defaults(plan: Plan) -> list[Row]:
-    """What was left open of how rows are read."""
+    """The settings that the query left open for reading rows."""
     given, path = plan.source.options, plan.source.options.get("path")
     text = given.get("format") != "parquet" and not str(path).endswith(".parquet")
     if plan.source.kind != "files" or not text or "max_line_bytes" in given:

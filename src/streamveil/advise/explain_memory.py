@@ -1,4 +1,4 @@
-"""How much memory a query will take, and how many units fit below a limit."""
+"""The memory that a query will take, and the number of units that fit below a limit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from streamveil.engines import WORK
 
 PROGRAM = 250 << 20  # bytes of the running program with its libraries, about
 UNLIMITED_WORK = 300 << 20  # as `WORK` where memory has no limit: micro-batches are larger
-GROUPS_ENTERED = 4  # groups of a unit, where nothing is said
+GROUPS_ENTERED = 4  # groups of a unit, if the query does not say
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a user has and expects: bytes of memory, groups, privacy units."""
+    """The memory that a user has, in bytes, and the groups and privacy units they expect."""
 
     memory: int | None = None
     groups: int | None = None
@@ -34,21 +34,21 @@ class MemorySizes:
 
     @property
     def whole_unit(self) -> int:
-        """A unit with the groups it is in."""
+        """Bytes of a unit with all its groups."""
         return self.unit + (self.inside < GROUPS_ENTERED) * GROUPS_ENTERED * self.entry
 
     def groups_in(self, memory: int) -> int:
-        """How many groups fit beside the program, where units take nothing."""
+        """The number of groups that fit next to the program, if units take nothing."""
         return state_in(memory) // (2 * self.group)  # their tables double
 
 
 def state_in(memory: int) -> int:
-    """What a limit leaves for units and groups."""
+    """The bytes that a limit leaves for units and groups."""
     return max(0, memory - PROGRAM - WORK)
 
 
 def unit_rows(sizes: MemorySizes, limit: Limit) -> list[tuple[str, str]]:
-    """The memory of the expected units, and what happens to those that do not fit."""
+    """The memory of the expected units, and the fate of those that do not fit."""
     groups = 2 * sizes.group * (limit.groups or 0)  # their tables double
     rows = []
     if limit.units is not None:

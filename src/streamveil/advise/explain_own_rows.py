@@ -1,4 +1,4 @@
-"""What `explain` says of rows that are combined per unit: each step, and what joins keep."""
+"""The part of `explain` on rows that are combined per unit: each step, and what joins keep."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def words_of_join(step: Joined) -> str:
 
 
 def kept_rows(source: SourceSpec) -> list[tuple[str, str]]:
-    """What joins on live data keep of each unit, beside its bounds."""
+    """The rows of each unit that joins on live data keep, in addition to its bounds."""
     found = list[tuple[str, str]]()
     for step in steps_of(source):
         if isinstance(step, OwnJoin) and step.kept is not None:

@@ -1,4 +1,4 @@
-"""What a sketch query promises and how well it can answer, before any row is read."""
+"""Explains the guarantee and the expected accuracy of a sketch query, before any row is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = tuple[str, ...]
 
 
 def sketch_rows(operator: SketchQuery) -> tuple[Row, ...]:
-    """Which sketch runs and what bounds it."""
+    """The sketch that runs, and its bounds."""
     table = operator.tables[-1]
     shape = f"{table.layout.depth} rows of {table.layout.width:,} cells"
     levels = f", {len(operator.tables)} levels" if len(operator.tables) > 1 else ""
@@ -30,13 +30,13 @@ def sketch_rows(operator: SketchQuery) -> tuple[Row, ...]:
 
 
 def smallest_text(operator: SketchQuery) -> float:
-    """From how many rows on a text is found at the last release, but for collisions."""
+    """The number of rows from which a text is found at the last release, collisions aside."""
     weight = operator.sketch.weight if isinstance(operator.sketch, HeavyTexts) else 1
     return SEEN * weight * operator.sd(operator.schedule.triggers or 1)
 
 
 def sketch_defaults(plan: Plan) -> tuple[Row, ...]:
-    """What the query left open, what was taken, and why."""
+    """The settings that the query left open, their values, and why."""
     given = plan.aggregates[0].options
     rows: list[Row] = []
     if "memory" not in given:

@@ -1,4 +1,4 @@
-"""What a query over a changing table promises and how well it can answer, before any row."""
+"""Explains the guarantee and the expected accuracy over a changing table, before any row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANY = 12  # values of a domain or sets of columns that are written out
 
 
 def table_rows(plan: Plan, releases: str, sinks: str) -> tuple[Row, ...]:
-    """What is asked, as the plan has it."""
+    """The query, as the plan has it."""
     source: Any = plan.source
     sets = [", ".join(names) or "all records" for names in plan.sets]
     shown = "; ".join(sets[:MANY]) + (f"; and {len(sets) - MANY} more" if len(sets) > MANY else "")
@@ -34,7 +34,7 @@ def table_rows(plan: Plan, releases: str, sinks: str) -> tuple[Row, ...]:
 
 
 def _counted(one: Aggregate) -> str:
-    """What an answer counts."""
+    """The things that an answer counts, in words."""
     distinct = "distinct " if one.function == "count_distinct" else ""
     return f"count({distinct}{one.expression or '*'})"
 
@@ -46,7 +46,7 @@ def _values(values: tuple[Any, ...]) -> str:
 
 
 def choice_rows(design: Design) -> tuple[Row, ...]:
-    """Every candidate with its errors, the one that runs first."""
+    """Every candidate with its errors; the first one runs."""
     size = design.workload.size
     first = design.candidate
     others = [one for one in design.choice.candidates if one is not first]
@@ -71,7 +71,7 @@ CHOICE = (MECHANISM.name, "proved (95%)", "expected", "why")
 
 
 def noise_rows(design: Design, triggers: tuple[int, ...]) -> tuple[Row, ...]:
-    """The noise of the worst answer at some releases, where answers are data plus noise."""
+    """The noise of the worst answer at some releases, if answers are data plus noise."""
     deviations = deviation_at(design, triggers)
     if not deviations:
         reach = "see MECHANISM: the expected error of the worst answer at the end"
@@ -80,14 +80,14 @@ def noise_rows(design: Design, triggers: tuple[int, ...]) -> tuple[Row, ...]:
 
 
 def deviation_at(design: Design, triggers: tuple[int, ...]) -> dict[int, float]:
-    """Standard deviations of the worst answer; empty where answers are not data plus noise."""
+    """Standard deviations of the worst answer; empty if answers are not data plus noise."""
     mechanism = design.candidate.mechanism
     at = getattr(getattr(mechanism, "counter", mechanism), "deviation", None)
     return {} if at is None else {t: float(at(t)) for t in triggers}
 
 
 def question_rows(design: Design) -> tuple[Row, ...]:
-    """What questions cost and how good their answers are."""
+    """The cost of questions, and the accuracy of their answers."""
     live = design.adaptive
     if design.distinct is not None:
         return (("ASK", "questions count records: ask them of a statement that does"),)
@@ -104,7 +104,7 @@ def question_rows(design: Design) -> tuple[Row, ...]:
 
 
 def bias_rows(plan: Plan) -> tuple[Row, ...]:
-    """What no interval covers."""
+    """The errors that no interval covers."""
     source: Any = plan.source
     rows = [("values outside the domains", "such records are not in the table; they are counted "
              "for the operator")]  # fmt: skip
@@ -122,7 +122,7 @@ def bias_rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def default_rows(plan: Plan, design: Design) -> tuple[Row, ...]:
-    """What the query left open, what was taken, and why."""
+    """The settings that the query left open, their values, and why."""
     given, w = plan.options, design.workload
     quiet = {
         MECHANISM: (design.candidate.name, "least expected error; a counter unless half of it"),
@@ -140,7 +140,7 @@ def default_rows(plan: Plan, design: Design) -> tuple[Row, ...]:
 
 
 def usefulness(design: Design) -> str | None:
-    """A warning when the mechanism says little, None otherwise."""
+    """A warning if the mechanism's answers are of little use; else None."""
     error, w = design.candidate.expected, design.workload
     if error < design.worth:
         return None

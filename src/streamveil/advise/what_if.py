@@ -1,6 +1,6 @@
-"""What a query would err by under other settings, and what an attacker could learn.
+"""The error of a query under other settings, and what an attacker could learn, before it runs.
 
-Before it runs: reads no data, or a public sample, and spends nothing.
+It reads no data, or only a public sample, and spends nothing.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 TIMES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 AS_ASKED = Fraction(1)
-RARE = 1_000  # one in so many: somebody whose presence would be a surprise
+RARE = 1_000  # one in a thousand: a person whose presence would be a surprise
 MOST_UNITS = 10**12
-FAR = 1_000  # the release that is forecast where there is no last
+FAR = 1_000  # the release of the forecast if there is no last one
 
 
 @dataclass(frozen=True, repr=False)
 class WhatIf(AnswerTable):
     """A row for each setting: `print` it, `plot()` it, or take the `table`.
 
-    varied, value   which setting is another one (the first row is the query as it is)
-    epsilon         what a unit loses in all releases together, at the delta of the budget
+    varied, value   the setting that differs (the first row is the query as it is)
+    epsilon         the loss of a unit in all releases together, at the delta of the budget
     sd              noise of the first count or sum at the last release, one standard deviation
-    error           of a count of `units` people with a row each, as a share; of a sum without
-                    sample nothing is said
+    error           of a count of `units` people with a row each, as a share; none for a sum without
+                    a sample
     shown           the chance that such a group is shown at all
-    posterior       how likely somebody may think it is that a given person is in the data, after
-                    all releases, who thought 50% before; `posterior_rare`: who thought 0.1%
-    guess           how often the best guess whether a person is in the data is right, at most
+    posterior       the most probable that a given person's presence may seem after all releases, if
+                    it seemed 50% before; `posterior_rare`: if it seemed 0.1%
+    guess           the largest chance that a guess whether a person is in the data is right
     kept, groups, sample_error   of a public sample: the share of rows that bounds keep, groups that
-                    are shown, the expected error of a group on average (of a hidden one its total)
+                    are shown, the mean expected error of a group (for a hidden one, its total)
     """
 
     table: pa.Table
@@ -129,7 +129,7 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
 
 
 def require_numbers(name: str, given: Iterable[Any] | None) -> list[Any] | None:
-    """The settings to try; PlanError where one is no number."""
+    """The settings to try; PlanError if one is not a number."""
     if given is None:
         return None
     tried = [*given] if isinstance(given, Iterable) else [None]
@@ -200,7 +200,7 @@ def over_releases(
 
 
 def row_of(plan: Plan, operator: GroupBy, name: str, units: int) -> dict[str, float | None]:
-    """The noise at the last release, and what it is for a group of some people."""
+    """The noise at the last release, and the error of a group of `units` people."""
     last = operator.schedule.triggers or FAR
     output = next(out for out in operator.outputs if out.name == name)
     sd = answer_sd(operator, output, last)
@@ -215,12 +215,12 @@ def row_of(plan: Plan, operator: GroupBy, name: str, units: int) -> dict[str, fl
 
 
 def odds(guarantee: Guarantee, plan: Plan) -> dict[str, float]:
-    """What somebody who knows everything else could learn of one person.
+    """What an attacker who knows everything else could learn about one person.
 
     Proof: apart from events of probability delta, all that is released is at most e^epsilon times
-        as likely with a person's rows as without, so by Bayes' rule the odds that they are there
-        grow at most so much. The best guess from even odds is right with (1 + TV) / 2, and the
-        total variation distance TV is the delta at epsilon = 0.
+        as likely with a person's rows as without, so by Bayes' rule the odds that they are in the
+        data grow at most by that factor. The best guess from even odds is right with probability
+        (1 + TV) / 2, and the total variation distance TV is the delta at epsilon = 0.
     """
     epsilon = guarantee.epsilon(plan.budget.quoted_delta)
     return {
@@ -230,7 +230,7 @@ def odds(guarantee: Guarantee, plan: Plan) -> dict[str, float]:
 
 
 def posterior(epsilon: float, prior: float) -> float:
-    """How likely it may seem afterwards, from how likely it seemed before.
+    """The largest probability after all releases, from the probability before them.
 
     >>> round(posterior(1.0, 0.5), 3), posterior(0.0, 0.5), posterior(float("inf"), 0.5)
     (0.731, 0.5, 1.0)
@@ -247,7 +247,7 @@ def of_sample(plan: Plan, sample: pa.Table, fraction: float) -> dict[str, float]
 
 
 def bounded(plan: Plan) -> Any:
-    """The bounds of a plan, those that a forecast chose included."""
+    """The bounds of a plan, including those that a forecast chose."""
     bounds = compiled(plan).bounds
     if plan.bounding.max_rows is not None or plan.bounding.quadratic is not None:
         return plan.bounding
@@ -258,7 +258,7 @@ def bounded(plan: Plan) -> Any:
 
 
 def in_words(rows: list[dict[str, Any]], units: int) -> list[str]:
-    """What the query as it is means, in sentences; probabilities are rounded up."""
+    """The results for the query as it is, in sentences; probabilities are rounded up."""
     asked = rows[0]
     said = [
         "a reader who thinks it 50% likely that a given person is in the data is at most "
@@ -283,5 +283,5 @@ def in_words(rows: list[dict[str, Any]], units: int) -> list[str]:
 
 
 def up(share: float) -> str:
-    """A share in percent, never less than it is."""
+    """A share in percent, rounded up."""
     return f"{min(100.0, ceil(share * 1000) / 10):g}%"
