@@ -1,1 +1,1 @@
-"""Evidence: what would refute a claim, found by arithmetic and by statistics."""
+"""Evidence against claims of privacy, searched for by arithmetic and by statistics."""

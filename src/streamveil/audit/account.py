@@ -1,17 +1,17 @@
-"""The exact account of a query: what one unit really loses, from what enters each mechanism.
+"""The exact account of a query: the real loss of one unit, from the inputs of each mechanism.
 
 Two runs on neighbouring inputs (`laid_open`) differ by what one unit's rows bring. From that
 difference follows the realised loss of every mechanism, in the currency of its claim:
 
 - Gaussian counters: given the transcript, a step is a Gaussian about a centre that moves by what
-  the difference leaves in the counter, so mu^2 is the Mahalanobis distance of the difference under
-  the covariance of the noise that is really drawn, of those steps alone that are released.
+  the difference leaves in the counter. So mu^2 is the Mahalanobis distance of the difference, under
+  the covariance of the noise that is really drawn, over the released steps only.
 - Coins: the unit adds exactly one to some groups that are not published; each is one key of the
   certified table, whose coins must be those that are flipped.
 - Groups that only this unit has, and totals that only it lifts to the floor of a test: the chance
   that one is published at all.
 
-Nothing here knows bounds, reaches, shares or horizons: those are what it judges.
+Nothing here uses bounds, reaches, shares or horizons: it judges them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from streamveil.types import Array, Float64
 SLACK = 1 + 1e-9
 COIN = 2**64
 TOGETHER = "all counters together"
-SURE = 1e-30  # chances below it are not told apart from 0
+SURE = 1e-30  # chances below it count as 0
 
 
 @dataclass(frozen=True)
 class MechanismLoss:
-    """One mechanism of a query: what it was seen to lose and what it claims, in one currency."""
+    """The realised and the claimed loss of one mechanism of a query, in one currency."""
 
     name: str
     currency: str  # 'mu^2', 'groups' or 'delta'
@@ -68,7 +68,7 @@ class MechanismLoss:
 
 @dataclass
 class QueryAccount:
-    """All parts of one pair of neighbours, and what no loss covers."""
+    """The account of one pair of neighbours: all losses, and faults that no loss covers."""
 
     parts: list[MechanismLoss] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -80,16 +80,16 @@ class QueryAccount:
 
     @property
     def tightness(self) -> float:
-        """Of the part that is nearest to its claim."""
+        """The tightness of the part that is nearest to its claim."""
         return max((part.tightness for part in self.parts), default=0.0)
 
     @property
     def mu_squared(self) -> float:
-        """Of all Gaussian parts together."""
+        """The realised mu^2 of all Gaussian parts together."""
         return next(part.realised for part in self.parts if part.name == TOGETHER)
 
     def broken(self) -> list[str]:
-        """What does not hold, in words."""
+        """The claims that do not hold, and the faults, in words."""
         over = [
             f"{part.name}: {part.realised:.6g} of {part.claimed:.6g} {part.currency}"
             for part in self.parts
@@ -100,9 +100,9 @@ class QueryAccount:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a query claims to lose, by mechanism."""
+    """The claimed losses of a query, by mechanism."""
 
-    lanes: tuple[str, ...]  # what each is called
+    lanes: tuple[str, ...]  # the name of each
     counters: dict[str, float]  # mu^2
     together: float
     selection: float  # delta
@@ -110,7 +110,7 @@ class Claims:
 
 
 def claims_of(operator: GroupBy) -> Claims:
-    """What the operator itself says."""
+    """The claims that the operator itself makes."""
     lanes = lane_names(operator)
     counters = {name: float(claim) for name, claim in claimed(operator, lanes).items()}
     together = float(operator.loss.gaussian)
@@ -120,9 +120,9 @@ def claims_of(operator: GroupBy) -> Claims:
 def account(
     operator: GroupBy, one: Seen, other: Seen, script: Transcript, claims: Claims | None = None
 ) -> QueryAccount:
-    """What the two runs of one pair of neighbours cost; the first has the unit's rows.
+    """The account of the two runs of a pair of neighbours; the first has the unit's rows.
 
-    A look before the first release is no part of it.
+    It does not include a look before the first release.
     """
     if operator.look is not None:
         operator = replace(operator, design=replace(operator.design, look=None))
@@ -132,7 +132,7 @@ def account(
 
 
 def faults_of_runs(operator: GroupBy, one: Seen, other: Seen) -> list[str]:
-    """What is wrong with two runs, whichever group it is in."""
+    """The faults of two runs that are of no single group."""
     found = [*one.faults, *other.faults]
     if not same_tables(one, other):
         found.append("releases differ although noise and transcript are the same")
@@ -145,7 +145,7 @@ def judge_parts(
     operator: GroupBy, claims: Claims, pair: tuple[Seen, Seen], script: Transcript,
     found: QueryAccount,
 ) -> None:  # fmt: skip
-    """What one unit moves in every mechanism."""
+    """Adds the losses of one unit in every mechanism."""
     (one, other), lost = pair, defaultdict[str, float](float)
     for stream in {*one.steps, *other.steps}:
         name = part_of(claims.lanes, stream)
@@ -197,20 +197,20 @@ def claimed(operator: GroupBy, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def claimed_delta(operator: GroupBy) -> float:
-    """Of the selection."""
+    """The claimed delta of the selection."""
     selection = operator.aggregation.selection
     return 0.0 if selection is None else float(selection.loss.delta)
 
 
 def test_delta(operator: GroupBy) -> float:
-    """What the loss adds for the test of totals, whatever else it holds."""
+    """The delta that the loss adds for the test of totals."""
     test, selection = operator.aggregation.test, operator.aggregation.selection
     rest = 0.0 if selection is None else float(selection.loss.delta)
     return 0.0 if test is None else float(operator.loss.delta) - rest
 
 
 def lane_names(operator: GroupBy) -> tuple[str, ...]:
-    """Each lane, or the level of a tree that it is a node of."""
+    """The name of each lane, or of the tree level whose node it is."""
     found, levels = [], dict[Any, int]()
     for place, lane in enumerate(operator.aggregation.lanes):
         if lane.kind == "node":
@@ -234,7 +234,7 @@ def part_of(lanes: tuple[str, ...], stream: Stream) -> str:
 
 
 def same_times(a: dict[int, Taken], b: dict[int, Taken]) -> bool:
-    """Whether both runs draw noise at the same steps, as far as both go."""
+    """Whether both runs draw noise at the same steps, up to the end of the shorter one."""
     last = min(max(a, default=0), max(b, default=0))
     return {t for t in a if t <= last} == {t for t in b if t <= last}
 
@@ -251,7 +251,7 @@ def stream_loss(operator: GroupBy, stream: Stream, one: Seen, other: Seen) -> fl
 def tested_moves(
     operator: GroupBy, stream: Stream, one: Seen, other: Seen
 ) -> dict[Key, dict[int, int]]:
-    """How far totals that were tested in both runs differ, before their group is published."""
+    """The differences of totals that both runs tested before their group was published."""
     test = operator.aggregation.test
     if test is None or stream[0] != "group-by/lane" or stream[1][1] != test.place:
         return {}
@@ -295,7 +295,7 @@ def group_loss(a: dict[int, Taken], b: dict[int, Taken], tested: dict[int, int])
 
 
 def fed_back(steps: list[Taken], moves: list[int]) -> float:
-    """The mu^2 where every step is released: each is a Gaussian given those before it."""
+    """The mu^2 if every step is released: each is a Gaussian given those before it."""
     buffers, total = np.zeros(len(steps[0].keep)), 0.0
     for step, move in zip(steps, moves, strict=True):
         offset = -step.scale * float(step.drain @ buffers)
@@ -306,7 +306,7 @@ def fed_back(steps: list[Taken], moves: list[int]) -> float:
 
 
 def responses(steps: list[Taken]) -> Float64[Array, "steps draws"]:
-    """How far a draw of one standard deviation at each step moves each estimate."""
+    """The move of each estimate by a draw of one standard deviation at each step."""
     n = len(steps)
     found = np.zeros((n, n))
     for draw in range(n):
@@ -327,7 +327,7 @@ def responses(steps: list[Taken]) -> Float64[Array, "steps draws"]:
 def judge_coins(
     operator: GroupBy, script: Transcript, pair: tuple[Seen, Seen], found: QueryAccount
 ) -> None:
-    """How many groups' coins the unit moves, and by how much."""
+    """Adds the number of groups whose coins the unit moves, and faults of these moves."""
     (table, times), *more = operator.loss.tables or ((None, 0),)
     if not isinstance(table, CoinTable) or more:
         found.faults.append("coins are flipped that are not charged")
@@ -348,7 +348,7 @@ def judge_coins(
 
 
 def faults_of_coins(operator: GroupBy, pair: tuple[Seen, Seen]) -> list[str]:
-    """Whether coins are those that are charged."""
+    """Faults where coins are not those that are charged."""
     (table, _), *more = operator.loss.tables or ((None, 0),)
     if not isinstance(table, CoinTable) or more:
         return []
@@ -376,7 +376,7 @@ def law_is(rates: tuple[float, ...], laws: tuple[tuple[float, ...], ...]) -> boo
 
 @lru_cache(maxsize=64)
 def expected_rates(coins: tuple[int, ...]) -> tuple[float, ...]:
-    """Of waits for coins: 0 units away one opens at once, beyond the table never."""
+    """The rates of waits for coins: 0 units away a coin opens at once, beyond the table never."""
     with mpmath.workprec(200):
         inner = [float(-mpmath.log1p(-mpmath.mpf(coin) / COIN)) for coin in coins]
     return (float("inf"), *inner, 0.0)
@@ -398,7 +398,7 @@ def published_alone(one: Seen, other: Seen) -> float:
 
 
 def passing_chance(steps: dict[int, Taken], limits: dict[int, float]) -> float:
-    """At most the chance that an estimate passes any of some limits."""
+    """A bound on the chance that an estimate passes any of some limits."""
     order = sorted(steps)
     spread = responses([steps[t] for t in order])
     total, chance = 0, 0.0
@@ -411,7 +411,7 @@ def passing_chance(steps: dict[int, Taken], limits: dict[int, float]) -> float:
 
 
 def lifted_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
-    """The chance that a total passes its test which only this unit lifts to the floor."""
+    """The chance that a total that only this unit lifts to the floor passes its test."""
     test, chance = operator.aggregation.test, 0.0
     assert test is not None  # noqa: S101  (a type narrowing)
     for window, groups in one.tested.items():
@@ -437,7 +437,7 @@ def same_tables(one: Seen, other: Seen) -> bool:
 
 
 def same_table(one: pa.Table, other: pa.Table) -> bool:
-    """Whether two releases are equal; a group may be named NaN, which Arrow holds for unequal.
+    """Whether two releases are equal, also if a group is named NaN, which Arrow finds unequal.
 
     >>> nan, zero = pa.table({"k": [float("nan"), None]}), pa.table({"k": [0.0, None]})
     >>> nan.equals(nan), same_table(nan, nan), same_table(nan, zero)
@@ -451,6 +451,6 @@ def same_table(one: pa.Table, other: pa.Table) -> bool:
 
 
 def without_nan(column: Any) -> tuple[Any, Any]:
-    """Where NaN is, and the other numbers."""
+    """The places of NaN, and the other numbers."""
     nan = pc.is_nan(column)
     return nan, pc.if_else(nan, pa.scalar(None, column.type), column)

@@ -1,9 +1,9 @@
-"""Runs a group-by with its noise laid open: what enters each counter, coin and test of totals.
+"""Runs a group-by with its noise laid open: the inputs of each counter, coin and test of totals.
 
-The run is that of the embedded engine, function by function; a few of them are replaced by ones
-that note what they are given and go on. A second run follows the transcript of the first: counters
-give the totals that the first one released, and the groups that it published are published. What
-the two runs release must then be equal, and what enters may differ by one unit's rows only.
+The run is that of the embedded engine, function by function; a few functions are replaced by others
+that note their arguments and go on. A second run follows the transcript of the first: counters give
+the totals that the first run released, and the same groups are published. The releases of the two
+runs must then be equal, and their inputs may differ by one unit's rows only.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Taken(NamedTuple):
 
 @dataclass
 class Transcript:
-    """Which groups the first of two runs publishes, and when: any choice is a transcript."""
+    """The groups that the first of two runs publishes, and when: any choice is a transcript."""
 
     at: Callable[[int, Key], int]  # (window, group) -> the trigger from which it is published
     published: dict[tuple[int, Key], int] = field(default_factory=dict)
@@ -87,13 +87,13 @@ class Transcript:
 
 
 def nested() -> Any:
-    """What is noted by three names."""
+    """An empty dictionary of notes under three names."""
     return defaultdict(lambda: defaultdict(dict))
 
 
 @dataclass
 class Seen:
-    """What entered the mechanisms of one run."""
+    """The inputs of the mechanisms of one run."""
 
     steps: dict[Stream, dict[Key, dict[int, Taken]]] = field(default_factory=nested)
     units: dict[int, dict[Key, dict[int, int]]] = field(default_factory=nested)
@@ -106,7 +106,7 @@ class Seen:
 
 
 def played(operator: Any, batches: Iterable[Batch], noise: Any) -> Iterator[Release]:
-    """What an operator releases over micro-batches."""
+    """The releases of an operator over micro-batches."""
     state = operator.init()
     for batch in batches:
         operator.fold(state, batch, noise)
@@ -125,7 +125,7 @@ def run(operator: GroupBy, batches: Iterable[Batch], script: Transcript, seed: i
 
 @contextmanager
 def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
-    """Replaces the functions at which data meets noise by ones that note it."""
+    """Replaces the functions at which data meets noise by others that note their inputs."""
     spy = Spy(seen, script)
     with ExitStack() as stack:
         for name, honest in KERNELS.items():
@@ -145,7 +145,7 @@ def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def users_of(name: str, honest: Any, modules: int) -> tuple[Any, ...]:
-    """The modules, of so many that are loaded, that call a function by its name."""
+    """The loaded modules that call a function by its name."""
     return tuple(
         module
         for module in list(sys.modules.values())
@@ -155,7 +155,7 @@ def users_of(name: str, honest: Any, modules: int) -> tuple[Any, ...]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute with another value for a while."""
+    """Gives an attribute another value for the length of a block."""
     honest = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -165,7 +165,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def spied(owner: type, name: str, noting: Callable[..., Any]) -> AbstractContextManager[None]:
-    """A method of a class, for a while one that notes and is given what it replaces."""
+    """Replaces a method of a class, for a block, by one that notes and gets the original."""
     honest = getattr(owner, name)
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -188,7 +188,7 @@ class Spy:
     def blt_step(
         self, honest: Any, total: Array, real: Array, increments: Array, step: Any, *source: Any
     ) -> Any:
-        """One step of a counter of many groups: each lane as if it were alone."""
+        """Notes one step of a counter of many groups: each lane as if it were alone."""
         made, after = honest(total, real, increments, step, *source)
         return self._heard(increments, step, made, *source), after
 
@@ -219,7 +219,7 @@ class Spy:
                 made[new, spread] = taken
             steps = heard[key]
             known = steps.get(t)
-            if known is not None:  # a test of totals draws what is released later
+            if known is not None:  # a test of totals drew it; it is released later
                 twice = known.released and released
                 if twice or known.spread != spread or (known.entered and self.hidden):
                     self.seen.faults.append(f"{stream[0]}: one draw serves two releases")
@@ -238,7 +238,7 @@ class Spy:
         ).reshape(made.shape)
 
     def blt_run(self, honest: Any, pair: Any, run: Any, draws: Any, ids: Any) -> Any:
-        """Steps that a counter takes before a group's first row."""
+        """Notes steps that a counter takes before a group's first row."""
         purpose = MISSED.get(draws.purpose, draws.purpose)
         heard = self.seen.steps[purpose, draws.path]
         for key in keys_of(ids, len(pair[0])):
@@ -251,7 +251,7 @@ class Spy:
     # ---- selection
 
     def coins(self, honest: Any, opening: Any, *given: Any) -> Any:
-        """Units that enter coins; published is what the script says."""
+        """Notes units that enter coins; the script decides which groups are published."""
         state, units, names, trigger, at = given
         self._note_units(units, names, trigger, at.window)
         state, passing = honest(state, units, names, trigger, at)
@@ -262,7 +262,7 @@ class Spy:
         return state, self._published(names, trigger, at.window)
 
     def thresholds(self, honest: Any, selection: Any, *given: Any) -> Any:
-        """Units that enter counters whose estimates are tested."""
+        """Notes units that enter counters whose estimates are tested."""
         state, units, names, trigger, at = given
         self._note_units(units, names, trigger, at.window)
         state, passing = honest(state, units, names, trigger, at)
@@ -291,7 +291,7 @@ class Spy:
         return np.array(rows, np.int64)
 
     def next_opening(self, honest: Any, table: Any, *given: Any) -> Any:
-        """The coins of groups whose units have changed."""
+        """Notes the coins of groups whose units have changed."""
         draws, ids, units, shift, step = given
         self.asked = list(zip(units.tolist(), shift.tolist(), strict=True))
         if not self.shifts.issuperset(shift.tolist()):
@@ -299,7 +299,7 @@ class Spy:
         return honest(draws, ids, units, shift, step)
 
     def waits(self, honest: Any, words: Any, rates: Any, exact: Any, which: Any, most: int) -> Any:
-        """The law that coins and shifts are drawn from."""
+        """Notes the law from which coins and shifts are drawn."""
         self.seen.rates.append(tuple(float(rate) for rate in exact))
         found = honest(words, rates, exact, which, most)
         if len(rates) == 1:
@@ -316,7 +316,7 @@ class Spy:
     def passing(
         self, honest: Any, test: Any, totals: Array, names: Array, trigger: int, at: Any
     ) -> Any:
-        """Totals of groups that are not published."""
+        """Notes the totals of groups that are not published."""
         keys, script, rows = keys_of(names, len(names)), self.script, []
         honest(totals, names, trigger, at)
         for row, (key, total) in enumerate(zip(keys, totals.tolist(), strict=True)):
@@ -329,7 +329,7 @@ class Spy:
         return np.array(rows, np.int64)
 
     def test_noise(self, honest: Any, test: Any, *arguments: Any) -> Any:
-        """The noise of tests before a group is published."""
+        """Notes the noise of tests before a group is published."""
         with replaced(self, "hidden", value=True):
             return honest(*arguments)
 

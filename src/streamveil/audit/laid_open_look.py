@@ -1,7 +1,7 @@
-"""The exact account of a look: what one unit moves in the survey that chooses settings.
+"""The exact account of a look: the loss of one unit in the survey that chooses settings.
 
 The query looks at made-up rows: its unit, groups and values are columns of their own, so that rows
-can be anything that its expressions could come to. Budget, bounds, periods and aggregates are its.
+can have any value that its expressions could give. Budget, bounds, periods and aggregates are its.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamveil.plan import KeyColumn, Plan, SourceSpec
 from streamveil.plan.look import divided
 
 UNITS, GROUPS, MOST_GROUPS, STEPS = 12, 6, 50, 4
-MOST = (1, 4, 12, 60)  # rows of the unit that is in one input only
+MOST = (1, 4, 12, 60)  # most rows of the unit that is in one input only
 DAY = 86_400_000_000
-Surveyed = Callable[[Plan, Noise], tuple[Any, Guarantee]]  # what a look says, and its guarantee
+Surveyed = Callable[[Plan, Noise], tuple[Any, Guarantee]]  # the results of a look; its guarantee
 Row = dict[str, Any]
 
 
@@ -41,10 +41,10 @@ Columns = dict[str, Column]
 
 
 class OneWord(OpenNoise):
-    """All units choose their row by one word, and all groups their bucket by one.
+    """Gives all units one word to choose their row, and all groups one word to choose their bucket.
 
-    Words are independent of the rows: given those of the others a unit's own is any, and groups may
-    be numbered otherwise in each input as long as each keeps its word.
+    Words are independent of the rows: given those of others, a unit's own can be any word, and
+    groups may have different numbers in each input if each keeps its word.
     """
 
     def __init__(self, seed: int) -> None:
@@ -86,7 +86,7 @@ def look_accounts(plan: Plan, surveyed: Surveyed, seed: int) -> Iterator[QueryAc
 
 
 def over_made_up_columns(plan: Plan) -> tuple[Plan, Columns]:
-    """The plan over columns of its own, and these."""
+    """The plan over made-up columns, and these columns."""
     values = {one.expression: "" for one in plan.aggregates if one.expression is not None}
     values = {text: f"value{place}" for place, text in enumerate(values)}
     keys = tuple(
@@ -151,7 +151,7 @@ def groups_of(values: Iterable[Any]) -> Column:
 
 
 def values_of(plan: Plan) -> list[float | None]:
-    """The ends of all bounds, values far beyond them, and what is no number."""
+    """The ends of all bounds, values far beyond them, NaN and null."""
     found: list[float | None] = [0.0, 1.0, -3.5, FAR, -FAR, 1e-320, nan, inf, None]
     for one in plan.aggregates:
         found += [end for end in (one.low, one.high) if end is not None]
@@ -167,7 +167,7 @@ def rows_of_others(rng: np.random.Generator, plan: Plan, columns: Columns) -> li
 
 
 def rows_of_one(rng: np.random.Generator, plan: Plan, columns: Columns) -> list[Row]:
-    """Rows of one unit, all alike or all different; of one of its periods, or of all."""
+    """Rows of one unit, all alike or all different, in one of its periods or in all."""
     first = row_of(rng, plan, columns, 0)
     alike, count = rng.random() < 0.5, int(rng.choice(MOST))
     rows = [first if alike else row_of(rng, plan, columns, 0) for _ in range(count)]
@@ -180,7 +180,7 @@ def rows_of_one(rng: np.random.Generator, plan: Plan, columns: Columns) -> list[
 
 
 def periods_of(plan: Plan, rows: list[Row]) -> int:
-    """In how many of its periods a unit has rows."""
+    """The number of periods in which a unit has rows."""
     if plan.periods is None or not rows or "at" not in rows[0]:
         return 1
     return len(np.unique(plan.periods.numbers(np.array([row["at"] for row in rows], np.int64))))

@@ -1,20 +1,20 @@
-"""The exact account of the library's mechanisms: what enters each measurement, choice, comparison.
+"""The exact account of the library's mechanisms: inputs of each measurement, choice, comparison.
 
-Mechanisms for tables and questions meet noise in the functions of `core.measure` alone. These are
-replaced by ones that note what they are given; a second run, on a neighbouring input, is told what
-the first was told. From the two notes follows what the neighbours lose along that transcript:
+Mechanisms for tables and questions meet noise only in the functions of `core.measure`. These are
+replaced by others that note their arguments; a second run, on a neighbouring input, gets the same
+answers as the first. The two notes give the loss along that transcript:
 
 - a Gaussian about a centre that moves by d: mu^2 = |d / sigma|^2;
 - Laplace noise: the sum of |d| / scale, which some outcome reaches;
-- a choice by the exponential mechanism: the ratio of the chances of what was chosen;
+- a choice by the exponential mechanism: the ratio of the chances of the chosen index;
 - a run of comparisons with one noisy threshold: the ratio of the chances of all its answers, summed
   over the noise of the threshold.
 
-In rho a loss counts as claims convert it (`pure_zcdp`), each noisy number by itself; a choice as an
-eighth of the square of its range, where that is less.
+In rho a loss counts as claims convert it (`pure_zcdp`), each noisy number by itself; a choice
+counts as an eighth of the square of its range, if that is less.
 
-What is compared are yes and no, not numbers, so the first run may be told any answers: who plays it
-looks for those that lose most. Nothing here knows bounds, shares, meters or horizons.
+Comparisons answer yes or no, not numbers, so the first run may get any answers: the caller looks
+for those that lose most. Nothing here uses bounds, shares, meters or horizons.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from streamveil.core.noisy import Noisy, values
 from streamveil.linear.sparse_vector import AboveState, AboveThreshold
 from streamveil.types import Array, Float64
 
-TAILS = 60  # scales of the noise of a threshold that are summed over
+TAILS = 60  # the sum over a threshold's noise goes this many scales far
 SLACK = 1 + 1e-9
 Address = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Entered:
-    """What entered one draw."""
+    """The inputs of one draw."""
 
     law: str  # 'laplace', 'gaussian' or 'choice'
     centre: Float64[Array, " n"]  # of a choice: scores times its rate
@@ -55,7 +55,7 @@ class Entered:
 
 @dataclass
 class Comparisons:
-    """One noisy threshold and what was compared with it."""
+    """One noisy threshold, and the counts that were compared with it."""
 
     address: Address
     centre: float  # of the noise of the threshold: 0
@@ -67,7 +67,7 @@ class Comparisons:
     state: AboveState | None = None
 
     def log_chance(self) -> float:
-        """Of exactly these answers."""
+        """The logarithm of the chance of exactly these answers."""
         gap = np.array(self.limits, np.float64) - np.array(self.counts)
         reach = int(TAILS * self.scale + float(np.abs(gap).max(initial=0.0))) + 1
         noise = np.arange(-reach, reach + 1, dtype=np.float64)
@@ -91,7 +91,7 @@ Policy = Callable[[Comparisons, int], int | None]
 
 @dataclass
 class MeasureTranscript:
-    """What the first of two runs was told; it chooses how comparisons end, if it likes."""
+    """The answers that the first of two runs got; its policy may choose how comparisons end."""
 
     policy: Policy = lambda _, __: None  # (run, questions) -> the first that is above; None: honest
     told: dict[Address, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class MeasureTranscript:
 
 @dataclass
 class MeasuresSeen:
-    """What entered the draws of one run."""
+    """The inputs of the draws of one run."""
 
     draws: dict[Address, Entered] = field(default_factory=dict)
     runs: dict[Address, Comparisons] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class MeasuresSeen:
 
 @dataclass(frozen=True)
 class Realised:
-    """What one pair of neighbours loses along one transcript."""
+    """The loss of one pair of neighbours along one transcript."""
 
     epsilon: float  # of all that is not Gaussian
     rho: float
@@ -117,7 +117,7 @@ class Realised:
     faults: tuple[str, ...] = ()
 
     def beside(self, claim: Loss) -> tuple[str, float, float]:
-        """The claim's currency, what was realised in it and what is claimed."""
+        """The claim's currency, and the realised and claimed losses in it."""
         if not claim.zcdp and not claim.gaussian:
             found = inf if self.mu_squared else self.epsilon
             return "epsilon", found, float(claim.pure_total)
@@ -133,12 +133,12 @@ class Realised:
         return part / whole if whole else 0.0
 
     def stands(self, claim: Loss) -> bool:
-        """Whether a claim covers it."""
+        """Whether a claim covers the realised loss."""
         return not self.faults and self.tightness(claim) <= SLACK
 
 
 def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
-    """The losses of two runs that were told the same."""
+    """The losses of two runs that got the same answers."""
     faults = [*one.faults, *other.faults]
     if {*one.draws, *one.runs} != {*other.draws, *other.runs}:
         faults.append("what is drawn depends on the data")
@@ -171,7 +171,7 @@ def lost_by(
     policy: Policy = lambda run, questions: None,
     seed: int = 1,
 ) -> Realised:
-    """What two inputs lose that are told the same; their releases must be equal."""
+    """The loss between two inputs that get the same answers; their releases must be equal."""
     script, seen, found = MeasureTranscript(policy), list[MeasuresSeen](), []
     for given in pair:
         seen.append(MeasuresSeen())
@@ -183,7 +183,7 @@ def lost_by(
 
 
 def random_policy(seed: int, chance: float) -> Policy:
-    """Comparisons end where coins say."""
+    """A policy by which coins decide where comparisons end."""
     rng = np.random.default_rng(seed)
 
     def policy(run: Comparisons, questions: int) -> int:
@@ -194,13 +194,13 @@ def random_policy(seed: int, chance: float) -> Policy:
 
 
 def log_chances(scores: Float64[Array, " n"]) -> Float64[Array, " n"]:
-    """Of all outcomes of a choice."""
+    """The logarithms of the chances of all outcomes of a choice."""
     return np.asarray(scores - logsumexp(scores))
 
 
 @contextmanager
 def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterator[None]:
-    """Replaces the functions at which the library's mechanisms meet noise; ends the lead."""
+    """Replaces the functions at which mechanisms meet noise; later runs follow the first."""
     spy = MeasureSpy(seen, script)
     with ExitStack() as stack:
         for name in LAWS:
@@ -242,7 +242,7 @@ class MeasureSpy:
         return made
 
     def measured(self, name: str, honest: Any, *given: Any, **named: Any) -> Any:
-        """A function of `core.measure`, whose last argument is its draws."""
+        """Notes a call of a function of `core.measure`, whose last argument is its draws."""
         *exact, draws = given
         law, centre, scale = LAWS[name](*exact, **named)
         return self._noted(law, (centre, scale), draws, honest(*given, **named))
@@ -256,7 +256,7 @@ class MeasureSpy:
             yield self.heard
 
     def above_init(self, honest: Any, _: Any, place: Any) -> AboveState:
-        """A new noisy threshold."""
+        """Notes a new noisy threshold."""
         with self._inside() as heard:
             state: AboveState = honest(place)
         if len(heard) != 1 or heard[0][1].law != "laplace":
@@ -274,7 +274,7 @@ class MeasureSpy:
     def above_ask(
         self, honest: Any, _: Any, state: Any, counts: Array, limits: Array, place: Any
     ) -> int:
-        """Questions to a run, with the answers that the script wants."""
+        """Notes questions to a run, and gives the answers of the script."""
         run = next((one for one in self.seen.runs.values() if one.state is state), None)
         asked, offset = state.asked, state.offset
         with self._inside() as heard:

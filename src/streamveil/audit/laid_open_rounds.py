@@ -1,10 +1,10 @@
-"""The exact account of the preset dp-sqlp: what enters the trees of every group and round.
+"""The exact account of the preset dp-sqlp: the inputs of the trees of every group and round.
 
 As for other group-bys (`laid_open`), two runs on neighbouring inputs follow one transcript: which
 groups are selected at which trigger, and what their trees release. A tree shows its exact sum plus
-noise that is linear in its draws, so what a unit moves in one tree costs the Mahalanobis distance
-of the difference of its sums under the covariance of that noise. A round that the unit is alone in
-is in no common transcript: the chance that it is shown is charged to delta.
+noise that is linear in its draws, so the loss of a unit in one tree is the Mahalanobis distance of
+the difference of its sums under the covariance of that noise. A round in which the unit is alone is
+in no common transcript: the chance that it is shown is charged to delta.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Tree = tuple[str, int, int, Key, int]  # purpose, lane, window, group, trigger a
 
 @dataclass
 class RoundsSeen:
-    """What entered the trees of one run, by the number of their step."""
+    """The inputs of the trees of one run, by the number of their step."""
 
     entered: dict[Tree, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     noise: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class RoundsSeen:
 
 @dataclass
 class RoundsTold:
-    """What the first of two runs selected and released."""
+    """The selections and releases of the first of two runs."""
 
     selected: dict[tuple[int, int], set[Key]] = field(default_factory=dict)  # window, trigger
     totals: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class RoundSpy:
         self.seen, self.script, self.told = seen, script, told
 
     def step(self, honest: Any, selection: Any, *given: Any) -> Any:
-        """One trigger of all selections: what the leader selects, the follower does."""
+        """Notes one trigger of all selections; the follower selects the leader's groups."""
         _, _, names, trigger, at = given
         steps = range(len(self.seen.limits), selection.horizon + 1)
         limits = [selection.threshold(t) * FINE if t else np.inf for t in steps]
@@ -89,7 +89,7 @@ class RoundSpy:
         return state, passing
 
     def advance(self, honest: Any, trees: RestartingTrees, *given: Any) -> Any:
-        """A step of some trees."""
+        """Notes a step of some trees."""
         (_, real), rows, index, increments, (draws, names, steps) = given
         made = honest(*given)
         if draws.silent:
@@ -133,19 +133,19 @@ class RoundSpy:
 
 
 def instead_of(_: Array, told: tuple[int, ...]) -> Array:
-    """What was told in place of what was drawn."""
+    """The told groups, in place of the drawn ones."""
     return np.array(told, np.int64)
 
 
 def account_of_rounds(operator: GroupBy, one: RoundsSeen, other: RoundsSeen) -> QueryAccount:
-    """What the two runs of one pair of neighbours cost; the first has the unit's rows."""
+    """The account of the two runs of a pair of neighbours; the first has the unit's rows."""
     found = QueryAccount(faults=faults_of_rounds(one, other))
     judge_rounds(operator, claims_of(operator), (one, other), found)
     return found
 
 
 def faults_of_rounds(one: RoundsSeen, other: RoundsSeen) -> list[str]:
-    """What is wrong with two runs, whichever group it is in."""
+    """The faults of two runs that are of no single group."""
     found = [*one.faults, *other.faults]
     if not same_tables(one, other):  # type: ignore[arg-type]  # of which only tables are read
         found.append("releases differ although noise and transcript are the same")
@@ -155,7 +155,7 @@ def faults_of_rounds(one: RoundsSeen, other: RoundsSeen) -> list[str]:
 def judge_rounds(
     operator: GroupBy, claims: Claims, pair: tuple[RoundsSeen, RoundsSeen], found: QueryAccount
 ) -> None:
-    """What one unit moves in every mechanism."""
+    """Adds the losses of one unit in every mechanism."""
     (one, other), lost, alone = pair, defaultdict[str, float](float), 0.0
     selection = operator.aggregation.selection
     assert isinstance(selection, RoundSelection)  # noqa: S101  (a type narrowing)
@@ -180,7 +180,7 @@ Laws = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def tree_loss(a: dict[int, int], b: dict[int, int], laws: Laws) -> float:
-    """mu^2 of one tree, over the steps that both runs show."""
+    """The mu^2 of one tree, over the steps that both runs show."""
     last = max((*a, *b))
     moves = [a.get(t, 0) - b.get(t, 0) for t in range(1, last + 1)]
     if not any(moves):
@@ -204,12 +204,12 @@ def published_alone(limits: Array, a: dict[int, int], b: dict[int, int], laws: L
 
 @lru_cache(maxsize=256)
 def tree_noise(laws: Laws, steps: int) -> Float64[Array, "steps draws"]:
-    """How far a draw of one standard deviation at each step moves each estimate."""
+    """The move of each estimate by a draw of one standard deviation at each step."""
     return np.stack([_one_draw(laws, steps, place) for place in range(steps)], axis=1)
 
 
 def _one_draw(laws: Laws, steps: int, drawn_at: int) -> Float64[Array, " steps"]:
-    """As `RestartingTrees` adds up blocks, of noise alone."""
+    """The estimates from one draw alone, as `RestartingTrees` adds up blocks."""
     weights, spreads = laws
     top, held = len(weights) - 1, np.zeros(len(weights))
     found = np.zeros(steps)

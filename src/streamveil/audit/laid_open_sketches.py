@@ -1,13 +1,13 @@
-"""The account of a sketch query: what one unit moves in its cells, under the noise that they draw.
+"""The account of a sketch query: the moves of its cells by one unit, under the noise they draw.
 
-A cell shows its running count plus noise that does not depend on the rows, so what one unit moves
-is the difference of what two runs with the same noise show. A run without rows shows the noise
-alone: its covariance over the triggers of a window is measured over the cells of each level, and
-the Mahalanobis distance of the difference follows with a known chance of being too large
-(`TOO_LARGE`). Between cells, levels and windows noise has to be independent, or what they
-lose would not add up: equal draws are a fault.
+A cell shows its running count plus noise that does not depend on the rows, so the moves by one unit
+are the differences of two runs with the same noise. A run without rows shows the noise alone: its
+covariance over the triggers of a window is measured over the cells of each level, and gives the
+Mahalanobis distance of the difference, with a known chance of being too large (`TOO_LARGE`). The
+noise of different cells, levels and windows has to be independent, or their losses would not add
+up: equal draws are a fault.
 
-What the chance of a fingerprint's collision and the distance of the sampler cost is not seen.
+The account does not see the loss by collisions of fingerprints, nor by the sampler's distance.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from streamveil.sketches.operator import SketchQuery
 from streamveil.types import Array, Float64
 
 Level = tuple[int, int]  # a window and the number of one of its tables
-CELLS = 50_000  # over which a covariance is measured
+CELLS = 50_000  # cells over which a covariance is measured
 MOST_RUNS = 24  # for tables with few cells
 TOO_LARGE = 1e-12  # the chance that a loss is stated too large
 ALIKE = 0.5  # correlation that independent noise does not reach
 CHECKED = 1_000  # cells whose noise is compared, at least
-FEWEST = 200  # cells by which noise can be compared: fewer are alike by chance
+FEWEST = 200  # least cells for comparing noise: fewer are alike by chance
 
 
 @dataclass
 class CellsSeen:
-    """What one run of a sketch query showed."""
+    """The cells that one run of a sketch query showed."""
 
     shown: dict[Level, list[Array]] = field(default_factory=dict)  # at each trigger
     answers: list[pa.Table] = field(default_factory=list)
@@ -51,7 +51,7 @@ class CellsSeen:
 def run_sketch(
     operator: SketchQuery, batches: Iterable[Batch], seed: int, leader: CellsSeen | None = None
 ) -> CellsSeen:
-    """Runs a sketch query; one that follows answers from the cells that its leader showed."""
+    """Runs a sketch query; a follower answers from the cells that its leader showed."""
     seen, noise, state = CellsSeen(), SeededNoise(seed), operator.init()
     honest: Callable[[Tables], Noisy[ReleasedCells]] = vars(table)["released"]
     places: Iterator[Level] = iter(())
@@ -85,7 +85,7 @@ class CellNoise:
 
     @classmethod
     def of(cls, runs: SketchQuery, world: World, steps: int) -> CellNoise:
-        """Over the steps of the longest pair."""
+        """Measures the noise over the steps of the longest pair."""
         silent = Pair(shared=(), added=(), ahead=True, steps=steps)
         cells = min(one.layout.cells for one in runs.tables)
         made = [
@@ -111,12 +111,12 @@ class CellNoise:
         return found
 
     def loss(self, place: Level, moved: Float64[Array, "cells triggers"]) -> float:
-        """mu^2 of what two runs show apart in the cells of one level."""
+        """The mu^2 of the differences of two runs in the cells of one level."""
         if place not in self.roots or not moved.any():
             return 0.0
         triggers = moved.shape[1]
         root = self.roots[place]
-        if triggers < len(root):  # the window was cut short: of those triggers alone
+        if triggers < len(root):  # the window was cut short: only those triggers count
             whole = np.linalg.inv(root @ root.T)[:triggers, :triggers]
             root = np.linalg.cholesky(np.linalg.inv(whole))
         return float(((moved @ root) ** 2).sum()) * self.sure[place]
@@ -146,7 +146,7 @@ def alike(first: dict[Level, Float64[Array, " cells"]], runs: SketchQuery) -> li
 def sketch_account(
     operator: SketchQuery, sides: tuple[CellsSeen, CellsSeen], noise: CellNoise
 ) -> QueryAccount:
-    """What the two runs of one pair of neighbours cost; the first leads."""
+    """The account of the two runs of a pair of neighbours; the first leads."""
     led, followed = sides
     found = QueryAccount(faults=list(noise.faults))
     if led.answers != followed.answers:

@@ -48,7 +48,7 @@ def table_accounts(
 
 
 def others_of(operator: Any, source: TableSource, counted: Sequence[str]) -> Domains:
-    """Values of a type that fits, for columns that have none declared."""
+    """Values of a fitting type, for columns without a declared domain."""
     known = {*columns_of(source, dict(source.domains))}
     names = [name for name in counted if name not in known]
     for values in OTHERS if names else ():
@@ -62,7 +62,7 @@ def others_of(operator: Any, source: TableSource, counted: Sequence[str]) -> Dom
 
 
 def columns_of(source: TableSource, domains: Domains) -> dict[str, pa.DataType]:
-    """What change data has."""
+    """The columns of change data."""
     found = {name: pa.array(values).type for name, values in domains.items()}
     if source.record is not None:
         found[source.record] = pa.int64()
@@ -72,7 +72,7 @@ def columns_of(source: TableSource, domains: Domains) -> dict[str, pa.DataType]:
 
 
 def rows_drawn(rng: np.random.Generator, source: TableSource, domains: Domains) -> list[Row]:
-    """Changes of few records: lives that begin, change and end, and rows that say nothing."""
+    """Changes of few records: lives that begin, change and end, and rows without effect."""
     ids = int(rng.integers(2, 25))
 
     def one(*of: Any) -> Any:
@@ -107,7 +107,7 @@ def released(
     operator: Any, columns: dict[str, pa.DataType], rows: list[Row], noise: Noise,
     rng: np.random.Generator,
 ) -> list[Any]:  # fmt: skip
-    """What is published after each step, with answers to questions."""
+    """The releases after each step, with answers to questions."""
     state, found = operator.init(), list[Any]()
     for step in range(1, min(STEPS, operator.guarantee.horizon or STEPS) + 1):
         mine = rows[(step - 1) * EACH : step * EACH]
@@ -122,7 +122,7 @@ def released(
 def published(
     operator: Any, state: Any, step: int, noise: Noise, rng: np.random.Generator
 ) -> Iterator[Any]:
-    """What leaves after a step: its releases, and answers to some questions."""
+    """The releases after a step, and the answers to some questions."""
     for one in operator.release(state, step, noise):
         yield np.array(repr(one.table.to_pydict()))
     for points in rng.random((ASKED, operator.mechanism.queries.domain)) < rng.random():

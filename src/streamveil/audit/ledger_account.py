@@ -1,12 +1,12 @@
-"""The account of a ledger: what its charges lose together, worked out anew, against its limit.
+"""The account of a ledger: the joint loss of its charges, computed anew, against its limit.
 
 Every charge stands for a mechanism that loses all of it: randomised response for a pure epsilon, a
 Gaussian for mu and rho, "here is everything" with probability delta. The adversary writes the
-stream: it picks the unit-period after it saw the releases, so that it waits for a mechanism that
-says everything. Nothing here knows caps, kinds, splits or conversions: those are what it judges.
+stream and picks the unit-period after seeing the releases, so it waits for a mechanism that says
+everything. Nothing here uses caps, kinds, splits or conversions: it judges them.
 
-Tables of coins, and what looks chose, have no such mechanism: they count as nothing, so that of
-charges with them less is judged (`unjudged`).
+Tables of coins, and what looks chose, have no such mechanism. They count as nothing, so charges
+with them are judged only in part (`unjudged`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from streamveil.types import Array, Float64
 
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 WEEK = 7
-MOST_LOSSES = 20_000  # that are told apart; further ones are rounded down to a step
+MOST_LOSSES = 20_000  # different losses; if there are more, all are rounded down to steps
 STEP = 1e-4
 SLACK = 1 + 1e-6  # of the account's own arithmetic
-Compared = tuple[float, float]  # what is lost, and what is allowed
+Compared = tuple[float, float]  # the realised and the allowed delta
 
 
 def gaussian_curve(mu: float, epsilon: Any) -> Any:
@@ -58,7 +58,7 @@ def lost(pure: Sequence[Any], mu_squared: Any, reveals: Sequence[Any], epsilon: 
 def fewer(
     losses: Float64[Array, " n"], chances: Float64[Array, " n"]
 ) -> tuple[Float64[Array, " m"], Float64[Array, " m"]]:
-    """The same where there are few; else losses rounded down, which loses less."""
+    """Losses and their chances; if there are many, losses are rounded down, which loses less."""
     if len(losses) <= MOST_LOSSES:
         return losses, chances
     steps, place = np.unique(np.floor(losses / STEP), return_inverse=True)
@@ -66,7 +66,7 @@ def fewer(
 
 
 def parts_of(charges: Sequence[Any], held: Sequence[int]) -> tuple[list[Any], Any, list[Any]]:
-    """(epsilons, mu^2, deltas) of mechanisms for a unit that is in so many of their periods."""
+    """(epsilons, mu^2, deltas) of mechanisms for a unit in `held` periods of each."""
     pure: list[Any] = []
     mu_squared, reveals = Fraction(0), list[Any]()
     for charge, times in zip(charges, held, strict=True):
@@ -82,25 +82,25 @@ def parts_of(charges: Sequence[Any], held: Sequence[int]) -> tuple[list[Any], An
 
 
 def holds(charge: Any, first: int, end: int) -> int:
-    """How many of the periods [first, end) a charge may read."""
+    """The number of periods in [first, end) that a charge may read."""
     low, high = charge.range or (first, end)
     return max(0, min(high, end) - max(low, first))
 
 
 def places(charges: Sequence[Any]) -> list[int]:
-    """Periods of which every other is read by the same charges as one."""
+    """Periods that stand for all: the same charges read any other period as one of these."""
     ends = {end for charge in charges for end in charge.range or ()}
     return sorted({0, *ends, *(end - 1 for end in ends)})
 
 
 def one_period(ledger: Any) -> Iterator[Compared]:
-    """What a unit-period loses at each epsilon, against the limit."""
+    """The loss of a unit-period at each epsilon, against the limit."""
     charges = ledger.entries()
     waited = [charge.loss.delta for charge in charges if not charge.given_past]
     for day in places(charges):
         held = [holds(charge, day, day + 1) for charge in charges]
         pure, mu_squared, _ = parts_of(charges, held)
-        # of charges without a proof for every past the adversary has waited for the one that tells
+        # among charges without `given_past`, the adversary has waited for one that says everything
         inside = [c.loss.delta for c, n in zip(charges, held, strict=True) if n and c.given_past]
         for epsilon in [*EPSILONS, float(ledger.limit.epsilon or 0)]:
             found = lost(pure, mu_squared, inside + waited, epsilon)
@@ -108,7 +108,7 @@ def one_period(ledger: Any) -> Iterator[Compared]:
 
 
 def allowed(limit: Budget, epsilon: float) -> float:
-    """The delta that a limit stands for at an epsilon; of (epsilon, delta) at its own alone."""
+    """The delta of a limit at an epsilon; an (epsilon, delta) limit has one only at its own."""
     extra = float(limit.delta or 0)
     if limit.epsilon is not None:
         return extra if epsilon >= float(limit.epsilon) else inf
@@ -121,7 +121,7 @@ def allowed(limit: Budget, epsilon: float) -> float:
 
 
 def longer(ledger: Any, span: str, days: int) -> Iterator[Compared]:
-    """The same of a unit that is in all periods of a week or month, against what is converted."""
+    """The loss of a unit in all periods of a week or month, against the converted guarantee."""
     charges, claim = ledger.entries(), ledger.convert(span)
     for first in sorted({day - back for day in places(charges) for back in (0, days - 1)}):
         held = [holds(charge, first, first + days) for charge in charges]
@@ -131,14 +131,14 @@ def longer(ledger: Any, span: str, days: int) -> Iterator[Compared]:
 
 
 def worst_of(pairs: Sequence[Compared]) -> float:
-    """The largest part of a claim that was realised, of claims that say anything."""
+    """The largest realised part of a claim, among claims that say anything."""
     ratios = [a / b for a, b in pairs if 0 < b < 1 and a > 1e-14]
     over = [a for a, b in pairs if not b and a > 1e-12]
     return inf if over else max(ratios, default=0.0)
 
 
 def judged(ledger: Any) -> Iterator[tuple[str, float]]:
-    """(rule, the part of its claim that was realised) of a ledger."""
+    """The rules of a ledger, each with the realised part of its claim."""
     limit = ledger.limit
     kind = "epsilon" if limit.epsilon is not None else "mu" if limit.mu is not None else "rho"
     yield f"limit in {kind}", worst_of([*one_period(ledger)])
@@ -148,5 +148,5 @@ def judged(ledger: Any) -> Iterator[tuple[str, float]]:
 
 
 def unjudged(ledger: Any) -> list[str]:
-    """Charges of which less is judged than they may lose."""
+    """Charges that may lose more than is judged."""
     return [one.name for one in ledger.entries() if one.loss.tables or one.loss.group_size > 1]

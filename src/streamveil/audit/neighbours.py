@@ -1,4 +1,4 @@
-"""Pairs of neighbouring inputs for any query: rows of many units, and of one unit more."""
+"""Pairs of neighbouring inputs for any query: rows of many units, and those of one more unit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from streamveil.sketches.operator import SketchQuery
 FAR = 1e9  # times beyond every bound
 MOST = 1500  # rows of the added unit
 BEYOND = 12  # groups that nobody else has rows in
-TAKEN = 7.0  # a value that several units bring, so that one takes over another's
-STRIDE = 1_000  # numbers of groups of one of several pairs
+TAKEN = 7.0  # a value of several units, so that one unit takes over another's value
+STRIDE = 1_000  # distance between the group numbers of two pairs
 HOUR = 3_600_000_000
 Examined: TypeAlias = GroupBy | SketchQuery  # what is laid open
 
@@ -35,7 +35,7 @@ class MadeUpRow(tuple[Any, ...]):
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Rows that are in both inputs, and those of one unit that are in one of them only."""
+    """Rows in both inputs, and the rows of one unit that are in one input only."""
 
     shared: tuple[MadeUpRow, ...]
     added: tuple[MadeUpRow, ...]
@@ -43,7 +43,7 @@ class Pair:
     steps: int
 
     def batches(self, world: World, *, with_unit: bool) -> Iterator[Batch]:
-        """One micro-batch a step."""
+        """The micro-batches, one a step."""
         parts = [self.added, self.shared] if self.ahead else [self.shared, self.added]
         if not with_unit:
             parts = [self.shared]
@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass
 class World:
-    """What a query reads: columns for its unit, time, groups and values."""
+    """The made-up table that a query reads: columns for its unit, time, groups and values."""
 
     operator: Examined
     keys: int  # groups that rows may name
@@ -67,7 +67,7 @@ class World:
 
     @classmethod
     def of(cls, operator: Examined, keys: int, blocks: int = 1) -> World:
-        """The columns that an operator needs; public groups are those of so many pairs."""
+        """The columns that an operator needs, with public groups for `blocks` pairs."""
         if isinstance(operator, SketchQuery):
             kind = pa.string() if operator.text_length else pa.int64()
             return cls(operator, keys, types=(kind,))
@@ -121,7 +121,7 @@ class World:
         return tuple(self.text(number) if kind == pa.string() else number for kind in self.types)
 
     def text(self, number: int) -> str:
-        """A text by its number; where a finder counts long ones, one that it has to cut."""
+        """A text by its number; if a sketch cuts long texts, one that it has to cut."""
         sketch = self.operator.sketch if isinstance(self.operator, SketchQuery) else None
         if not isinstance(sketch, HeavyTexts):
             return str(number)
@@ -174,7 +174,7 @@ Times = dict[int, list[int]]  # step -> event times that rows of it may have
 
 
 def instants(operator: Examined, steps: int) -> Times:
-    """Event times for the rows of every step: at its start, its end, in windows before, late."""
+    """Event times for the rows of every step: at its start or end, in earlier windows, or late."""
     schedule, periods = operator.schedule, operator.periods
     ticks, cells = schedule.ticks or Cells(length_us=HOUR), schedule.cells
     found = {}
@@ -238,7 +238,7 @@ def scattered(world: World, rng: np.random.Generator, times: Times) -> list[Made
 
 
 def most_light(operator: Examined) -> int:
-    """How many rows of one unit a group may hold where rows weigh least: while it is hidden."""
+    """The most rows of one unit in a group whose rows weigh least: while it is hidden."""
     if isinstance(operator, SketchQuery):
         return operator.bounds.most_in_group()
     return rows_in_hidden_key(operator)
@@ -261,7 +261,7 @@ def at_once(world: World, rng: np.random.Generator, times: Times) -> list[MadeUp
 
 
 def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
-    """The same rows at every step, so that rows of early steps leave no room for later ones."""
+    """The same rows at every step, so that early rows leave no room for later ones."""
     keys = rng.permutation(world.keys)[: int(rng.integers(1, 4))]
     return [
         largest(world, (step, 0, int(key)), times[step][0], beyond=False)
@@ -272,7 +272,7 @@ def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[Mad
 
 
 def again_late(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
-    """Rows of one event time at every step, in every group: in time, then late."""
+    """Rows with one event time at every step, in every group: in time, then late."""
     here = times[int(rng.integers(1, len(times) + 1))]
     time = here[int(rng.integers(len(here)))]
     return [
@@ -310,7 +310,7 @@ def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -
 
 
 def varied(world: World, rng: np.random.Generator, pair: Pair) -> Pair:
-    """The same with a part of the unit's rows at another step and time."""
+    """A pair with a part of the unit's rows moved to another step and time."""
     times = instants(world.operator, pair.steps)
     start, stop = sorted(rng.integers(0, len(pair.added) + 1, 2).tolist())
     step = int(rng.integers(1, pair.steps + 1))
@@ -337,7 +337,7 @@ ATTACKS = (
 
 
 def in_one_period(operator: Examined, rows: list[MadeUpRow]) -> list[MadeUpRow]:
-    """Those of the period that most rows are in: what one unit is protected for."""
+    """The rows of the period with most rows: a unit is protected for one period."""
     if operator.periods is None or not rows:
         return rows
     periods = operator.periods.numbers(np.array([row[2] for row in rows], np.int64))

@@ -1,4 +1,4 @@
-"""Copies of one small scenario that a whole query runs at once: independent trials.
+"""Independent trials: copies of one small scenario that one run of a query holds.
 
 One run holds thousands of independent trials: a small scenario is copied with units and keys of its
 own for each copy. Nothing a copy does can reach another (noise is keyed by the key, bounding by

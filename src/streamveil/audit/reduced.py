@@ -25,14 +25,14 @@ from streamveil.plan.options import SELECTION
 
 STEP = 3_600_000_000  # microseconds
 STEPS, WINDOW = 6, 3  # triggers of the job, and of a window where there are windows
-MOST_KEYS = 8  # of one copy
-MOST_UNITS = 990  # in the background; numbers below 1000 are one copy's
-MOST_ADDED = 2_000  # rows of the unit that tries a bound
+MOST_KEYS = 8  # keys of one copy
+MOST_UNITS = 990  # units in the background; a copy has the numbers below 1000
+MOST_ADDED = 2_000  # most rows of the unit that tries a bound
 LEVELS = 2  # of a quantile's tree
 
 
 def reduced(plan: Plan, copies: int) -> Plan:
-    """The small query."""
+    """The reduced query."""
     if is_sketched(plan) or not isinstance(plan.source, SourceSpec):
         raise PlanError("only group-by queries can be audited from the command line")
     plan = combined_plan(plan)
@@ -57,7 +57,7 @@ def reduced(plan: Plan, copies: int) -> Plan:
 
 
 def same_selection(plan: Plan) -> dict[str, str]:
-    """The selection that the whole query runs: with few triggers another could be better."""
+    """The selection of the whole query: with few triggers another one might be chosen."""
     if plan.key_set.public is not None or not plan.keys or plan.preset != "default":
         return {}
     whole = compile_plan(plan)
@@ -89,7 +89,7 @@ def window_of(window: Window) -> Window:
 
 
 def halved(operator: GroupBy) -> GroupBy:
-    """The same query with half of its noise: what an audit must catch."""
+    """The query with half of its noise, which an audit must catch."""
     design, chosen = operator.design, operator.design.selection
     if isinstance(chosen, GaussianSettings):
         chosen = replace(chosen, noise=Fraction(chosen.noise, 2))
@@ -98,7 +98,7 @@ def halved(operator: GroupBy) -> GroupBy:
 
 
 def around(operator: GroupBy) -> int:
-    """Units with which a key is about as likely shown as not: where one more matters most."""
+    """The number of units at which a key is shown about half of the time: one more matters most."""
     selection, test = operator.aggregation.selection, operator.aggregation.test
     if isinstance(selection, TotalsAlone) and test is not None:
         return min(max(1, ceil(test.threshold(test.triggers[0]) / test.lane.reach)), MOST_UNITS)

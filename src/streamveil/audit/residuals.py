@@ -1,16 +1,16 @@
 """A sequential test of the noise that a query draws, valid at any time.
 
-The auditor made the rows, so the exact total of every lane is known: what is released less the
+The auditor made the rows, so the exact total of every lane is known: the released number less the
 total is noise. Under the claim it is a Gaussian of at least the deviation that the query states. A
 bettor stakes on less: the likelihood ratio of a Gaussian with part of the deviation, mixed over
 `PARTS`. For noise as wide as claimed, or wider, the product of the ratios over independent groups
 is a supermartingale that begins at 1, so it ever passes 1 / alpha with chance at most alpha (Ville
 1939): the test may stop at any group.
 
-Every lane is attacked by itself, at its first and its last trigger, so taking the noise of one away
-is seen at any budget. Groups have more units than any selection asks for, so that which are
-published does not depend on the noise; the lane is read as it is, before anything clips or orders
-it. A lane whose lattice is as coarse as its noise is not tested, and it is said which.
+Every lane is attacked by itself, at its first and its last trigger, so a lane without noise is seen
+at any budget. Groups have more units than any selection needs, so the noise does not decide which
+are published; the lane is read as it is, before anything clips or orders it. A lane whose lattice
+is as coarse as its noise is not tested, and is reported as such.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from streamveil.dataflow.state import State
 from streamveil.plan import Plan
 from streamveil.types import Array, Float64
 
-PARTS = (0.5, 0.7, 0.85)  # of the claimed deviation
-COARSE = 2.0  # deviations in steps of the lattice below which noise is no longer like a Gaussian
+PARTS = (0.5, 0.7, 0.85)  # parts of the claimed deviation on which the bettor stakes
+COARSE = 2.0  # deviation, in steps of the lattice, below which noise is not like a Gaussian
 GROUPS = 400  # independent draws of every lane
 Cell = tuple[int, int, str]  # a trigger, a window and a lane
 Cells = dict[Cell, tuple[Array, Array]]  # values and deviations of all copies
-SURE = 12  # a group has so many times the units at which half are published
+SURE = 12  # a group has this many times the units at which half of groups are published
 
 
 @dataclass(frozen=True)
 class NoiseTest:
-    """One lane: how far the stake grew, and after how many groups it passed 1 / alpha."""
+    """The test of one lane: the largest stake, and after how many groups it passed 1 / alpha."""
 
     lane: str
     groups: int  # looked at
@@ -56,17 +56,17 @@ class NoiseTest:
 
     @property
     def is_tested(self) -> bool:
-        """Whether its noise is like a Gaussian, as the test needs it."""
+        """Whether its noise is like a Gaussian, as the test requires."""
         return self.groups > 0
 
     @property
     def stands(self) -> bool:
-        """Whether the noise may be what is claimed."""
+        """Whether the noise may be as claimed."""
         return self.refuted_after is None
 
 
 def bet(standard: Float64[Array, " n"], alpha: float, lane: str = "") -> NoiseTest:
-    """Bets that noise, divided by the deviation that is claimed, is narrower than 1.
+    """Bets that noise, divided by the claimed deviation, has a deviation below 1.
 
     >>> bet(np.full(100, 0.3), 1e-6).refuted_after is not None
     True
@@ -79,7 +79,7 @@ def bet(standard: Float64[Array, " n"], alpha: float, lane: str = "") -> NoiseTe
 
 
 def staked(ratios: Float64[Array, "others n"], alpha: float, lane: str) -> NoiseTest:
-    """Equal stakes on each of some laws, by the logarithms of their likelihood ratios."""
+    """The test with equal stakes on some laws, given by the logarithms of likelihood ratios."""
     stakes = np.logaddexp.reduce(np.cumsum(ratios, axis=1), axis=0) - log(len(ratios))
     over = np.flatnonzero(stakes >= log(1 / alpha))
     most = float(stakes.max(initial=0.0))
@@ -87,7 +87,7 @@ def staked(ratios: Float64[Array, "others n"], alpha: float, lane: str) -> Noise
 
 
 def bare(operator: GroupBy) -> GroupBy:
-    """The same query, whose columns are its lanes as they are."""
+    """The query with its bare lanes as columns."""
     lanes = range(len(operator.aggregation.lanes))
     outputs = tuple(Output(name=f"lane{place}", function="sum", lanes=(place,)) for place in lanes)
     return replace(operator, outputs=outputs)
@@ -103,9 +103,10 @@ def crowded(operator: GroupBy) -> Scenario:
 def noise_tests(
     plan: Plan, alpha: float, change: Callable[[GroupBy], GroupBy] = lambda operator: operator
 ) -> list[NoiseTest]:
-    """Tests every lane of the reduced query; any of them errs with chance `alpha` at most.
+    """Tests every lane of the reduced query; each test errs with chance `alpha` at most.
 
-    `change` may plant a fault in what runs. Presets other than the default have none of its lanes.
+    `change` may plant a fault in the running query. Presets other than the default have no such
+    lanes.
     """
     if plan.preset != "default":
         return []
@@ -117,20 +118,20 @@ def noise_tests(
 def lane_tests(
     claimed: GroupBy, running: GroupBy, noises: tuple[Noise, Noise], alpha: float
 ) -> Iterator[NoiseTest]:
-    """`noises` are that of the run, and that of a run that shows the claimed deviations."""
+    """The tests of lanes; `noises`: for the run, and for a run with the claimed deviations."""
     crowd = crowded(claimed)
     expected = Expected.of(claimed, crowd, noises[1])
     yield from expected.tests(shown_cells(running, crowd, noises[0]), alpha)
 
 
 def shown_cells(operator: GroupBy, crowd: Scenario, noise: Noise) -> Cells:
-    """What a run of the crowd shows of its lanes."""
+    """The lanes that a run of the crowd shows."""
     return cells_of(unbroken(bare(operator), crowd.batches(GROUPS, with_unit=False), noise))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the lanes of the crowd come to, and the deviations that are claimed."""
+    """The exact lanes of the crowd, and their claimed deviations."""
 
     lanes: tuple[str, ...]
     exact: Cells
@@ -138,13 +139,13 @@ class Expected:
 
     @classmethod
     def of(cls, operator: GroupBy, crowd: Scenario, noise: Noise) -> Expected:
-        """From a run without noise and an honest one."""
+        """The exact lanes from a run without noise, the deviations from an honest run."""
         kinds = tuple(f"{p} ({lane.kind})" for p, lane in enumerate(operator.aggregation.lanes))
         exact, honest = (shown_cells(operator, crowd, one) for one in (SilentNoise(), noise))
         return cls(kinds, exact, honest)
 
     def tests(self, found: Cells, alpha: float) -> Iterator[NoiseTest]:
-        """Every lane at its first and at its last trigger, as far as they are shown."""
+        """Tests of every lane at its first and its last trigger, if these are shown."""
         for place, label in enumerate(self.lanes):
             name = f"lane{place}"
             known = self.exact.keys() & self.claimed.keys()
@@ -158,7 +159,7 @@ class Expected:
             yield min(tests, key=lambda test: (test.stands, -test.growth))
 
     def standard(self, cell: Cell, found: Cells) -> Float64[Array, " n"]:
-        """Noise over the claimed deviation; empty where the lattice is as coarse as it."""
+        """Noise over the claimed deviation; empty if the lattice is as coarse as the noise."""
         values, centre = found[cell][0], self.exact[cell][0][0]
         spread, steps = self.claimed[cell][1].min(), np.diff(np.unique(values))
         coarse = not len(steps) or spread < COARSE * steps.min()
@@ -183,18 +184,17 @@ def cells_of(releases: list[Release]) -> Cells:
 # A continual counter keeps its noise in a few buffers, from which later noise is made. They are
 # linear in all draws so far, so under the claim they are Gaussian with a covariance that follows
 # from public numbers, whatever the rows were and however often the job was stopped, moved or
-# upgraded. Divided by its root they are independent standard numbers, on which `bet` stakes that
-# they are narrower. Nothing is drawn, charged or written, and what is told is a function of noise
-# alone.
+# upgraded. Divided by its root they are independent standard numbers, and `bet` stakes that they
+# are narrower. Nothing is drawn, charged or written, and the result is a function of noise alone.
 #
-# Groups that were shown at a window's first trigger are looked at (of a Gaussian selection, all).
-# Groups with weights, and counters other than BLTs, are not tested, and it is said.
+# The tests use groups that were shown at a window's first trigger (for a Gaussian selection, all).
+# Groups with weights, and counters other than BLTs, are not tested, and are reported as such.
 
-SINGULAR = 1e-9  # of a covariance: buffers that say the same
+SINGULAR = 1e-9  # below it, a covariance is singular: some buffers follow from others
 
 
 def running_tests(operator: GroupBy, state: State, alpha: float) -> Iterator[NoiseTest]:
-    """Every lane over all open windows, and the selection; any errs with chance `alpha` at most."""
+    """Tests every lane of all open windows, and the selection; each errs with chance <= `alpha`."""
     aggregation = operator.aggregation
     windows = [held for held in state.windows.values() if held.trigger]
     share = alpha / (len(aggregation.spans) + 1)
@@ -219,7 +219,7 @@ def running_tests(operator: GroupBy, state: State, alpha: float) -> Iterator[Noi
 
 
 def first_shown(held: WindowState) -> int:
-    """How many groups have noise from a window's first step on: the first of those shown."""
+    """The number of groups with noise from a window's first step on; they come first."""
     triggers, sizes = held.cohorts
     return int(sizes[0]) if len(sizes) and triggers[0] == 1 else 0
 
@@ -227,7 +227,7 @@ def first_shown(held: WindowState) -> int:
 def standard(
     counter: BltCounter, held: CounterState, lanes: int, keys: int
 ) -> Float64[Array, " n"]:
-    """Independent standard numbers of the buffers of so many groups."""
+    """Independent standard numbers from the buffers of `keys` groups."""
     covariance = buffer_covariance(counter, held.t)
     buffers = held.real.reshape(len(covariance), lanes, -1)[:, :, :keys]
     kept = independent(covariance)
@@ -237,7 +237,7 @@ def standard(
 
 
 def independent(covariance: Float64[Array, "n n"]) -> list[int]:
-    """Buffers of which none follows from the others."""
+    """Buffers such that none follows from the others."""
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
     alike, kept = covariance / np.outer(scale, scale), [0]
     for place in range(1, len(covariance)):
@@ -248,7 +248,7 @@ def independent(covariance: Float64[Array, "n n"]) -> list[int]:
 
 
 def buffer_covariance(counter: BltCounter, steps: int) -> Float64[Array, "n n"]:
-    """Of the buffers after so many steps, by the law that each step follows."""
+    """The covariance of the buffers after `steps` steps, by the law of each step."""
     plan = counter.schedule
     keep = np.asarray(plan.keep)
     through, ones, found = np.diag(keep), np.ones(len(keep)), np.zeros((len(keep), len(keep)))

@@ -1,13 +1,13 @@
 """Sequential tests of selection and of bounding, each against its own claim.
 
-Selection: which groups are shown at the first trigger has a stated law, a chance for every number
-of units: of Gaussian thresholds, or of a certified table of coins. A bettor stakes on other chances
-(noise of another width, thresholds elsewhere): the product of the likelihood ratios over
-independent groups is a martingale that begins at 1, so it ever passes 1 / alpha with chance at most
-alpha (Ville 1939).
+Selection: a stated law decides which groups are shown at the first trigger. It has a chance for
+every number of units, by Gaussian thresholds or a certified table of coins. A bettor stakes on
+other chances (noise of another width, thresholds elsewhere): the product of the likelihood ratios
+over independent groups is a martingale that begins at 1, so it ever passes 1 / alpha with chance at
+most alpha (Ville 1939).
 
-Bounding is no matter of chance: without noise, a unit with far more rows than its bound moves the
-exact total of every lane by no more than the bound says.
+Bounding is not random: without noise, a unit with far more rows than its bound moves the exact
+total of every lane by no more than the bound says.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from streamveil.plan import Plan
 from streamveil.plan.options import SELECTION, TOTAL_TESTS
 from streamveil.types import Array, Bool, Float64, Int64
 
-WANTED = (0.1, 0.3, 0.5, 0.7, 0.9)  # chances of the groups that are looked at
+WANTED = (0.1, 0.3, 0.5, 0.7, 0.9)  # chances of the groups that are tested
 WIDTHS, SHIFTS = (0.5, 0.7, 0.85, 1.5), (-1.0, -0.4, 0.4, 1.0)  # of noise; of thresholds
 BEYOND = 1e9  # a value far beyond usual bounds
-MOST_SHIFT = 60  # mean waits that are summed over
+MOST_SHIFT = 60  # sums over waits end after this many mean waits
 COIN = 2.0**64
 
 
@@ -58,7 +58,7 @@ def selection_chance(operator: GroupBy, units: int) -> float:
 
 
 def levels(operator: GroupBy) -> list[tuple[int, float]]:
-    """Numbers of units with which a group is sometimes shown, and the chance of each."""
+    """Numbers of units at which a group is sometimes shown, and the chance of each."""
     most = min(MOST_UNITS, 4 * around(operator) + 50)
     chances = np.array([selection_chance(operator, units) for units in range(1, most + 1)])
     places = {int(np.abs(chances - wanted).argmin()) for wanted in WANTED}
@@ -72,7 +72,7 @@ def levels(operator: GroupBy) -> list[tuple[int, float]]:
 
 
 def bet_on(shown: Bool[Array, " n"], chances: Float64[Array, " n"], alpha: float) -> NoiseTest:
-    """Bets that groups are shown with other chances than is claimed.
+    """Bets that groups are shown with other chances than claimed.
 
     >>> chances = np.full(400, 0.1)
     >>> bet_on(np.arange(400) % 10 == 0, chances, 1e-6).stands
@@ -102,7 +102,7 @@ def selection_test(claimed: GroupBy, running: GroupBy, noise: Noise, alpha: floa
 def which_are_shown(
     operator: GroupBy, sizes: list[tuple[int, float]], noise: Noise
 ) -> Bool[Array, " n"]:
-    """Copy by copy, whether the group of each size is shown at the first trigger."""
+    """Whether the group of each size is shown at the first trigger, copy by copy."""
     batches = sized(sizes).batches(GROUPS, with_unit=False)
     first, *_ = unbroken(operator, batches, noise)
     keys: Int64[Array, " n"] = first.table.column("key").to_numpy()
@@ -123,10 +123,10 @@ def sized(sizes: list[tuple[int, float]]) -> Scenario:
 
 
 def bounding_test(claimed: GroupBy, running: GroupBy) -> NoiseTest:
-    """Whether a unit far beyond its bound moves the exact totals no further than it may.
+    """Tests whether a unit far beyond its bound moves the exact totals no further than it may.
 
-    Arithmetic: one group is enough, and nothing is drawn. Where groups have weights, rows of one
-    that is not shown yet weigh least, and so most of them may pass.
+    This is arithmetic: one group is enough, and nothing is drawn. If groups have weights, rows
+    weigh least in a group that is not shown yet, so most rows may pass there.
     """
     most = claimed.bounds.most_in_group(rule_entry(claimed))
     if 2 * most + 5 > MOST_ADDED:
@@ -147,14 +147,14 @@ def bounding_test(claimed: GroupBy, running: GroupBy) -> NoiseTest:
 def exact_totals(
     operator: GroupBy, scenario: Scenario, *, with_unit: bool
 ) -> Float64[Array, " lanes"]:
-    """Of the one group, without noise."""
+    """The totals of the one group, without noise."""
     found = unbroken(bare(operator), scenario.batches(1, with_unit=with_unit), SilentNoise())
     names = [f"lane{place}" for place in range(len(operator.aggregation.lanes))]
     return np.array([found[0].table.column(name)[0].as_py() for name in names], np.float64)
 
 
 def largest_moves(operator: GroupBy, rows: int) -> Float64[Array, " lanes"]:
-    """How far so many rows may move each lane, in what is released."""
+    """The most that `rows` rows may move each released lane."""
     found = []
     for lane in operator.aggregation.lanes:
         one = max(map(abs, lane.ends)) * float(lane.quantum) if lane.kind != "units" else 1.0
@@ -165,13 +165,13 @@ def largest_moves(operator: GroupBy, rows: int) -> Float64[Array, " lanes"]:
 def shown_tests(
     plan: Plan, alpha: float, change: Callable[[GroupBy], GroupBy] = lambda operator: operator
 ) -> Iterator[NoiseTest]:
-    """Selection and bounding of the reduced query; `change` may plant a fault in what runs."""
+    """Tests selection and bounding of the reduced query; `change` may plant a fault in it."""
     if plan.preset != "default":
         return
     alone = compile_plan(reduced(plan, GROUPS))
     untested = {**plan.options, TOTAL_TESTS.name: 0}
     if untested.get(SELECTION.name) == "totals":
-        del untested[SELECTION.name]  # rows are bounded alike, whatever shows groups
+        del untested[SELECTION.name]  # bounding does not depend on the selection
     claimed = compile_plan(reduced(replace(plan, options=untested), GROUPS))
     tested = alone if alone.aggregation.selected_by == "totals" else claimed
     if tested.aggregation.selection is not None:

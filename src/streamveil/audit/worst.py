@@ -1,4 +1,4 @@
-"""The search for the pair of neighbours on which a query loses most of what it claims."""
+"""The search for the pair of neighbours that realises the largest part of a query's claim."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from streamveil.sketches.operator import SketchQuery
 
 KEYS = 8
 MOST_KEYS = 256
-STEPS = 8  # that are run, at most
+STEPS = 8  # most steps of a run
 LONGEST = 200  # steps of a search, to see whole windows
-LONG = 0.3  # of the pairs of a search go through a whole window
-AGAIN = 0.3  # of the pairs are variations of the worst so far
+LONG = 0.3  # part of the pairs of a search that go through a whole window
+AGAIN = 0.3  # part of the pairs that are variations of the worst so far
 MOST_PAIRS = 10**9
 FOLLOW = 4  # units that are added, one after another, to the same rows of others
 
@@ -49,10 +49,10 @@ def accounts(
     change: Callable[[Any], Any] = lambda one: one,
     again: float = 0.0,
 ) -> Iterator[Tried]:
-    """Accounts of so many pairs; what `change` makes of the operator runs against its claims.
+    """Accounts of `pairs` pairs; the operator runs as `change` makes it, against its own claims.
 
-    Pairs are drawn anew, or, a part `again`, are the worst so far with rows at other times. Of
-    those drawn anew, `FOLLOW` units in turn join the same rows of others.
+    Pairs are drawn anew, or, a part `again`, are the worst so far with rows at other times. In new
+    pairs, `FOLLOW` units in turn join the same rows of others.
     """
     require_laid_open(operator)
     rng, worst, last, best = np.random.default_rng(seed), None, None, 0.0
@@ -75,12 +75,12 @@ def accounts(
 
 
 def world_of(operator: Examined, blocks: int = 1) -> World:
-    """The rows that a query reads; public groups are those of so many pairs."""
+    """The table that a query reads, with public groups for `blocks` pairs."""
     return World.of(operator, max(KEYS, min(MOST_KEYS, groups_of_one_unit(operator))), blocks)
 
 
 def groups_of_one_unit(operator: Examined) -> int:
-    """In so many groups a unit moves a query most: in all that it may enter, where these count it.
+    """The number of groups in which a unit moves a query most: all that it may enter and count in.
 
     Rows of light groups leave room for more groups, in each of which a unit counts once.
     """
@@ -94,7 +94,7 @@ def groups_of_one_unit(operator: Examined) -> int:
 
 @dataclass
 class WorstFound:
-    """The largest loss of every mechanism that a search has found, and what was wrong."""
+    """The largest loss of every mechanism that a search has found, and the faults."""
 
     parts: dict[str, MechanismLoss] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
@@ -104,11 +104,11 @@ class WorstFound:
 
     @property
     def stands(self) -> bool:
-        """Whether no claim was passed."""
+        """Whether no loss exceeds its claim."""
         return not self.broken
 
     def add(self, tried: Tried) -> None:
-        """One pair more."""
+        """Adds one pair."""
         self.pairs += 1
         self.broken += [fault for fault in tried.account.broken() if fault not in self.broken]
         for part in tried.account.parts:
@@ -130,18 +130,18 @@ class WorstFound:
 
     @property
     def tightness(self) -> float:
-        """The part of the claim of all counters together that was found, in mu."""
+        """The realised part of the claim of all counters together, in mu."""
         part = self.parts.get(TOGETHER)
         return 0.0 if part is None else sqrt(max(part.tightness, 0.0))
 
 
 def search(operator: Examined, seconds: float, seed: int) -> Iterator[WorstFound]:
-    """What has been found so far, after every pair, until the time is over."""
+    """The findings so far, after every pair, until the time is over."""
     return watched(accounts(operator, seed, MOST_PAIRS, again=AGAIN), WorstFound(), seconds)
 
 
 def watched(tries: Iterator[Tried], worst: WorstFound, seconds: float) -> Iterator[WorstFound]:
-    """The same of any pairs, beside what was found before them."""
+    """The findings so far, after every pair of `tries`, added to earlier ones."""
     before, begun = worst.seconds, time.monotonic()
     for tried in tries:
         worst.add(tried)
@@ -154,7 +154,7 @@ def watched(tries: Iterator[Tried], worst: WorstFound, seconds: float) -> Iterat
 def judge_of(
     operator: Examined, runs: Any, world: World, steps: int
 ) -> Callable[[Pair, int], QueryAccount]:
-    """The account of pairs of at most so many steps, each with a seed.
+    """The function that accounts for a pair of at most `steps` steps, with a seed.
 
     Pairs with the same rows of others share one run without a unit, and the seed of its first pair.
     """
@@ -173,7 +173,7 @@ def judge_of(
 def compared_by(
     operator: Examined, runs: Any, world: World, steps: int
 ) -> Callable[[Any, Led], QueryAccount]:
-    """What a run with a unit's rows costs, beside the one that led."""
+    """The function that compares a run with a unit's rows to the run that led."""
     if isinstance(operator, SketchQuery):
         noise = CellNoise.of(runs, world, steps)
         return lambda added, led: sketch_account(operator, (led.seen, added), noise)
@@ -184,7 +184,7 @@ def compared_by(
 
 @dataclass(frozen=True)
 class Led:
-    """The run without a unit's rows, which leads those with them, and what it tells them."""
+    """The run without a unit's rows, which leads those with them, and its transcript."""
 
     pair: Pair
     seed: int
@@ -205,12 +205,12 @@ def lead(runs: Any, world: World, pair: Pair, seed: int) -> Led:
 
 
 def follow(runs: Any, world: World, pair: Pair, led: Led) -> Any:
-    """Runs a pair with its unit, as the run without it has gone."""
+    """Runs a pair with its unit, along the transcript of the run without it."""
     return ran(runs, pair.batches(world, with_unit=True), led)
 
 
 def ran(runs: Any, batches: Iterator[Batch], led: Led) -> Any:
-    """One run; it leads where none has gone before it."""
+    """One run; it leads if it is the first."""
     if isinstance(runs, SketchQuery):
         return run_sketch(runs, batches, led.seed, led.seen)
     if runs.aggregation.restarts:
@@ -219,7 +219,7 @@ def ran(runs: Any, batches: Iterator[Batch], led: Led) -> Any:
 
 
 def require_laid_open(operator: Operator) -> Examined:
-    """Refuses what the account does not see into: it would find nothing and say so."""
+    """Refuses operators that the account cannot see into: it would find no fault."""
     if isinstance(operator, SketchQuery):
         return operator
     if not isinstance(operator, GroupBy):
