@@ -44,7 +44,7 @@ class Compiled:
     kind: str
     columns: tuple[str, ...]  # the columns it reads, in order of appearance
     run: Evaluator
-    alone: bool = False  # it is a column, and nothing more
+    alone: bool = False  # it is only a column
 
     def __call__(self, table: pa.Table) -> Column:
         """One value per row, of the Arrow type of `kind`; null where the row has none."""
@@ -63,7 +63,7 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
 
 @lru_cache(maxsize=512)  # joins and answers ask again for each portion of rows
 def _compiled(text: str, schema: pa.Schema) -> Compiled:
-    """The same: names and types of columns decide it, and no row."""
+    """`compile_expression`, cached: only names and types of columns decide the result."""
     scope = Scope(schema)
     tree = plain_names(parse_text(text))
     try:
@@ -79,7 +79,7 @@ def _compiled(text: str, schema: pa.Schema) -> Compiled:
 
 
 def compile_value(text: str, schema: pa.Schema) -> Compiled:
-    """As `compile_expression`; a column alone is read whole also where it is unsigned.
+    """Compiles a value as `compile_expression` does; a lone unsigned column keeps all 64 bits.
 
     >>> ids = pa.table({"id": pa.array([2**64 - 1], pa.uint64())})
     >>> compile_value("id", ids.schema)(ids).to_pylist()
@@ -93,7 +93,7 @@ def compile_value(text: str, schema: pa.Schema) -> Compiled:
 
 
 def compile_key(text: str, schema: pa.Schema) -> Compiled:
-    """What tells groups, or values, apart. PlanError where a column alone would lose digits."""
+    """Compiles the key of groups or values. PlanError if a lone column would lose digits."""
     compiled = compile_value(text, schema)
     name = compiled.columns[0] if compiled.alone else None
     if name is not None and loses_digits(schema.field(name).type):
@@ -106,9 +106,9 @@ def compile_key(text: str, schema: pa.Schema) -> Compiled:
 
 
 def compile_unit(text: str, schema: pa.Schema) -> Compiled:
-    """The privacy unit. PlanError where reading a column would make several units one.
+    """Compiles the privacy unit. PlanError if reading a column would make several units one.
 
-    Units that share a name share one allowance: without one of them, rows of another would pass.
+    Units that share a name share one bound: without one of them, more rows of the other would pass.
     """
     compiled = compile_value(text, schema)
     for name in compiled.columns:
@@ -137,7 +137,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def compile_predicate(text: str, schema: pa.Schema) -> Compiled:
-    """A WHERE condition: must be BOOL. Rows where it is null do not pass (the caller's filter)."""
+    """Compiles a WHERE condition, a BOOL. Rows where it is null do not pass the caller's filter."""
     compiled = compile_expression(text, schema)
     if compiled.kind not in ("bool", "null"):
         raise PlanError(f"WHERE must be a condition (BOOL), not {compiled.kind}: {shown(text)}")
@@ -161,7 +161,7 @@ def normalize_expression(text: str) -> str:
 def range_of(text: str, schema: pa.Schema | None = None) -> tuple[float, float] | None:
     """The least and the largest number that an expression can be, whatever the rows.
 
-    None where either is not known. With a `schema`, types of columns tell as well.
+    None if either is not known. With a `schema`, types of columns count too.
 
     >>> range_of("IF(kind = 'a', 1, 0)"), range_of("EXTRACT(HOUR FROM t) / 24"), range_of("ms")
     ((0.0, 1.0), (0.0, 0.9583333333333334), None)
@@ -169,7 +169,7 @@ def range_of(text: str, schema: pa.Schema | None = None) -> tuple[float, float] 
     (0.0, 1.0)
     """
     if schema is None and not any(word in text for word in ("(", "CASE")):
-        return None  # columns, and what is computed of them
+        return None  # columns, and values computed from them
     from streamveil.expressions.ranges import ANY, SMALL, range_of_tree  # loaded by need
 
     def ends(name: str) -> tuple[float, float]:
@@ -188,7 +188,7 @@ def has_value(text: str, where: str | None = None) -> bool:
     (True, False, True)
     """
     if where is None and not any(word in text for word in ("(", "CASE")):
-        return text.isdigit()  # columns, and what is computed of them
+        return text.isdigit()  # columns, and values computed from them
     from streamveil.expressions.ranges import asked_for, is_filled  # loaded by need
 
     filled = frozenset(() if where is None else asked_for(parse_text(where)))
@@ -263,7 +263,7 @@ class Scope:
 
 
 def column_named(schema: pa.Schema, name: str) -> str:
-    """The column of that name, else the one whose name differs in case only.
+    """The column of that name, else one whose name differs only in case.
 
     >>> column_named(pa.schema([("Seen", pa.int64())]), "SEEN")
     'Seen'
@@ -300,7 +300,7 @@ def column_named(schema: pa.Schema, name: str) -> str:
             f"  to fix  write it in full; where the table is called {shown(table)} as well,"
             f" {shown(table)}.{shown(fields[0])}"
         )
-    known = field if field in schema.names else name  # behind what is no table
+    known = field if field in schema.names else name  # after a prefix that is not a table
     raise PlanError(f"unknown column '{shown(name)}'{nearest(known, schema.names)}")
 
 
@@ -335,7 +335,7 @@ def read_column(table: pa.Table, name: str) -> Column:
 
 
 def decoded(column: Column) -> Column:
-    """The same values, each written out."""
+    """The values of a coded column, each written out."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
@@ -366,7 +366,7 @@ def null_where_it_fails(run: Evaluator, table: pa.Table, kind: Any) -> Column:
     """
     try:
         column = run(table)
-    except PlanError:  # the query's fault, and no row's
+    except PlanError:  # the query's fault, not a row's
         raise
     except (ValueError, ArithmeticError, pa.ArrowCapacityError):  # Arrow's, or Python's own
         if table.num_rows <= 1:

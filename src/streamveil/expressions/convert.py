@@ -36,7 +36,7 @@ Kind = str  # 'int' 'float' 'bool' 'string' 'bytes' 'date' 'timestamp' 'null'; '
 
 @dataclass(frozen=True)
 class Argument:
-    """What the typing rule of a function sees: the kind, and the value where it is a constant."""
+    """An argument for the typing rule of a function: its kind, and its value if it is constant."""
 
     kind: Kind
     constant: Any = None
@@ -78,7 +78,7 @@ def written(name: str, arguments: Sequence[Argument], place: int, kind: Kind) ->
 
 
 class TypeMismatchError(PlanError):
-    """Values of types that do not fit; `build` says of which expression."""
+    """Values of types that do not fit; `build` adds the expression."""
 
 
 DECLARE = "or declare the column's type in CREATE STREAM: CSV is text without that"
@@ -95,7 +95,7 @@ def mistyped(place: str, wanted: str, kind: str) -> TypeMismatchError:
 
 
 def wrong(name: str, argument: Argument, place: int, wanted: str) -> TypeMismatchError:
-    """The same of an argument of a function."""
+    """A type error of an argument of a function."""
     return mistyped(f"argument {place + 1} of {name}", wanted, argument.kind)
 
 
@@ -110,7 +110,7 @@ def fixed(result: Kind, *wanted: Kind, kernel: Kernel) -> Rule:
 
 
 def numeric(name: str, arguments: Sequence[Argument]) -> Kind:
-    """'int' when all arguments are integers, 'float' when some are floats."""
+    """'int' if all arguments are integers, 'float' if some are floats."""
     for place, argument in enumerate(arguments):
         if argument.kind not in ("int", "float", "null"):
             raise wrong(name, argument, place, "a number")
@@ -142,7 +142,7 @@ def same(column: Column) -> Column:
 
 KINDS: dict[str, Any] = {
     "int": pa.int64(),
-    "uint": pa.uint64(),  # of a column alone (`compile_value`); in expressions it is "int"
+    "uint": pa.uint64(),  # only for a lone column (`compile_value`); in expressions it is "int"
     "float": pa.float64(),
     "bool": pa.bool_(),
     "string": pa.string(),
@@ -187,7 +187,7 @@ def convert(node: Node, kind: str, place: str) -> Node:
 
 
 def require_readable(text: str, kind: str, place: str) -> None:
-    """Refuses a text of the query that would be null in every row: it says nothing of any row."""
+    """Refuses a text of the query that would be null in every row; the error shows no row."""
     if not CASTS["string", kind](pa.array([text])).null_count:
         return
     way = READABLE.get(kind)
@@ -205,13 +205,13 @@ READABLE = {
 
 
 def unify(word: str, *parts: Node) -> list[Node]:
-    """The same nodes, converted to their common kind."""
+    """Nodes, converted to their common kind."""
     kind = common(word, [seen(node) for node in parts])
     return [convert(node, kind, f"an operand of {word}") for node in parts]
 
 
 def seen(node: Node) -> Argument:
-    """What a typing rule may know of a node."""
+    """A node as the argument that a typing rule may see."""
     return Argument(node.kind, node.constant)
 
 

@@ -1,6 +1,6 @@
 """GoogleSQL as sqlglot reads it, with every function call kept as a name and its arguments.
 
-sqlglot maps function names of thirty dialects to shared nodes. A whitelist is easier to trust when
+sqlglot maps function names of thirty dialects to shared nodes. A whitelist is easier to trust if
 nothing is mapped: here `LOG(a, 2)` stays the name LOG and two arguments, and `functions.FUNCTIONS`
 decides what it means. Every failure becomes a PlanError with a line and a column.
 """
@@ -49,9 +49,9 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
     NO_PAREN_FUNCTIONS: ClassVar[dict[str, Any]] = {}
 
     def _parse_column(self) -> Any:
-        """BigQuery's own cuts a quoted name at its dots; of a file it is the name of one column.
+        """Keeps a quoted name with dots as one column of a file; BigQuery's method cuts it.
 
-        sqlglot has places for four parts of a name: of more, the third holds those between.
+        sqlglot has places for four parts of a name: if there are more, the third holds the middle.
         """
         tree = super(BigQueryParser, self)._parse_column()
         if not isinstance(tree, exp.Dot):
@@ -64,7 +64,7 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
         return exp.Column(this=last, table=table, db=db, catalog=catalog)
 
     def _parse_using_identifiers(self) -> Any:
-        """The whole of each name, of which sqlglot's own keeps the last word."""
+        """Keeps each name whole; sqlglot's method keeps only the last word."""
         columns = self._parse_wrapped_csv(self._parse_column, optional=True)
         return [plain_names(column).this for column in columns]
 
@@ -75,7 +75,7 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
 class VeilTokenizer(BigQuery.Tokenizer):  # type: ignore[misc]  # sqlglot is untyped here
     """BigQuery's tokens; EXPLAIN does not swallow the rest of its statement.
 
-    Words of other databases that GoogleSQL knows as nothing but names are names.
+    Words of other databases are names here, as in GoogleSQL.
     """
 
     COMMANDS: ClassVar[set[Any]] = set()
@@ -88,7 +88,7 @@ class VeilGenerator(BigQueryGenerator):  # type: ignore[misc]  # sqlglot is unty
     """BigQuery's texts; a time in a zone stays as it was written."""
 
     def attimezone_sql(self, node: exp.AtTimeZone) -> str:
-        """BigQuery's own takes it for DATETIME, which no row has here."""
+        """Writes a time in a zone; BigQuery's method makes it a DATETIME, which no row has here."""
         return f"{self.sql(node.this)} AT TIME ZONE {self.sql(node.args['zone'])}"
 
 
@@ -102,7 +102,7 @@ class Veil(BigQuery):  # type: ignore[misc]  # sqlglot is untyped here
 
 
 def tokenize(text: str, what: str) -> list[Token]:
-    """The tokens of a text; PlanError when it cannot be cut into tokens."""
+    """The tokens of a text; PlanError if it cannot be cut into tokens."""
     if len(text) > MAX_TEXT:
         raise PlanError(f"{what} has {len(text)} characters, more than {MAX_TEXT}")
     return list(guarded(lambda: Veil().tokenize(text), what))
@@ -130,9 +130,9 @@ def parse_query(tokens: list[Token], text: str, what: str) -> exp.Expr:
 
 
 def spell_table(column: exp.Column, select: exp.Expr | None) -> None:
-    """Spells the table before a column as the nearest FROM does that has it in any case.
+    """Spells the table before a column as the nearest FROM with that table, in any case, does.
 
-    What is no table is a structure, and the column its field: one name with dots.
+    A prefix that is not a table is a structure, and the column its field: one name with dots.
 
     >>> query = "SELECT T.a FROM t WHERE EXISTS (SELECT 1 FROM u AS V WHERE v.b = T.b AND x.c = 1)"
     >>> parse_query(tokenize(query, "it"), query, "it").sql(Veil)
@@ -154,7 +154,7 @@ def spell_table(column: exp.Column, select: exp.Expr | None) -> None:
 
 
 def join_path(column: exp.Column, table: exp.Expr | None = None) -> None:
-    """Makes one name of a column and the structures that hold it, behind its table if it has one.
+    """Makes one name of a column and the structures that hold it, after its table if it has one.
 
     >>> column = parse_text("v.user.id")
     >>> join_path(column, column.parts[0])
@@ -171,7 +171,7 @@ def join_path(column: exp.Column, table: exp.Expr | None = None) -> None:
 
 
 def spelled(unit: str, select: exp.Expr) -> str:
-    """The privacy unit, with tables as the FROM of a query spells them."""
+    """The privacy unit, with tables spelled as in the FROM of a query."""
     tree = parse_text(unit, "the privacy unit")
     for column in tree.find_all(exp.Column):
         spell_table(column, select)
@@ -179,7 +179,7 @@ def spelled(unit: str, select: exp.Expr) -> str:
 
 
 def names_of(relation: exp.Expr) -> set[str]:
-    """What a relation of FROM may be called: its alias, or else the name of a table."""
+    """The names of a relation in FROM: its alias, or else the name of the table."""
     names = {relation.alias}
     if isinstance(relation, exp.Table) and not relation.alias:
         path = ".".join(part.name for part in relation.parts)
@@ -198,7 +198,7 @@ def _single(parse: Callable[[], list[exp.Expr | None]], what: str) -> exp.Expr:
 
 
 def as_call(node: Any) -> exp.Expr:
-    """Grammar that is another spelling of a function, as that function.
+    """The function that some other grammar is a spelling of.
 
     >>> for text in ("SPLIT(a, '/')[OFFSET(1)]", "EXTRACT(DATE FROM t AT TIME ZONE 'UTC')",
     ...              "RANGE_BUCKET(x, [1, 2])"):
@@ -230,7 +230,7 @@ def as_call(node: Any) -> exp.Expr:
 
 
 def element_of(node: exp.Bracket) -> exp.Expr:
-    """One element of what SPLIT or APPROX_QUANTILES gives; any other node as it is.
+    """One element of the result of SPLIT or APPROX_QUANTILES; any other node unchanged.
 
     >>> parse_text("APPROX_QUANTILES(x, 4)[OFFSET(1)]").sql(Veil)
     'PERCENTILE_CONT(x, 0.25)'
@@ -254,7 +254,7 @@ def element_of(node: exp.Bracket) -> exp.Expr:
 
 
 def place_of(node: exp.Bracket) -> int | None:
-    """Which element [OFFSET(1)], [ORDINAL(2)] or [1] names, from 0; None where it is no number."""
+    """The element that [OFFSET(1)], [ORDINAL(2)] or [1] names, from 0; None if not a number."""
     places = node.expressions
     if len(places) != 1 or not isinstance(places[0], exp.Literal) or not places[0].is_int:
         return None
@@ -283,7 +283,7 @@ def canonical(node: exp.Expr) -> str:
 
 
 def guarded(step: Callable[[], T], what: str) -> T:
-    """Runs a sqlglot step; whatever it raises becomes a PlanError that says where."""
+    """Runs a sqlglot step; any error becomes a PlanError that says where."""
     try:
         return step()
     except PlanError:
@@ -340,7 +340,7 @@ AGGREGATES = frozenset(_AGGREGATES.split())
 
 
 def as_unit(node: Any) -> exp.Expr:
-    """A time unit among a function's arguments, as in (ts, HOUR): no column, a word in capitals.
+    """A time unit among a function's arguments, as in (ts, HOUR): a word in capitals, no column.
 
     >>> [column.name for column in parse_text("DATE_TRUNC(day, week(monday))").find_all(exp.Column)]
     ['day']

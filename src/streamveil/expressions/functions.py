@@ -1,7 +1,7 @@
 """The functions a query may call on a row: one table, name -> typing rule and kernel.
 
-A function is added by one line in the table of its kind. A kernel answers each row alone, and null
-where SQL would raise. Here are those of times, of numbers and of any kind of value.
+A function is added by one line in the table of its kind. A kernel answers each row alone, with null
+where SQL would raise. This module has the functions of times, of numbers and of any kind of value.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from streamveil.types import Array
 
 # ---- the functions of dates and times
 
-FORMATS = frozenset("YmdHMSFTjaAbByVGuDReIp")  # letters of formats, as strftime has them
+FORMATS = frozenset("YmdHMSFTjaAbByVGuDReIp")  # letters of formats, as in strftime
 PARSED = frozenset("YmdHMSFTjbBy")  # letters of formats that are read
 
 
 def _pattern(name: str, arguments: Sequence[Argument], known: frozenset[str]) -> str:
-    """The format that is the first argument of a function, which knows some letters."""
+    """The format in the first argument of a function; PlanError for letters not in `known`."""
     pattern = str(written(name, arguments, 0, "string"))
     unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - known
     if unknown:
@@ -96,7 +96,7 @@ def _parse(result: Kind) -> Rule:
 
         def kernel(column: Column) -> Column:
             found = pc.strptime(column, format=pattern, unit="s", error_is_null=True)
-            told = pc.strftime(found, format=pattern, locale="C")  # of February 31 March 3
+            told = pc.strftime(found, format=pattern, locale="C")  # February 31 becomes March 3
             same = pc.equal(_without_zeros(told), _without_zeros(column))
             found = null_unless(pc.fill_null(same, fill_value=False), found)
             found = found.cast(INSTANT)
@@ -108,7 +108,7 @@ def _parse(result: Kind) -> Rule:
 
 
 def _without_zeros(column: Column) -> Column:
-    """Texts of times, whether or not their numbers begin with a 0."""
+    """Texts of times without the zeros at the beginning of numbers."""
     return pc.replace_substring_regex(
         pc.utf8_lower(column), pattern=r"\b0+([0-9])", replacement=r"\1"
     )
@@ -132,7 +132,7 @@ def _last_day(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def _zone(name: str, arguments: Sequence[Argument], places: int) -> str | None:
-    """The time zone that may follow so many arguments."""
+    """The time zone that may follow `places` arguments."""
     arity(name, arguments, places, places + 1)
     if len(arguments) == places:
         return None
@@ -280,7 +280,7 @@ def by_number(on_int: Kernel, on_float: Kernel, places: int = 1) -> Rule:
 
 
 def of_common(low: int, high: int, kernel: Kernel) -> Rule:
-    """A function of `low` to `high` values of one kind, whichever it is, to that kind."""
+    """A function of `low` to `high` values of one kind, with a result of that kind."""
 
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, low, high)
@@ -291,7 +291,7 @@ def of_common(low: int, high: int, kernel: Kernel) -> Rule:
 
 
 def _extreme(larger: Callable[[Array, Array], Array], of_texts: Callable[..., Column]) -> Kernel:
-    """The largest, or the least, of some values; null where one is null."""
+    """The kernel of the largest, or the least, of some values; null where one is null."""
 
     def kernel(*columns: Column) -> Column:
         kind = columns[0].type
@@ -299,7 +299,7 @@ def _extreme(larger: Callable[[Array, Array], Array], of_texts: Callable[..., Co
             return of_texts(*columns, skip_nulls=False)
         if pa.types.is_null(kind):
             return columns[0]
-        values, ok = dense(columns[0])  # Arrow's differ on times and on what is not a number
+        values, ok = dense(columns[0])  # Arrow's kernels differ on times and on NaN
         for column in columns[1:]:
             other, valid = dense(column)
             values, ok = larger(values, other), ok & valid
@@ -342,7 +342,7 @@ def _log(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def _range_bucket(name: str, arguments: Sequence[Argument]) -> Bound:
-    """How many of the ends are at most a number; null where it is not a number."""
+    """The number of ends that are at most a number; null for NaN."""
     arity(name, arguments, 2, 999)
     kind = numeric(name, arguments)
     ends = [argument.constant for argument in arguments[1:]]
@@ -387,7 +387,7 @@ FUNCTIONS: dict[str, Rule] = {
     "DIV": fixed("int", "int", "int", kernel=int_op("div")),
     "MOD": fixed("int", "int", "int", kernel=int_op("mod")),
     "SAFE_DIVIDE": floating(float_divide, 2),
-    # as the operators do here too: null where they overflow
+    # null where they overflow, as for operators here
     "SAFE_ADD": by_number(int_op("add"), float_op(np.add), 2),
     "SAFE_SUBTRACT": by_number(int_op("subtract"), float_op(np.subtract), 2),
     "SAFE_MULTIPLY": by_number(int_op("multiply"), float_op(np.multiply), 2),

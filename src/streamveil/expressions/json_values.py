@@ -21,7 +21,7 @@ _STEP = re.compile(
 
 
 def steps_of(name: str, path: str) -> tuple[Step, ...]:
-    """The fields and places that a path names; PlanError where it is none.
+    """The fields and places that a path names; PlanError if it is not a path.
 
     >>> steps_of("JSON_VALUE", '$.user.ids[0]."a b"["c.d"]')
     ('user', 'ids', 0, 'a b', 'c.d')
@@ -42,10 +42,10 @@ def steps_of(name: str, path: str) -> tuple[Step, ...]:
 
 
 def value_at(steps: Sequence[Step]) -> Callable[[Column], Column]:
-    r"""The number, text or truth value at a path, as text; null for any other, and where none is.
+    r"""The number, text or truth value at a path, as text; null for other values and if missing.
 
-    Numbers are as they are written. Of fields of one name the first counts. A text that is no JSON,
-    holds half a surrogate pair there, or is excessive (`is_excessive`) gives null.
+    Numbers are as they are written. If fields share a name, the first counts. A text that is not
+    JSON, has half a surrogate pair at the path, or is excessive (`is_excessive`) gives null.
 
     >>> texts = ['{"a": {"b": [1.50, "x"]}}', '{"a": 1, "a": 2}', '{"a":', "[]", None]
     >>> value_at(["a", "b", 0])(pa.array(texts)).to_pylist()
@@ -81,7 +81,7 @@ def _inside(found: Any, step: Step) -> Any:
 
 
 def _scalar(found: Any) -> str | None:
-    """A value as text; null where it is none, or an object, or a list."""
+    """A value as text; null if it is null, an object, or a list."""
     if isinstance(found, bool):
         return "true" if found else "false"
     if not isinstance(found, str):
@@ -91,7 +91,7 @@ def _scalar(found: Any) -> str | None:
 
 
 def _no_number(_: str) -> None:
-    """NaN and Infinity are no JSON."""
+    """Refuses NaN and Infinity, which are not JSON."""
     raise ValueError
 
 

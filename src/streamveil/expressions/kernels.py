@@ -54,7 +54,7 @@ def from_micros(values: Array, ok: Array, kind: Any = INSTANT) -> Column:
 
 
 def dense(column: Column) -> tuple[Array, Array]:
-    """The values (zero at nulls; times as integers) and which rows hold one."""
+    """The values (zero at nulls; times as integers), and which rows have one."""
     ok = pc.is_valid(column).to_numpy(zero_copy_only=False)
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
@@ -119,13 +119,13 @@ _INT_OPS: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
 
 
 def int_negate(column: Column) -> Column:
-    """-x; the smallest integer has no opposite."""
+    """-x; null for the smallest integer."""
     a, ok = dense(column)
     return from_numpy(np.negative(a), ok & (a != INT_MIN), pa.int64())
 
 
 def int_abs(column: Column) -> Column:
-    """|x|; the smallest integer has none."""
+    """|x|; null for the smallest integer."""
     a, ok = dense(column)
     return from_numpy(np.abs(a), ok & (a != INT_MIN), pa.int64())
 
@@ -138,7 +138,7 @@ def float_op(
 ) -> Callable[..., Column]:
     """A NumPy function; a result that is not finite although its inputs are becomes null.
 
-    `defined`: of which inputs SQL has a value. Infinite ones can be outside as well.
+    `defined`: the inputs for which SQL has a value. Infinite inputs can be excluded too.
 
     >>> divide = float_op(np.divide, lambda _, b: b != 0)
     >>> divide(pa.array([6.0, 6.0, np.inf, np.inf]), pa.array([3.0, 0.0, 0.0, 3.0])).to_pylist()
@@ -166,7 +166,7 @@ float_root = float_op(np.sqrt, lambda a: ~(a < 0))
 
 
 def float_log(function: Callable[[Array], Array]) -> Callable[[Column], Column]:
-    """A logarithm, of what is above 0."""
+    """A logarithm; null unless the number is above 0."""
     return float_op(function, lambda a: ~(a <= 0))
 
 
@@ -246,13 +246,13 @@ def _field(parts: Column, name: str) -> Array:
 
 
 def _days_of(parts: Column) -> tuple[Array, Array]:
-    """`civil_days` of the fields y, mo and d of a text that was taken apart."""
+    """`civil_days` of the fields y, mo and d that were extracted from a text."""
     days, fine = civil_days(*(_field(parts, name) for name in ("y", "mo", "d")))
     return days, fine & pc.is_valid(parts).to_numpy(zero_copy_only=False)
 
 
 def civil_days(year: Array, month: Array, day: Array) -> tuple[Array, Array]:
-    """Days since 1970-01-01 of dates in the years 1 to 9999, and which dates the calendar has.
+    """Days since 1970-01-01 of dates in the years 1 to 9999, and which dates exist.
 
     >>> days, fine = civil_days(np.array([1970, 1900]), np.array([3, 2]), np.array([1, 29]))
     >>> int(days[0]), fine.tolist()
@@ -278,13 +278,13 @@ def instants(column: Column) -> Column:
 
 
 def date64_to_date(column: Column) -> Column:
-    """Milliseconds to the day that they are in; null where 32 bits do not hold its number."""
+    """The day of each time in milliseconds; null if its number does not fit 32 bits."""
     millis, ok = dense(column)
     return from_numpy(millis // 86_400_000, ok, pa.date32())
 
 
 def uint_to_int(column: Column) -> Column:
-    """Unsigned to signed 64 bits; what does not fit becomes null."""
+    """Unsigned to signed 64 bits; numbers that do not fit become null."""
     fits = pc.less_equal(column, pa.scalar(INT_MAX, pa.uint64()))
     return null_unless(fits, column).cast(pa.int64())
 
@@ -307,7 +307,7 @@ def as_cast(column: Column) -> Column:
 
 
 def _as_real(number: float | None) -> str | None:
-    """A number in 15 digits, or in 17 where 15 do not give it back; zero has no sign."""
+    """A number in 15 digits, or in 17 if 15 do not give it back; zero has no sign."""
     if number is None:
         return None
     short = f"{number + 0.0:.15g}"

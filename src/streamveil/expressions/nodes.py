@@ -56,7 +56,7 @@ def build(tree: exp.Expr, read: Reader) -> Node:
 
 
 def no_row_expression(tree: exp.Expr) -> PlanError:
-    """Why a row has no such value."""
+    """The error for a tree that is not an expression of one row."""
     if isinstance(tree, exp.AtTimeZone):
         return PlanError(
             "AT TIME ZONE is part of EXTRACT(part FROM time AT TIME ZONE 'zone') alone.\n"
@@ -72,7 +72,7 @@ def no_row_expression(tree: exp.Expr) -> PlanError:
 
 
 def check_shape(tree: exp.Expr) -> exp.Expr:
-    """Refuses what no schema could make a per-row expression; names only, no types."""
+    """Refuses a tree that is no per-row expression under any schema; by names, not types."""
     for node in tree.walk():
         inside = isinstance(node.parent, exp.Extract)
         if isinstance(node, _HELPERS) or (inside and isinstance(node, exp.AtTimeZone)):
@@ -208,7 +208,7 @@ def compared(word: str, function: Callable[[Column, Column], Column], a: Node, b
 
 
 def _not_distinct(left: Column, right: Column) -> Column:
-    """Whether a GROUP BY would take two values for one: also two nulls, and two that are NaN."""
+    """Whether a GROUP BY would treat two values as one, including two nulls and two NaN."""
     same = pc.fill_null(pc.equal(left, right), fill_value=False)
     for alike in (pc.is_null, pc.is_nan) if left.type == pa.float64() else (pc.is_null,):
         both = pc.and_(alike(left), alike(right))
@@ -349,7 +349,7 @@ NOT_FIXED = frozenset(_NOT_FIXED.split())
 
 
 def functions() -> Mapping[str, Rule]:
-    """The functions that a row may call, loaded where a query calls one."""
+    """The functions that a row may call, loaded if a query calls one."""
     from streamveil.expressions.functions import FUNCTIONS
 
     return FUNCTIONS
@@ -386,7 +386,7 @@ def require_function(tree: exp.Expr) -> str:
     raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
 
 
-ELSEWHERE = {  # functions of other dialects, and what to write
+ELSEWHERE = {  # functions of other dialects, and what to write instead
     name: text for names, text in (
         ("YEAR QUARTER MONTH DAY HOUR MINUTE DAYOFWEEK DATE_PART", "EXTRACT(HOUR FROM t)"),
         ("STRFTIME DATE_FORMAT TO_CHAR DAYNAME MONTHNAME", "FORMAT_TIMESTAMP('%Y-%m', t)"),

@@ -1,4 +1,4 @@
-"""Between which ends the values of an expression lie, and whether it has one in every row."""
+"""The range of the values of an expression, and whether it has a value in every row."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sqlglot import exp
 from streamveil.expressions.dialect import canonical
 
 Range: TypeAlias = tuple[float, float]
-Ends: TypeAlias = Callable[[str], Range]  # of a column, by its name
-Rule: TypeAlias = Callable[[Sequence[Range]], Range]  # by those of its parts
+Ends: TypeAlias = Callable[[str], Range]  # the range of a column, by its name
+Rule: TypeAlias = Callable[[Sequence[Range]], Range]  # the range of a node, by those of its parts
 ANY: Range = (-inf, inf)
-NONE: Range = (inf, -inf)  # of what is null in every row
+NONE: Range = (inf, -inf)  # of an expression that is null in every row
 EXACT = 2.0**53  # whole numbers below are floats
 TRUTH: Range = (0.0, 1.0)  # of FALSE and TRUE, once they are cast
 PARTS: Mapping[str, Range] = {  # of a time
@@ -41,11 +41,11 @@ CHOICES = ("IF", "IFNULL", "COALESCE", "NULLIF")
 
 
 def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
-    """The least and the largest value; infinite where it is not known, `NONE` if all are null.
+    """The least and the largest value; infinite if not known, `NONE` if all are null.
 
-    Proof: by induction over the tree. A rule holds whatever its parts are within their ranges, and
-        a node without a rule may be anything. A null is no value. Ends are computed in floating
-        point, as real values are; whole numbers that it would round are not known.
+    Proof: by induction over the tree. A rule holds for all values of its parts within their ranges,
+        and a node without a rule may be anything. A null is no value. Ends are computed in floating
+        point, as real values are; a whole number that would be rounded counts as not known.
     """
     tree = tree.unnest()
     if isinstance(tree, exp.Column):
@@ -58,13 +58,13 @@ def range_of_tree(tree: exp.Expr, ends: Ends) -> Range:
 
 
 def is_filled(tree: exp.Expr, filled: Set[str]) -> bool:
-    """Whether an expression has a value in every row; False where it is not known.
+    """Whether an expression has a value in every row; False if not known.
 
-    `filled`: columns that have one in every row that counts.
+    `filled`: columns that have a value in every row that counts.
 
-    Proof: by induction over the tree. Nodes that are not `PLAIN` may fail for a row. Of the others,
-        arithmetic and casts may be null where their parts are not (overflow, division by zero), so
-        they have a value only as literals and as casts of conditions to numbers.
+    Proof: by induction over the tree. Nodes that are not `PLAIN` may fail for a row. Among `PLAIN`
+        nodes, arithmetic and casts may be null where their parts are not (overflow, division by
+        zero), so they have a value only as literals and as casts of conditions to numbers.
     """
     return all(map(_cannot_fail, tree.walk())) and _has_value(tree, filled)
 
@@ -78,13 +78,13 @@ def _cannot_fail(node: exp.Expr) -> bool:
 
 
 def _choice(node: exp.Expr) -> str | None:
-    """Which function chooses among its arguments, if it is a call of one."""
+    """The name of the function, if the node is a call of one that chooses among its arguments."""
     name = str(node.this).upper() if isinstance(node, exp.Anonymous) else None
     return name if name in CHOICES else None
 
 
 def _chosen(tree: exp.Expr) -> list[exp.Expr]:
-    """What an IF or CASE chooses among; nothing of other nodes."""
+    """The choices of an IF or CASE; none for other nodes."""
     if _choice(tree) == "IF":
         return list(tree.expressions[1:])
     if not isinstance(tree, exp.If | exp.Case):
@@ -114,7 +114,7 @@ def _has_value(tree: exp.Expr, filled: Set[str]) -> bool:
 
 
 def leaves_out(tree: exp.Expr) -> bool:
-    """Whether a choice is the whole of an expression, and NULL is one of what it chooses."""
+    """Whether an expression as a whole is a choice, with NULL among its choices."""
     tree = tree.unnest()
     return (_choice(tree) == "IF" or isinstance(tree, exp.If | exp.Case)) and any(
         isinstance(part.unnest(), exp.Null) or leaves_out(part) for part in _chosen(tree)
@@ -148,7 +148,7 @@ def asked_for(condition: exp.Expr) -> Iterator[str]:
 
 
 def either(ranges: Sequence[Range]) -> Range:
-    """What holds the values of every one of some ranges."""
+    """The least range that holds all of some ranges."""
     lows, highs = zip(*ranges, strict=True)
     return min(lows), max(highs)
 
@@ -171,7 +171,7 @@ def _cast(tree: exp.Expr, ends: Ends) -> Range:
 
 
 def _whole(low: float, high: float) -> Range:
-    """Of values that are rounded, up or down."""
+    """The range of values that are rounded, up or down."""
     return (floor(low), ceil(high)) if -inf < low <= high < inf else (low, high)
 
 
@@ -181,7 +181,7 @@ def _negative(tree: exp.Expr, ends: Ends) -> Range:
 
 
 def _by_corners(apply: Callable[[float, float], float]) -> Rule:
-    """Of an operator that rises or falls with either part: extremes are at the ends of both."""
+    """The rule of an operator that is monotone in each part: extremes are at the ends of both."""
 
     def rule(parts: Sequence[Range]) -> Range:
         left, right = parts
@@ -197,7 +197,7 @@ def _quotient(parts: Sequence[Range]) -> Range:
 
 
 def _remainder(parts: Sequence[Range]) -> Range:
-    """It has the sign of what is divided, which must be known for a range that is of use."""
+    """The range of a remainder: its sign is the dividend's, which must be known."""
     most = max(map(abs, parts[1]))
     return (0.0, most) if parts[0][0] >= 0 else ANY
 
@@ -226,7 +226,7 @@ def _call(tree: exp.Expr, ends: Ends) -> Range:
 
 
 def _rounded(parts: Sequence[Range]) -> Range:
-    """With a number of digits only where they are behind the point, and floats hold them all."""
+    """The range of a rounded number; digits must be after the point, and floats hold them all."""
     if len(parts) == 1:
         return _whole(*parts[0])
     least, most = parts[1]
@@ -235,7 +235,7 @@ def _rounded(parts: Sequence[Range]) -> Range:
 
 
 def _of_known(parts: Sequence[Range], choose: Callable[[Iterable[float]], float]) -> Range:
-    """Of a column that is cut at an end, most values are far from it: nothing of use is known."""
+    """The range of GREATEST or LEAST, if all parts are known; a cut column has no useful one."""
     low, high = either(parts)
     if not -inf < low <= high < inf:
         return ANY

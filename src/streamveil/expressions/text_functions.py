@@ -27,7 +27,7 @@ from streamveil.expressions.kernels import Column, as_cast, null_unless
 # ---- texts made of columns, and places in texts: kernels of functions that Arrow lacks
 
 
-BEFORE, MATCH, AFTER = "veil_before", "veil_match", "veil_after"  # groups that no query names
+BEFORE, MATCH, AFTER = "veil_before", "veil_match", "veil_after"  # group names of our own
 FOUND = "veil_found"
 WIDEST = 1_000  # characters that a directive may ask for
 DIRECTIVES = {"d": "int", "i": "int", "f": "float", "e": "float", "g": "float", "s": "string"}
@@ -35,11 +35,11 @@ _DIRECTIVE = re.compile(r"%([-+0 ]*)([0-9]*)(\.[0-9]+)?(.)?", re.DOTALL)
 
 
 class Nth(NamedTuple):
-    """Which match of a pattern is meant: the nth of those that begin at a character or later."""
+    """A choice among the matches of a pattern: the nth that begins at a character or later."""
 
-    start: int = 1  # character from which on is searched, from 1
+    start: int = 1  # character at which the search begins, from 1
     turn: int = 1  # which of the matches, from 1
-    overlapping: bool = False  # whether the next may begin inside the one before
+    overlapping: bool = False  # whether a match may begin inside the one before
 
 
 FIRST = Nth()
@@ -115,10 +115,10 @@ def quoted(text: str) -> str:
 
 
 class Directive(NamedTuple):
-    """One piece of a format: text as it is, or how a value is written."""
+    """One piece of a format: plain text, or the form of a value."""
 
     text: str
-    kind: str | None = None  # of the value; 'any': as CAST writes it; None: there is none
+    kind: str | None = None  # of the value; 'any': as CAST writes it; None: no value
 
 
 def directives(name: str, pattern: str) -> list[Directive]:
@@ -153,7 +153,7 @@ Directive(text='%', kind=None)]
 
 
 def formatted(pieces: Sequence[Directive]) -> Callable[..., Column]:
-    """Rows written by the pieces of a format; null where a value is, but for %t, which says NULL.
+    """Rows written by the pieces of a format; null where a value is null, except %t: NULL.
 
     >>> formatted(directives("FORMAT", "%03d:%.1f"))(pa.array([7, None]), pa.array([2.25, 1])
     ...     ).to_pylist()
@@ -185,8 +185,8 @@ def printed(column: Column) -> Column:
     return text
 
 
-MOST_MADE = 1 << 24  # bytes of a text that is written in place of another
-MOST_TRIED = 1 << 30  # bytes that it may have had, before it is written
+MOST_MADE = 1 << 24  # most bytes of a text that replaces another
+MOST_TRIED = 1 << 30  # most bytes by its bound, before it is written
 
 
 def rewritten(
@@ -194,8 +194,8 @@ def rewritten(
 ) -> Callable[[Column], Column]:
     """A kernel that may write far longer texts than it reads; null where one is too long.
 
-    `most`: the bytes that a result has at most. Arrow writes with offsets of 32 bits where it reads
-    such, unchecked: 2 GiB of results would spoil those of other rows, or end the process.
+    `most`: a bound on the bytes of a result. If Arrow reads offsets of 32 bits it also writes such,
+    unchecked: 2 GiB of results would spoil those of other rows, or end the process.
     """
 
     def run(column: Column) -> Column:
@@ -207,7 +207,7 @@ def rewritten(
 
 
 def replaced(old: str, new: str) -> Callable[[Column], Column]:
-    """A text in place of another, which is not empty.
+    """The kernel that replaces a text, which is not empty, by another.
 
     >>> replaced("a", "bc")(pa.array(["aha", None])).to_pylist()
     ['bchbc', None]
@@ -222,7 +222,7 @@ def replaced(old: str, new: str) -> Callable[[Column], Column]:
 
 
 def replaced_matches(pattern: str, new: str) -> Callable[[Column], Column]:
-    r"""A text in place of every match of a pattern, in which \1 is what a group of it found.
+    r"""The kernel that replaces every match of a pattern by a text, where \1 is its first group.
 
     >>> replaced_matches("([ab])", r"\1\1")(pa.array(["abc", None])).to_pylist()
     ['aabbc', None]
@@ -240,7 +240,7 @@ def replaced_matches(pattern: str, new: str) -> Callable[[Column], Column]:
 
 
 def bytes_of(column: Column) -> Column:
-    """How many bytes a text has in UTF-8."""
+    """The number of bytes of a text in UTF-8."""
     return pc.binary_length(column).cast(pa.int64())
 
 
@@ -269,7 +269,7 @@ def _concat(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def concatenate(*columns: Column) -> Column:
-    """Texts one after the other; null when one is null."""
+    """Texts one after the other; null if one is null."""
     empty = pa.scalar("", columns[0].type)
     return pc.binary_join_element_wise(*columns, empty, null_handling="emit_null")
 
@@ -378,13 +378,13 @@ def _regexp_instr(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def _pattern(name: str, arguments: Sequence[Argument]) -> str:
-    """The regular expression of a function; PlanError if it is none."""
+    """The regular expression in a function's argument; PlanError if it is not one."""
     _regexp_contains(name, arguments[:2])
     return str(written(name, arguments, 1, "string"))
 
 
 def _which(name: str, arguments: Sequence[Argument], pattern: str) -> Nth:
-    """Which match is meant, by the character to begin at and the number that may follow."""
+    """The choice of a match, by arguments that may follow: where to begin, and which match."""
     start, turn = (
         written(name, arguments, place, "int") if len(arguments) > place else 1 for place in (2, 3)
     )
@@ -403,7 +403,7 @@ def _which(name: str, arguments: Sequence[Argument], pattern: str) -> Nth:
 
 
 FARTHEST, MOST_TURNS = 2**31 - 1, 100
-ANCHORS = re.compile(r"(?<!\\)(?:\\\\)*(?:(?<!\[)\^|\\[AbB])")  # not [^...], nor what is escaped
+ANCHORS = re.compile(r"(?<!\\)(?:\\\\)*(?:(?<!\[)\^|\\[AbB])")  # neither [^...] nor escaped ones
 
 
 def _place(most: int) -> Rule:
@@ -433,7 +433,7 @@ def _printf(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def group_places(pattern: str) -> list[int]:
-    r"""Where the groups of a regular expression begin that have no name and are extracted.
+    r"""The places at which the unnamed capturing groups of a regular expression begin.
 
     >>> group_places(r"a\((b)[(](?:c)(d)")
     [3, 14]

@@ -1,7 +1,7 @@
 """Calendar arithmetic on whole columns, in UTC or by the clocks of a named time zone.
 
 Times are microseconds since 1970 and dates are days; every function is total (see `kernels`). As in
-GoogleSQL a time lies in the years 1 to 9999: what is before or after is null, given or computed.
+GoogleSQL a time lies in the years 1 to 9999: others, given or computed, are null.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def micros(column: Column) -> tuple[Array, Array]:
 def of_micros(function: Callable[[Array], Array], kind: Any = None) -> Callable[[Column], Column]:
     """A function of microseconds, over columns of times.
 
-    `kind`: the Arrow type of the result; None: that of the column. Where it is a time or a date,
-    the function gives microseconds.
+    `kind`: the Arrow type of the result; None: that of the column. For a time or a date, the
+    function gives microseconds.
     """
 
     def run(column: Column) -> Column:
@@ -73,21 +73,21 @@ to_instant = of_micros(lambda us: us, INSTANT)
 
 
 def on_clocks(zone: str) -> Callable[[Column], Column]:
-    """What the clocks of a zone show at each time, as if it were UTC."""
+    """The time that the clocks of a zone show at each time, as if it were UTC."""
     return of_micros(rules_of(zone).shown, INSTANT)
 
 
 def on_calendar(zone: str) -> Callable[[Column], Column]:
-    """The day that it is by the clocks of a zone."""
+    """The day by the clocks of a zone."""
     clocks = on_clocks(zone)
     return lambda column: to_date(clocks(column))
 
 
 def truncate_on_clocks(unit: str, zone: str) -> Callable[[Column], Column]:
-    """Start of the unit by the clocks of a zone: of days and longer, as of windows (`Cells`).
+    """Start of the unit by the clocks of a zone; days and longer units begin as windows (`Cells`).
 
-    Below a day the time since the unit's start is what clocks show of it: an hour that is shown
-    twice is two hours.
+    Below a day, the time since the unit's start is read off the clocks: an hour that is shown twice
+    is two hours.
     """
     plain, rules = truncate(unit), rules_of(zone)
     short = UNIT_US.get(unit, DAY_US) < DAY_US
@@ -117,7 +117,7 @@ def truncate(unit: str) -> Callable[[Column], Column]:
 
 
 def first_day(unit: str) -> int:
-    """The weekday, from Sunday, with which a kind of week begins."""
+    """The first weekday of a kind of week, counted from Sunday."""
     if unit == "ISOWEEK":
         return WEEKDAYS.index("MONDAY")
     return WEEKDAYS.index(unit[5:-1]) if unit.startswith("WEEK(") else 0
@@ -180,7 +180,7 @@ def _day_of_year(values: Array) -> Array:
 
 
 def _week_from(first: int) -> Callable[[Array], Array]:
-    """The week of the year, where weeks begin with a weekday (from Sunday)."""
+    """The week of the year, for weeks that begin with the weekday `first` (from Sunday)."""
     return lambda us: (_day_of_year(us) + 7 - (us // DAY_US + 4 - first) % 7) // 7
 
 
@@ -242,7 +242,7 @@ def move_days(sign: int) -> Callable[[Column, Column], Column]:
 
 
 def from_days(column: Column) -> Column:
-    """The date that is so many days after 1970 began."""
+    """The date of a number of days since 1970-01-01."""
     return to_date(from_epoch(DAY_US)(column))
 
 
