@@ -138,7 +138,7 @@ Found = tuple["Derived", str]  # an answer and its title
 
 
 def derived(ask: Callable[..., Found]) -> Callable[..., None]:
-    """The options that every question to releases has; the answer is shown, or written."""
+    """Adds the options that every question to releases has; shows the answer, or writes it."""
 
     @wraps(ask)
     def command(
@@ -221,7 +221,7 @@ def opened(source: Path, sql: Path | None) -> Answers:
 
 
 def place(text: str | None) -> Any:
-    """A release, from what was typed."""
+    """The release that a user named."""
     if text is None:
         return None
     window, slash, trigger = text.rpartition("/")
@@ -233,7 +233,7 @@ def place(text: str | None) -> Any:
 
 
 def show(found: Derived, title: str, out: Path | None) -> None:
-    """The rows and what to know about them."""
+    """Shows the rows and the notes about them, or writes them to a file."""
     if out is None:
         print_rows(found.table, f"{title} ({100 * found.confidence:.4g}% intervals)", MOST)
     else:
@@ -242,7 +242,7 @@ def show(found: Derived, title: str, out: Path | None) -> None:
 
 
 def say_all(notes: Sequence[str]) -> None:
-    """What to know about the numbers above."""
+    """Prints the notes about the numbers above."""
     for note in notes:
         say(f"note: {note}")
 
@@ -284,7 +284,7 @@ def dashboard(
     if serve:
         require_used("is for a page in a file, and --serve writes none", {"--out": out != PAGE})
         if sql is None:
-            require_one(source)  # a server waits for what is not there yet
+            require_one(source)  # a server waits for the first release instead
         with server_of(source, ledger, query, host=host, port=port) as server:
             say(f"page: {server.url} (interrupt to stop)")
             if show:

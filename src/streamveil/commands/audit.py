@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamveil.audit.residuals import NoiseTest
     from streamveil.plan import Plan
 
-REFUTED = 6  # exit code: the claim does not stand
+REFUTED = 6  # exit code: a claim is refuted
 PRIVATE = (
     "do not publish this: groups that stay hidden are counted in it, and the stakes follow from the"
     " noise that hides rows"
@@ -81,7 +81,7 @@ def audit(
 
 
 def audit_state(plan: Plan, state: Path, alpha: float) -> None:
-    """The noise that a job at rest holds."""
+    """Tests the noise that a job at rest holds."""
     from streamveil.audit.residuals import running_tests
     from streamveil.dataflow.group_by import GroupBy
     from streamveil.runtime.fork import kept_of
@@ -106,7 +106,7 @@ def audit_state(plan: Plan, state: Path, alpha: float) -> None:
 
 
 def print_lanes(tests: list[NoiseTest]) -> None:
-    """What was bet against what is claimed, and won."""
+    """Prints the bets against each claim, and their results."""
     shown = Table(title="noise of the lanes, selection and bounding, each against its claim")
     for column in ("lane", "groups", "stake grew to at most", ""):
         shown.add_column(column, justify="left" if column in ("lane", "") else "right")
@@ -122,7 +122,7 @@ def print_lanes(tests: list[NoiseTest]) -> None:
 
 
 def end(*, refuted: bool, plant: bool) -> None:
-    """Says how it ended; exits with `REFUTED` where that is not what should be."""
+    """Says how the audit ended; exits with `REFUTED` if it should have ended otherwise."""
     say(
         "the claim is refuted" + (", as it must be: half of the noise was taken away" if plant
                                   else "; please report this query")

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, reading queries, printing tables."""
+"""The common parts of commands: arguments, reading queries, printing tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streamveil.display import Explanation
 
 SHOWN_ROWS = 10
-WIDEST = 10_000  # characters of a table: a wide one is cut by nobody
+WIDEST = 10_000  # characters of a table, so that wide ones are not cut
 ENDINGS = ("csv", "json", "parquet", "arrow")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ PATH = click.Path(path_type=Path)
 
 
 class Positional(click.Argument):
-    """What is given by its place, with a line in the help."""
+    """A positional argument with a line in the help."""
 
     def __init__(self, declared: Sequence[str], *, about: str, **more: Any) -> None:
         super().__init__(declared, **more)
@@ -79,7 +79,7 @@ out_file = click.option(
 
 
 class Commands(click.Group):
-    """Commands in panels, each with its first paragraph; errors in words that no terminal obeys."""
+    """Commands in panels, each with its first paragraph; error texts without terminal commands."""
 
     def __init__(self, *arguments: Any, panels: Panels | None = None, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -115,7 +115,7 @@ class Commands(click.Group):
 
 
 def at_least(least: float) -> Callable[[object, object, float | None], float | None]:
-    """The check of an option."""
+    """The check that an option is at least a number."""
 
     def check(_: object, __: object, value: float | None) -> float | None:
         if value is not None and not value >= least:
@@ -126,7 +126,7 @@ def at_least(least: float) -> Callable[[object, object, float | None], float | N
 
 
 def require_used(why: str, options: Mapping[str, object]) -> None:
-    """Refuses options that a command would pass over in silence; `why` it would.
+    """Refuses options that a command would silently ignore; `why`: the reason.
 
     >>> require_used("is for --sample, which is not given", {"--fraction": False})
     """
@@ -154,7 +154,7 @@ def read_script(path: Path, tables: Sequence[str] = ()) -> Script:
 
 
 def checked_plans(plan: Plan | JointPlan) -> tuple[Plan, ...]:
-    """The private answers of a query; PlanError where one names a column that is not there.
+    """The private answers of a query; PlanError if one names a missing column.
 
     No row is read, and no server is asked.
     """
@@ -198,7 +198,7 @@ def print_release(release: Release, most: int = SHOWN_ROWS) -> None:
 
 
 def print_whole(table: RenderableType) -> None:
-    """A table of which no cell is cut; a terminal folds lines that are too long for it."""
+    """Prints a table without cutting cells; a terminal folds lines that are too long for it."""
     console = Terminal()
     needs = Measurement.get(console, console.options.update_width(WIDEST), table).maximum
     console.width = max(console.width, needs)
@@ -206,7 +206,7 @@ def print_whole(table: RenderableType) -> None:
 
 
 def write_rows(table: pa.Table, path: Path) -> None:
-    """All rows, in the format that the name ends in: those of sinks, or Arrow's own; says so."""
+    """Writes all rows and says so; the end of the name gives the format, a sink's or Arrow's."""
     kind = path.suffix.lstrip(".")
     if kind not in ENDINGS:
         raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
@@ -240,7 +240,7 @@ def open_ledger(where: str) -> Any:
 
 
 def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> None:
-    """Asks a changing table at rest, and shows what it says."""
+    """Asks a changing table at rest, and shows its answer."""
     from streamveil.runtime.ask import ask as answer
 
     say(str(answer(plan, question, state=state, secret=secret)))

@@ -107,7 +107,7 @@ def run(
     from streamveil.runtime.run import run as start
     from streamveil.runtime.watch import Watch
 
-    told_of = not quiet and log is None  # when it compiles may depend on rows: no line of a log
+    told_of = not quiet and log is None  # the time of compiling may depend on rows: never logged
     ON_COMPILING[:] = [lambda: say(COMPILING, err=True)] if told_of else []
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
@@ -164,7 +164,7 @@ def run(
 
 
 def idle(plan: Plan, closed: int) -> str:
-    """Why a run did nothing, after so many closed steps."""
+    """Why a run did nothing, after `closed` steps."""
     clock, step = plan.clock, closed + 1
     if not clock.is_over(closed) and clock.kind == "wall":
         return f"nothing to do yet: step {step:,} ends at {time_text(clock.due_us(step) / 1e6)}"
@@ -183,17 +183,17 @@ def without_state(query: Path) -> NoReturn:
 
 
 class Told(NamedTuple):
-    """What is told of a run while it goes on: see the options of `run`."""
+    """The reports of a run while it goes on: see the options of `run`."""
 
     log: str | None
     metrics: str | None
     exact: bool
-    begins: str  # what a run says first
-    ends: str  # and last
+    begins: str  # the first words of a run
+    ends: str  # its last words
 
     @contextmanager
     def of(self, job: str, *watches: Watch) -> Iterator[None]:
-        """Log lines of a job, and the metrics of what is watched."""
+        """Writes log lines and metrics of a job inside the block."""
         from streamveil.runtime.watch import logged, served
 
         if self.exact and self.metrics is None:
@@ -213,7 +213,7 @@ def spark_with(master: str, shards: int | None, storage: str | None) -> Any:
 
 
 def run_several(plan: JointPlan, told: Told, *, quiet: bool, state: Path, **options: Any) -> None:
-    """Runs several private answers, and shows the last of what is made of their releases."""
+    """Runs several private answers, and shows the last result that combines their releases."""
     from streamveil.runtime.joint import run_joint
     from streamveil.runtime.watch import Watch
 
@@ -236,7 +236,7 @@ def run_several(plan: JointPlan, told: Told, *, quiet: bool, state: Path, **opti
 
 
 def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
-    """Refuses questions in a script that nobody would answer."""
+    """Refuses questions in a script that the run would not answer."""
     if not once and plan.clock.kind == "wall":
         raise PlanError(
             "ASK in a script is answered when the run ends, and this one never does.\n"
@@ -247,7 +247,7 @@ def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
 
 
 def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses options that an engine would pass over in silence; `own`: of each engine."""
+    """Refuses options that an engine would silently ignore; `own`: the options of each engine."""
     require_one_of("engine", engine, ENGINES)
     for other, options in own.items():
         for name, value in options.items():
@@ -259,14 +259,14 @@ def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def show_unusable(seen: list[Any], way: str) -> None:
-    """How many rows could not be used, where there are any. `way`: what keeps such rows."""
+    """Shows how many rows were rejected, if any; `way`: the option that keeps such rows."""
     for last in seen:
         if said := last.unusable_summary(way):
             say(said, err=True)
 
 
 def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
-    """The last release, of a query without a sink; and in `lines` what no number of it holds."""
+    """Shows the last release of a query without a sink; with `lines`, also the notes about it."""
     if last is None:
         return
     if not plan.sinks:
@@ -281,7 +281,7 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
 
 
 def first_words(plan: Plan | JointPlan, *, once: bool) -> str:
-    """What a run says before anything is read."""
+    """The words of a run before anything is read."""
     now = time.time()  # noqa: TID251  (an operator's clock)
     clocks = [part.clock for part in (plan.parts if isinstance(plan, JointPlan) else (plan,))]
     live = [one for one in clocks if one.kind == "wall" and one.start_us is not None]
@@ -293,9 +293,9 @@ def first_words(plan: Plan | JointPlan, *, once: bool) -> str:
 
 @contextmanager
 def progress_bar(begins: str, steps: int | None, last: list[Any], *, quiet: bool) -> Iterator[Any]:
-    """A progress line on stderr; yields the listener for a job, which keeps what it heard last.
+    """A progress line on stderr; yields a job's listener, which keeps the last progress in `last`.
 
-    Only where somebody watches: in a log it would be noise.
+    Only on a terminal: in a log it would be clutter.
     """
     console = Terminal(stderr=True)
     bar = Progress(

@@ -1,8 +1,8 @@
 """SIGTERM and Ctrl-C end a job in order: after a commit, with everything given back, and in words.
 
-The first one stops the job where it is: the micro-batch being committed is committed and published,
-the one after it is given up and read again by the next run. What takes longer than `SECONDS` is
-given up too (a container is killed ten seconds after it was told to stop): a kill at any moment
+The first signal stops the job where it is: the micro-batch being committed is committed and
+published; the next one is given up, and the next run reads it again. After `SECONDS` the job gives
+up the rest too (a container is killed ten seconds after its stop signal): a kill at any moment
 loses nothing that was committed. A second Ctrl-C ends the process at once.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamveil.runtime.progress import Progress
 
 SECONDS = 8.0
-SIGNALED = 128  # and the number of the signal: the exit code
+SIGNALED = 128  # plus the number of the signal: the exit code
 LATE = "not all could be finished in time; what is committed stays. Run again to resume."
 
 
@@ -34,23 +34,23 @@ class Stopped(SystemExit):
         super().__init__(SIGNALED + number)
         self.name = signal.Signals(number).name
 
-    done = ""  # what a job has committed; nothing is known of other commands
+    done = ""  # what a job has committed; empty for other commands
     is_logged = False  # whether a log line has said it
 
     def __str__(self) -> str:
-        """What to say at the end."""
+        """The last words of the command."""
         said = f"stopped by {self.name}"
         return f"{said}: {self.done}. Run again to resume." if self.done else f"{said}. Run again."
 
     def tell(self) -> None:
-        """Says it on stderr, unless a log line has."""
+        """Prints the last words on stderr, unless a log line has them."""
         if not self.is_logged:
             say(self, err=True)
 
 
 @contextmanager
 def stopping(seen: list[Progress]) -> Iterator[None]:
-    """Ends in order what runs inside, and knows what is committed; `seen`: the last progress."""
+    """Ends the code in the block in order on a signal; `seen`: the last progress of the job."""
     before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -71,10 +71,10 @@ def stop(number: int, _: FrameType | None) -> None:
 
 
 def count_down() -> None:
-    """Has a thread hear signals and end the process in time.
+    """Starts a thread that notices signals and ends the process in time.
 
-    The handler waits for the main thread, which may be within a call that hears nothing: to a store
-    that does not answer, for minutes.
+    The handler waits for the main thread, which may be inside a call that no signal interrupts: for
+    minutes, if a store does not answer.
     """
     heard, told = os.pipe()
     os.set_blocking(told, False)
@@ -96,9 +96,9 @@ def give_up(heard: int) -> None:
 
 
 def committed(seen: list[Progress]) -> str:
-    """What stays, from the last progress.
+    """The committed part of a run in words, from the last progress.
 
-    Public facts alone: how many micro-batches a step has depends on its rows.
+    It tells only public facts: not the number of micro-batches in a step, which depends on rows.
 
     >>> committed([])
     'this run closed no step'

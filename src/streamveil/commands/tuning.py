@@ -154,14 +154,14 @@ def tune(
         from_sample(plan, rows_of(plan, sample), (fraction, metric), target)
 
 
-# options of the source that its sample has, too
+# options of the source that also apply to its sample
 SAME = (
     "format", "columns", "max_line_bytes", "delimiter", "allow_quoted_newlines", "folder_columns"
 )  # fmt: skip
 
 
 def rows_of(plan: Plan, path: str) -> pa.Table:
-    """All rows of the files at a path, as the query sees its own: combined, where it does."""
+    """All rows of the files at a path, combined per unit if the query does that."""
     rows = raw_rows_of(plan, path)
     return own_rows(plan.source, rows) if isinstance(plan.source, OwnRows) else rows
 
@@ -203,7 +203,7 @@ def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> N
 
 
 def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) -> None:
-    """Noisy histograms over units, and what they recommend."""
+    """Noisy histograms over units, and the settings they recommend."""
     from dataclasses import replace
 
     from streamveil.accounts.ledger import Ledger

@@ -111,7 +111,7 @@ def verified(plan: Plan, seconds: float, seed: int, title: str) -> bool:
 
 
 def is_ledger(path: Path) -> bool:
-    """Whether it is a state directory or the file of a ledger, and no query."""
+    """Whether a path is a state directory or the file of a ledger, rather than a query."""
     if path.is_dir() or not path.is_file():
         return path.is_dir()
     with path.open("rb") as file:
@@ -140,7 +140,7 @@ def account_of_ledger(path: Path) -> None:
 
 
 def in_all(worst: WorstFound) -> str:
-    """What is lost at most, in a line."""
+    """The largest loss, in a line."""
     if worst.tightness:
         return f"all counters together lose {worst.tightness:.1%} of the claimed mu"
     parts = sorted(worst.parts.values(), key=lambda part: part.tightness)
@@ -150,13 +150,13 @@ def in_all(worst: WorstFound) -> str:
 
 
 def so_far(worst: WorstFound) -> str:
-    """What a search has found, in a line."""
+    """The findings of a search so far, in a line."""
     most = max((part.tightness for part in worst.parts.values()), default=0.0)
     return f"{worst.pairs:,} pairs, at most {most:.1%} of a claim"
 
 
 def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
-    """Searches of all parts of a query: its look, and what it runs."""
+    """Searches of all parts of a query: its look and its operator."""
     from streamveil.audit.laid_open_look import look_accounts
     from streamveil.audit.laid_open_tables import table_accounts
     from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
@@ -190,7 +190,7 @@ def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
 
 
 def uncovered(plan: Plan) -> Iterator[str]:
-    """What the search does not see, each with the reason."""
+    """The parts that the search does not cover, each with the reason."""
     from streamveil.plan import TableSource
     from streamveil.plan.look import look_share
     from streamveil.plan.own_rows import OwnRows
