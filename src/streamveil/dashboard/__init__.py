@@ -1,4 +1,4 @@
-"""A web page of what a job released and spent: public values only, in one file or served."""
+"""A web page of a job's releases and spending: public values only, in one file or served."""
 
 from streamveil.dashboard.page import write
 from streamveil.dashboard.serve import server_of

@@ -76,8 +76,9 @@ def write(
 ) -> Path:
     """Writes the page of a state directory or a sink's folder; returns where it is.
 
-    Shown are released numbers, what follows from them, and the ledger: all of it public. Of a state
-    directory its own ledger is read, of several answers each one's; for a sink's folder, name one.
+    It shows released numbers, values that follow from them, and the ledger: all of it is public. A
+    state directory has its own ledger (one for each of several answers); for a sink's folder, name
+    one.
     """
     path, records = Path(out), ledger_records(source, ledger)
     path.write_text(html(answers(source, query=query), records), encoding="utf-8")
@@ -85,7 +86,7 @@ def write(
 
 
 def html(found: Answers, records: Records, live: int = 0) -> str:
-    """The whole page. `live`: it asks its server again every so many seconds; 0: it is a file."""
+    """The whole page. `live`: seconds between two questions to its server; 0: it is a file."""
     title, (view, tables) = title_of(found), page_of(found, records)
     inline = "".join(f"<script>{script(name)}</script>" for name in SCRIPTS)
     served = "".join(f'<script src="{name}"></script>' for name in SCRIPTS)
@@ -109,19 +110,19 @@ def script(name: str) -> str:
 
 
 def embedded(view: dict[str, Any]) -> str:
-    """JSON that can stand inside a page: no text of it ends an element or opens one."""
+    """JSON for use inside a page: none of its texts ends an element or opens one."""
     return json.dumps(view, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def title_of(found: Answers) -> str:
-    """What the job is called."""
+    """The name of the job."""
     return str((found.releases.facts or {}).get("job", "releases"))
 
 
 def body(
     found: Answers, records: Records, view: dict[str, Any], tables: Sequence[PageTable]
 ) -> str:
-    """What is shown, with room for the charts; `view` and `tables` are those of `page_of`."""
+    """The visible page, with room for the charts; `view` and `tables` are those of `page_of`."""
     parts = [
         f"<h1>{escape(title_of(found))}</h1>",
         f'<p class="soft">{escape(promise(records))}</p>',
@@ -139,7 +140,7 @@ def body(
 
 
 def promise(records: Records) -> str:
-    """Who is protected, by how much; what the losses of several answers add up to."""
+    """Who is protected, and by how much; for several answers, also the sum of their losses."""
     if not records:
         return "Released numbers only: without a ledger this page says nothing about the budget."
     losses = [record["epsilon"] for record in records.values()]
@@ -184,7 +185,7 @@ def tiles(found: Answers, records: Records) -> str:
 
 
 def budget(name: str, record: dict[str, Any]) -> str:
-    """How much of the limit is spent, by one of several answers or by all."""
+    """The spent part of the limit, for one of several answers or for all."""
     if record["epsilon"] is None or record["limit"].get("epsilon") is None:
         return ""
     limit = float(Fraction(record["limit"]["epsilon"]))
@@ -198,7 +199,7 @@ def budget(name: str, record: dict[str, Any]) -> str:
 
 
 def panels(place: int, made: dict[str, Any], found: Answers) -> str:
-    """Room for one number over time: a panel for each group. Or why it is null."""
+    """Room for one number over time, a panel for each group; or the reason why it is null."""
     lines, numbers = made["lines"], found.releases.answers
     if made["unknown"]:
         return f"<h2>{escape(made['name'])}</h2>{said(made['unknown'] + '.')}"
@@ -226,12 +227,12 @@ def panels(place: int, made: dict[str, Any], found: Answers) -> str:
 
 
 def told_true(found: Answers) -> bool:
-    """Whether intervals make room for the rows over the bound."""
+    """Whether intervals allow for the rows over the contribution bound."""
     return bool((found.releases.facts or {}).get("true_intervals"))
 
 
 def held(found: Answers) -> str:
-    """What intervals are of."""
+    """The words for what intervals cover."""
     return "the noise and of rows over the bound" if told_true(found) else "the noise"
 
 
@@ -241,7 +242,7 @@ def said(note: str) -> str:
 
 
 def rows_drawn(name: str, view: dict[str, Any]) -> str:
-    """Room for groups beside each other, with their intervals."""
+    """Room for groups next to each other, with their intervals."""
     rows = view[name]
     if rows is None or not rows["rows"]:
         return ""
@@ -266,7 +267,7 @@ def _finite(epsilon: float | None) -> str:
 
 
 def spending(name: str, record: dict[str, Any], *, drawn: bool) -> str:
-    """A ledger: charges, what is left, a year of a unit, the hash that vouches for it."""
+    """A ledger: its charges, the rest, the loss of a unit in a year, and the hash of it all."""
     rows = "".join(
         "<tr>"
         f"<td>{escape(charge['charge'])}</td><td>{escape(charge['summary']['text'])}</td>"

@@ -1,11 +1,11 @@
 """The page, served while a job goes on: released numbers and the ledger, and nothing else.
 
-Three files and the numbers are all that there is to ask for; no path of a request is ever opened.
-By default only this machine is let in: the server listens on the loopback address, and refuses
-requests whose `Host` is another name, so that no page of elsewhere reads it through a browser.
+The server offers only three files and the numbers; no path of a request is ever opened. By default
+only this machine is let in: the server listens on the loopback address, and refuses requests whose
+`Host` is another name, so that no page of another site reads it through a browser.
 
 Privacy: the answer to a request is a function of releases, of the ledger and of the files of this
-package, all of them public; when a release appears is said by the public clock of the job.
+package, all of them public; the public clock of the job decides when a release appears.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class DashboardServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://{self.host}:{self.server_address[1]}/"
 
     def now(self) -> tuple[Answers, view.Records] | None:
-        """What there is to show; None before the first release. One reader at a time."""
+        """The releases and ledgers to show; None before the first release. One reader at a time."""
         with self.lock:
             try:
                 return self.read()
@@ -61,7 +61,7 @@ class DashboardServer(ThreadingHTTPServer):
                 return None
 
     def known(self, host: str) -> bool:
-        """Whether a request names this server as its operator does."""
+        """Whether the `Host` of a request is a name that the operator allows."""
         name = host.rsplit(":", 1)[0].strip("[]")
         return name in LOCAL or self.host not in LOCAL  # else the operator let others in
 
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "streamveil", ""
 
     def do_GET(self) -> None:
-        """The page, a script of it, or its numbers where they are newer than `since`."""
+        """Sends the page, one of its scripts, or its numbers if they are newer than `since`."""
         if not self.server.known(self.headers.get("Host", "")):
             self.send(HTTPStatus.FORBIDDEN, b"", "text/plain")
             return
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(HTTPStatus.NOT_FOUND, b"", "text/plain")
 
     def fresh(self, since: str, *, whole: bool) -> None:
-        """The page, or what has changed."""
+        """Sends the whole page, or its numbers if they have changed."""
         found = self.server.now()
         if found is None:
             self.send(HTTPStatus.OK, waiting(), "text/html; charset=utf-8")
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(HTTPStatus.OK, text.encode(), "application/json")
 
     def send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-        """One answer."""
+        """Sends one answer."""
         self.send_response(status)
         for name, value in {
             "Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store",

@@ -1,4 +1,4 @@
-"""What the charts of the page show, as plain values for its script: released numbers only."""
+"""The charts and tables of the page, as plain values for its script: released numbers only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamveil.results.charts import Chart, Line, chart, chosen, tick
 from streamveil.results.draw import runs
 from streamveil.results.releases import Releases
 
-Records = dict[str, dict[str, Any]]  # ledgers by the name of their answer; '' where there is one
+Records = dict[str, dict[str, Any]]  # ledgers by the name of their answer; '' if there is only one
 
 # ---- tables of the page
 
@@ -38,10 +38,10 @@ class PageTable(NamedTuple):
 
 
 def tables_of(answers: Answers) -> list[PageTable]:
-    """Of the last release that shows any group: the largest by its first number, what changed most.
+    """The largest groups and largest changes of the last release that shows any group.
 
-    A number that is null is passed over, if there is another. What changed is in the order of its
-    size in deviations; the first release has no such table.
+    Groups are ordered by the first number that is not null, changes by their size in deviations.
+    The first release has no table of changes.
     """
     at, old = answers.last_shown, ""
     name = first_known(answers.releases.table(at), answers.releases.answers)
@@ -62,10 +62,7 @@ def tables_of(answers: Answers) -> list[PageTable]:
 
 
 def ledger_records(source: str | Path, ledger: str | Path | None) -> Records:
-    """The ledger that is named, or the state's own; of several answers that of each.
-
-    Nothing where no ledger is.
-    """
+    """The named ledger, or the state's own (one for each of several answers), if there is one."""
     where = Path(source) / "ledger" if ledger is None else Path(ledger)
     path = where / "ledger" if where.is_dir() else where
     if path.is_file():
@@ -123,14 +120,14 @@ def page_of(found: Answers, records: Records) -> tuple[dict[str, Any], list[Page
 
 
 def version_of(found: Answers, records: Records) -> str:
-    """Another text when there is something new to show."""
+    """A text that changes if there is something new to show."""
     last = found.moments[-1]
     heads = ".".join(record["head"] for record in records.values())
     return f"{len(found.moments)}.{last.window}.{last.trigger}.{heads}"
 
 
 def one_chart(made: Chart, level: float) -> dict[str, Any]:
-    """A chart: small multiples over one axis of time, or why there is none."""
+    """A chart: small multiples over one axis of time, or the reason why there is none."""
     x = places_of(made)
     return {
         "name": made.name, "timed": bool(made.times), "ticks": list(made.ticks), "x": x,
@@ -142,9 +139,9 @@ def one_chart(made: Chart, level: float) -> dict[str, Any]:
 
 
 def places_of(made: Chart) -> list[float]:
-    """Where each release is on the axis: its time in milliseconds, as the query's clocks show it.
+    """The place of each release on the axis: its time in milliseconds on the query's clocks.
 
-    Or its turn, with room between windows.
+    Without times it is the number of the release, with room between windows.
     """
     if made.times:
         return [time.replace(tzinfo=UTC).timestamp() * 1000 for time in made.times]
@@ -172,9 +169,9 @@ def one_line(line: Line, made: Chart, x: list[float]) -> dict[str, Any]:
 
 
 def cut_share(releases: Releases, moments: list[Moment]) -> Chart | None:
-    """Which share of rows the bounds cut, as releases tell it with noise; None where they do not.
+    """The noisy share of rows that the bounds cut; None if releases do not tell it.
 
-    There is no lower end.
+    Its intervals have no lower end.
     """
     facts = [read_facts(releases.table(one).schema) or {} for one in moments]
     cuts = [{} if one.get("uncut") else one.get("cut") or {} for one in facts]
@@ -204,7 +201,7 @@ def intervals(title: str, table: pa.Table, name: str, *, signed: bool) -> dict[s
 
 
 def unique(labels: list[str]) -> list[str]:
-    """Labels that tell rows apart, as an axis needs them: long keys are cut to the same text.
+    """Labels that are all different, for an axis: long keys may be cut to the same text.
 
     >>> unique(["a", "b", "a"])
     ['a', 'b', 'a (2)']
@@ -218,7 +215,7 @@ def unique(labels: list[str]) -> list[str]:
 
 
 def spent(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Epsilon after each charge, and the limit; None of one charge, or of those without a time."""
+    """Epsilon after each charge, and the limit; None for one charge, or charges without a time."""
     points = []
     for charge in record["charges"]:
         at, so_far = moment_of((charge.get("about") or {}).get("charged_at")), charge.get("so_far")
@@ -240,5 +237,5 @@ def moment_of(text: str | None) -> float | None:
 
 
 def plain(value: Any) -> float | None:
-    """A number that JSON has; null for others."""
+    """A number for JSON; null if JSON does not have it."""
     return float(value) if value is not None and isfinite(value) else None
