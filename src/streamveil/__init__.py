@@ -65,7 +65,7 @@ __version__ = "0.1.0"
 # mechanisms for use with NumPy arrays alone
 _MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
-# where the names are that are not of `api.query_parts`; all are loaded when first asked for
+# the modules of names outside `api.query_parts`; all are loaded when first used
 _ELSEWHERE = {
     "Budget": "streamveil.core.accounting", "Release": "streamveil.batch",
     "answers": "streamveil.api.answers", "files": "streamveil.api.builder",
@@ -80,7 +80,7 @@ _OTHER_NAMES = {"mean": "avg", "std": "stddev", "var": "variance", "nunique": "c
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for, once: numpy, Arrow and the parser of SQL take half a second."""
+    """Loads a name when it is first used: numpy, Arrow and the parser of SQL take half a second."""
     if name in _MECHANISMS:
         return _loaded(f"streamveil.{name}")
     if name not in __all__:
@@ -92,9 +92,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _loaded(module: str) -> ModuleType:
-    """Imports a module without looking for garbage in what it defines, which takes 0.1 s.
+    """Imports a module without a search for garbage in it, which takes 0.1 s.
 
-    All objects then count as old: the next full collection looks at them, as ever.
+    All objects then count as old: the next full collection looks at them, as usual.
     """
     if not gc.isenabled() or gc.get_freeze_count():
         return import_module(module)
@@ -108,12 +108,12 @@ def _loaded(module: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """What there is for users, and nothing else."""
+    """The names for users, and nothing else."""
     return sorted([*__all__, *_MECHANISMS])
 
 
 class _Package(ModuleType):
-    """This module, whose function `sql` stays what it is when the package beside it is loaded."""
+    """This module; its function `sql` stays when the package of the same name is loaded."""
 
     @property
     def sql(self) -> Any:

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def leave(*_: int | FrameType | None) -> None:
-    """Ends the process: an exception would pass through modules that are half loaded."""
+    """Ends the process: an exception would pass through half-loaded modules."""
     os._exit(INTERRUPTED)
 
 

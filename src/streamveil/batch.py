@@ -1,16 +1,16 @@
-"""What sources hand over and what jobs hand out: Arrow tables with their place in the stream.
+"""Micro-batches of sources and releases of jobs: Arrow tables with their place in the stream.
 
 Tables of other packages become Arrow tables in the types that queries read.
 
-What a frame calls a category, a view or an extension is a way to keep values. Here they become the
-values: what follows knows dictionaries of plain values, and nothing else of the kind.
+Categories, views and extensions of a frame are ways to store values. Here they become the values:
+later code knows dictionaries of plain values, and no other coding.
 
-A release that is made again is the same but for a last digit.
+A release that is made again is the same up to last digits.
 
 Keys, counts and times are exact, also keys that are real numbers: they are copied. All other real
 numbers are computed from them and from public parameters; products of matrices, `exp` and `log`
 round as the processor's vector instructions do. A job that goes on on another machine makes its
-last releases again with reals that are near the first ones; what was published first stays.
+last releases again, with reals near the first ones; the first publication stays.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from streamveil.types import Array
 
 @dataclass(repr=False)  # secret
 class RejectNotes:
-    """Which rows of a micro-batch cannot be used, by reason: noted where somebody asks.
+    """The rejected rows of a micro-batch, by reason; noted only on request.
 
-    Never those that bounding leaves out: others' rows may have a part in that.
+    Cut rows are never noted: others' rows may have a part in that.
 
     >>> reject_notes = RejectNotes()
     >>> reject_notes.keep(np.array([True, False, True]))
@@ -50,26 +50,26 @@ class RejectNotes:
     """
 
     found: list[tuple[str, Any]] = field(default_factory=list)  # reason, numbers in the micro-batch
-    _at_hand: Any = None  # numbers in the micro-batch of the rows at hand; None: all
+    _at_hand: Any = None  # the remaining rows, as numbers in the micro-batch; None: all
 
     def add(self, reason: str, rows: Any) -> None:
-        """Notes some of the rows at hand: a mask, or numbers in order, each once or more often."""
+        """Notes some remaining rows, by a mask or by ordered numbers, which may repeat."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         if len(rows):
             rows = rows[np.append(True, rows[1:] != rows[:-1])]
             self.found.append((reason, rows if self._at_hand is None else self._at_hand[rows]))
 
     def keep(self, mask: Any) -> None:
-        """Goes on with some of the rows at hand."""
+        """Keeps some of the remaining rows."""
         self._at_hand = np.flatnonzero(mask) if self._at_hand is None else self._at_hand[mask]
 
 
 @dataclass(repr=False)  # secret: holds raw rows
 class RowBlock:
-    """The rows of several micro-batches in a row, for what is a function of each row."""
+    """The rows of several successive micro-batches, for functions of each row alone."""
 
     rows: pa.Table
-    made: Any = None  # of them, by the first who asks
+    made: Any = None  # the results, made on the first request
 
 
 @dataclass(frozen=True, repr=False)  # secret: holds raw rows
@@ -86,11 +86,11 @@ class Batch:
     closes_step: bool
     position: str  # JSON, opaque to all but the source: where to resume after this batch
     rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows; operator-only
-    rejected_rows: Iterable[pa.Table] = ()  # what was rejected, as it came: if it is asked for
-    reject_notes: RejectNotes | None = None  # where an operator notes more of it
+    rejected_rows: Iterable[pa.Table] = ()  # the rejected rows as they came, if requested
+    reject_notes: RejectNotes | None = None  # where an operator notes further rejected rows
     block: RowBlock | None = None  # that its rows are a part of
     start: int = 0  # of its rows in the block
-    prepared: Any = None  # its rows after the row stage, where that went ahead; secret
+    prepared: Any = None  # its rows after the row stage, if that ran ahead; secret
     due: int = 0  # steps that had ended by the public clock when it was read; 0: no such clock
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Batch:
 class Release(AnswerTable):
     """Everything published at one trigger of one window. Rows are sorted by key bytes.
 
-    Made of numbers that may leave and of nothing else: see `streamveil.core.noisy`.
+    It is made only of noisy numbers: see `streamveil.core.noisy`.
 
     `table` columns: the key columns, then for each aggregate NAME its value, NAME_sd (noise
     standard deviation), NAME_low and NAME_high (interval), then window_start, window_end
@@ -143,7 +143,7 @@ class Release(AnswerTable):
 
     @property
     def place(self) -> str:
-        """Where it is, in words: its window, by its time, and its trigger."""
+        """Its place in words: its window, by its time, and its trigger."""
         time = read_time(self.table.schema)
         window = str(self.window) if time is None else time.name
         whole = "window_start" not in self.table.column_names and not self.window
@@ -151,7 +151,7 @@ class Release(AnswerTable):
 
     @property
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
-        """What to know beside the numbers: the share of rows cut, settings that were looked up."""
+        """Notes about the numbers: the share of cut rows, settings that a look chose."""
         return sentences(self.table)
 
 
@@ -163,10 +163,10 @@ class ReleaseColumns:
     keys: list[tuple[pa.Array, ...]]  # the first columns, of each release
     others: list[pa.Array]  # of all releases: plain numbers and times, or nulls alone
     rows: list[int]  # of each release
-    said: list[dict[bytes, bytes]]  # beside the numbers of each
+    said: list[dict[bytes, bytes]]  # the metadata of each release
 
     def tables(self) -> list[pa.Table]:
-        """Each release by itself; the numbers of all lie where they lay."""
+        """Each release by itself, without copying numbers."""
         schema = pa.schema(self.fields)
         spans = zip(*(spans_of(column, self.rows) for column in self.others), strict=True)
         return [
@@ -176,9 +176,9 @@ class ReleaseColumns:
 
 
 def spans_of(column: pa.Array, rows: Sequence[int]) -> list[pa.Array]:
-    """A column in parts of so many rows, where they lie.
+    """A column in parts of the given numbers of rows, without a copy.
 
-    None has a byte of those beside it: `slice` may give these away.
+    No part holds a byte of its neighbours: `slice` may give these away.
 
     >>> [part.buffers()[1].size for part in spans_of(pa.array([1, 2, 3]), [1, 2])]
     [8, 16]
@@ -202,7 +202,7 @@ class ReleaseRun:
     places: tuple[tuple[int, int, int], ...]  # window, trigger and step of each
 
     def releases(self, noisy: Noisy[list[pa.Table]] | None = None) -> list[Release]:
-        """Each by itself, of these tables or of its own."""
+        """Each release by itself, with these tables or with its own."""
         tables = post_process(ReleaseColumns.tables, self.noisy) if noisy is None else noisy
         return [
             Release(post_process(getitem, tables, turn), *place)
@@ -211,7 +211,7 @@ class ReleaseRun:
 
 
 def require_release(release: Release) -> Release:
-    """What a sink was given, if it is a release; raises TypeError otherwise."""
+    """The argument of a sink, if it is a release; raises TypeError otherwise."""
     if not isinstance(release, Release):
         raise TypeError(
             f"a sink publishes releases, not {type(release).__name__}.\n"
@@ -221,23 +221,23 @@ def require_release(release: Release) -> Release:
 
 
 def whole(column: pa.ChunkedArray) -> Any:
-    """A column in one piece, where one array can hold it."""
+    """A column in one piece, if one array can hold it."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 class Moment(NamedTuple):
-    """Which release: trigger 1, 2, ... of a window."""
+    """The name of a release: trigger 1, 2, ... of a window."""
 
     window: int
     trigger: int
 
 
-STREAM = "__arrow_c_stream__"  # what pandas, Polars, DuckDB and others export a table by
+STREAM = "__arrow_c_stream__"  # pandas, Polars, DuckDB and others export tables by this method
 FORM = "memory({'user': [1, 2], 'ms': [120, 80]})"
 
 
 def as_table(data: Any) -> pa.Table:
-    """An Arrow table from a dict of columns, a list of dicts, or what exports a table or batch.
+    """An Arrow table from a dict of columns, a list of dicts, or an object that exports one.
 
     A stream that can be read once is read here, once.
 
@@ -270,7 +270,7 @@ NO_TABLE = pa.ArrowException, ArithmeticError, AttributeError, OSError, TypeErro
 
 @contextmanager
 def without_values(data: Any, way: str) -> Iterator[None]:
-    """Says that something is no table, and the way out, where the error of Arrow quotes a value."""
+    """Replaces Arrow's errors, which quote values, by one without values; `way`: the way out."""
     try:
         yield
     except NO_TABLE:
@@ -282,7 +282,7 @@ def without_values(data: Any, way: str) -> Iterator[None]:
 
 
 def unreadable(data: Any) -> Iterator[Any]:
-    """The names of columns that alone are no column of a table."""
+    """The names of columns that Arrow cannot read even alone."""
     for name in data if isinstance(data, dict) else getattr(data, "columns", ()):
         try:
             pa.array(data[name])
@@ -310,9 +310,9 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The same values in columns of plain types."""
+    """A table with its columns in plain types."""
     for place, column in enumerate(table.schema):
-        if getattr(column.type, "extension_name", "") == "pandas.period":  # numbers, to Arrow
+        if getattr(column.type, "extension_name", "") == "pandas.period":  # Arrow sees numbers
             raise SourceError(
                 f"column '{column.name}' has periods, which would be read as numbers.\n"
                 "  to fix  frame[name].dt.to_timestamp(), or .astype(str)"
@@ -325,7 +325,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that the values have.
+    """The plain type of values, without their coding.
 
     >>> plain_type(pa.dictionary(pa.uint32(), pa.string_view())), plain_type(pa.uuid())
     (DictionaryType(dictionary<values=large_string, indices=uint32, ordered=0>), \
@@ -365,7 +365,7 @@ ROUNDING = 1e-12  # relative to the size of a column; seen: 4e-16
 
 
 def computed(schema: pa.Schema) -> frozenset[int]:
-    """Which columns of a release are real numbers, but no keys; by their places."""
+    """The places of columns of a release that are real numbers, but not keys."""
     real = [place for place, kind in enumerate(schema.types) if is_real(kind)]
     facts = (schema.metadata or {}).get(FACTS)
     if facts is None or not any(schema.field(place).nullable for place in real):
@@ -375,7 +375,7 @@ def computed(schema: pa.Schema) -> frozenset[int]:
 
 
 def exact_columns(table: pa.Table, real: AbstractSet[int]) -> pa.Table:
-    """A release without the facts of its schema, and of real numbers only which ones are null."""
+    """A release without the facts of its schema; of real numbers it keeps only which are null."""
     columns = [
         column.is_null() if place in real else bits(column)
         for place, column in enumerate(table.columns)
@@ -398,7 +398,7 @@ def norm(table: pa.Table) -> float:
 
 @np.errstate(over="ignore")
 def norm_of(columns: Iterable[Array]) -> float:
-    """`norm` of columns of real numbers."""
+    """The `norm` of columns of real numbers."""
     return hypot(*map(length, columns))
 
 
@@ -413,7 +413,7 @@ def length(values: Array) -> float:
 
 
 def is_near(first: float, second: float) -> bool:
-    """Whether two norms may be of one release, made on two processors."""
+    """Whether two norms may come from one release, made on two processors."""
     return bool(np.isclose(first, second, rtol=NEAR, atol=NEAR, equal_nan=True))
 
 

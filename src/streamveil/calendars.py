@@ -1,9 +1,9 @@
 """Time as clocks of a zone show it, and its division into cells: hours, days, weeks, months.
 
-Cells are numbered in order. The rules of a zone, what its clocks showed and will show at every
-instant, come from the package `tzdata`, which is pinned, and not from the machine: all machines of
-a job divide time in the same way. Times are microseconds; an instant counts from 1970 UTC, what a
-clock shows counts from midnight 1970-01-01 on that clock.
+Cells are numbered in order. The rules of a zone say what its clocks show at every instant. They
+come from the pinned package `tzdata` and not from the machine: all machines of a job divide time in
+the same way. Times are microseconds; an instant counts from 1970 UTC, a time on a clock from
+midnight 1970-01-01 on that clock.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Rules:
     settled: Int64[Array, " parts"]  # the least that clocks show in any later part
 
     def shown(self, us: Int64[Array, " n"]) -> Int64[Array, " n"]:
-        """What clocks show at instants."""
+        """The times that clocks show at instants."""
         part = np.searchsorted(self.starts, us, side="right") - 1
         return np.asarray(us + self.offsets[part])
 
     def passed(self, us: Int64[Array, " n"]) -> Int64[Array, " n"]:
         """The time that clocks have passed for good: the least they show at an instant or later.
 
-        It never falls. It is what clocks show, but for what comes before they are set back: of an
-        hour that is shown twice the first pass counts as the place where the second begins.
+        It never falls. It is the time on the clocks, except before they are set back: if an hour is
+        shown twice, its whole first pass counts as the beginning of the second.
         """
         part = np.searchsorted(self.starts, us, side="right") - 1
         return np.asarray(np.minimum(us + self.offsets[part], self.settled[part]))
 
     def instants(self, clock: Int64[Array, " n"]) -> Int64[Array, " n"]:
-        """The first instant from which clocks never show less: where `passed` reaches a time.
+        """The first instant from which clocks never show less than a time: `passed` reaches it.
 
         Proof: in part j `passed` is min(t + offsets[j], settled[j]), which reaches w exactly if
             settled[j] >= w and t >= w - offsets[j]. `settled` rises with j, so the first part where
@@ -71,7 +71,7 @@ class Rules:
         return np.asarray(np.minimum(met, following))
 
     def first(self, clock: Int64[Array, " n"]) -> Int64[Array, " n"]:
-        """The first instant at which clocks show a time, or more: also the first of two passes.
+        """The first instant at which clocks show a time or more: of two passes, in the first.
 
         Proof: within part j clocks rise from starts[j] + offsets[j] up to, and without, what they
             would show at the next start. So the first part that shows w or more is the first that
@@ -112,7 +112,7 @@ def _file(name: str) -> bytes:
 
 
 def digest(name: str) -> str:
-    """A name for the rules of a zone: other rules are another division of time."""
+    """A digest of the rules of a zone: other rules divide time differently."""
     rules = rules_of(name)
     text = rules.starts.tobytes() + rules.offsets.tobytes()
     return hashlib.blake2b(text, digest_size=8).hexdigest()
@@ -151,7 +151,7 @@ def changes(data: bytes) -> tuple[int, ...]:
 
 
 def yearly(offset: Callable[[int], int], first: int) -> Iterator[int]:
-    """The changes after the last that is listed: by a rule for every year, weeks apart."""
+    """The changes after the last listed one, by a rule for every year; they are weeks apart."""
     for low in range(first, LAST, WEEK):
         before, end, high = offset(low), offset(low + WEEK), low + WEEK
         while before != end and high - low > 1:
@@ -163,13 +163,13 @@ def yearly(offset: Callable[[int], int], first: int) -> Iterator[int]:
 
 END_US = LAST * SECOND  # cells of a calendar are known up to here
 FAR = 200_000 * 366 * DAY  # times further away belong to the cell at this distance
-LAST_DAY = 28  # of the day of a month on which cells of months may begin: every month has it
+LAST_DAY = 28  # the last day of a month on which cells of months may begin: every month has it
 Times = Int64[Array, " n"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Cells of one length: so many microseconds, or so many months, on the clocks of a zone.
+    """Cells of one length, in microseconds or in months, on the clocks of a zone.
 
     Cell k begins when clocks show origin_us + k lengths, for good: where an hour is shown twice,
     it is in one cell; where one is left out, a cell may be shorter, or empty. Lengths that no
@@ -188,7 +188,7 @@ class Cells:
 
     length_us: int = 0  # of a cell; 0: months
     months: int = 0
-    origin_us: int = 0  # what clocks show where cell 0 begins; without a zone: UTC
+    origin_us: int = 0  # the time on the clocks at which cell 0 begins; without a zone: UTC
     zone: str = ""
 
     def __post_init__(self) -> None:
@@ -221,7 +221,7 @@ class Cells:
 
     @property
     def words(self) -> str:
-        """What a cell of a calendar is: '3 months', '1 day in Europe/Berlin'; '' for real time."""
+        """A calendar cell in words: '3 months', '1 day in Europe/Berlin'; '' for real time."""
         if self.fixed:
             return ""
         count, unit = (self.length_us // DAY, "day") if self.length_us % DAY == 0 else (
@@ -232,10 +232,10 @@ class Cells:
 
     @property
     def begins(self) -> str:
-        """What clocks show where a cell begins, the first of 1970; '' where one begins with it.
+        """The time on clocks at which the first cell of 1970 begins; '' if that is with the year.
 
-        Cells of one length and zone are the same just if this is: origins whole cells apart are
-        one.
+        Two grids of one length and zone are the same exactly if this is the same: origins that are
+        whole cells apart give the same grid.
 
         >>> quarters = Cells(months=3, origin_us=90 * DAY)
         >>> quarters.begins, Cells(length_us=7 * DAY, origin_us=11 * DAY).begins
@@ -278,7 +278,7 @@ class Cells:
         return clock if rules is None else rules.instants(clock)
 
     def _begins(self, numbers: Times) -> Times:
-        """What clocks show where cells begin."""
+        """The times on clocks at which cells begin."""
         if not self.months:
             return self.origin_us + numbers * self.length_us
         month, within = _month_of(self.origin_us)
@@ -318,7 +318,7 @@ class Cells:
 def never_meet(windows: Cells | None, periods: Cells | None) -> bool:
     """Whether different periods of a unit never meet in one window.
 
-    `windows`: each a cell, where they lie side by side; None where they do not, or there is one.
+    `windows`: their cells, if they lie side by side; None if they do not, or there is only one.
 
     Proof: every period is made of whole cells.
 
@@ -330,16 +330,16 @@ def never_meet(windows: Cells | None, periods: Cells | None) -> bool:
 
 
 def follows_clocks(length_us: int) -> bool:
-    """Whether cells of a length follow clocks that are changed: days, and hours that divide one.
+    """Whether cells of a length follow clock changes: days, and hours that divide a day.
 
-    Shorter ones would vanish or be twice as long when clocks change; they are real time.
+    Shorter cells would vanish or be twice as long when clocks change; they are real time.
     """
     hours = length_us % HOUR == 0 and length_us >= 2 * HOUR
     return hours and (DAY % length_us == 0 or length_us % DAY == 0)
 
 
 def common(first: Cells, second: Cells) -> Cells:
-    """The coarsest grid with the origin and zone of the first that both are made of."""
+    """The coarsest grid, with the origin and zone of the first, whose cells make up both."""
     return Cells(
         length_us=gcd(first.length_us, second.length_us),
         months=gcd(first.months, second.months),
@@ -349,17 +349,17 @@ def common(first: Cells, second: Cells) -> Cells:
 
 
 def months_of(us: Times) -> Times:
-    """Months since 1970 of what clocks show."""
+    """Months since 1970 of times on clocks."""
     return (us // DAY).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
 
 
 def begin_of_month(months: Times) -> Times:
-    """When months since 1970 begin, in microseconds as clocks show them."""
+    """The beginnings of months since 1970, in microseconds on clocks."""
     return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
 
 
 def _month_of(us: int) -> tuple[int, int]:
-    """The month since 1970 of a time on a clock, and how far it is into it."""
+    """The month since 1970 of a time on a clock, and the time since the month began."""
     month = months_of(np.array([us], np.int64))
     return int(month[0]), us - int(begin_of_month(month)[0])
 
@@ -370,7 +370,7 @@ def day_of_month(us: int) -> int:
 
 
 def clock_of(us: int, zone: str) -> int:
-    """What the clocks of a zone show at an instant."""
+    """The time that the clocks of a zone show at an instant."""
     return int(rules_of(zone).shown(np.array([us], np.int64))[0]) if zone else us
 
 
@@ -390,8 +390,8 @@ def begins_days(cells: Cells) -> bool:
 def name_of(us: int, zone: str = "", *, days: bool = False) -> str:
     """An instant on the clocks of a zone; with `days` its date alone.
 
-    Names are in the order of time, but where clocks are put back. No two instants have one name,
-    no two beginnings of days of a zone have one date.
+    Names are in the order of time, except where clocks are put back. No two instants share a name,
+    and no two beginnings of days of a zone share a date.
 
     >>> name_of(1_767_225_600_000_000, days=True), name_of(1_767_225_600_000_000)
     ('2026-01-01', '2026-01-01T0000Z')
@@ -420,7 +420,7 @@ def name_of(us: int, zone: str = "", *, days: bool = False) -> str:
 
 
 def instant_named(name: str, zone: str = "") -> int | None:
-    """The instant of a name that `name_of` gives, in microseconds since 1970; None of another text.
+    """The instant of a name from `name_of`, in microseconds since 1970; None for other texts.
 
     >>> instant_named("2026-10-25T0200+0100", "Europe/Berlin") - instant_named("2026-01-01")
     25664400000000

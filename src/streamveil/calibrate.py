@@ -1,7 +1,7 @@
-"""A budget to the most that one mechanism may lose, and to the noise scale that this needs.
+"""From a budget to the most that one mechanism may lose, and to the noise scale for that loss.
 
-What is not given exactly is searched from the private side, and the answer is checked through the
-forward formula of `guarantee`: a number that is returned keeps the budget, and rounding only adds
+Numbers without a closed form are searched from the private side, and the answer is checked through
+the forward formula of `guarantee`: a returned number keeps the budget, and rounding only adds
 noise. Noise of several parts together is sized elsewhere: `linear.budget_shares`,
 `sketches.privacy`, `dataflow.published_keys`, `compiler.sizing`.
 """
@@ -27,7 +27,7 @@ from streamveil.kept import kept
 from streamveil.types import Exact
 
 SCALE_BITS = 40  # a scale is a multiple of 2^-40 of its size
-MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
+MOST_FOR_ROUNDING = 64  # most noise, as a multiple of that of the same keys without weights
 TOO_SMALL = (
     "the budget is below what 64 bits can account for in this counter, whatever its noise.\n"
     "  to fix  give the clock an end or a number of steps, use counter = 'auto', a larger budget,"
@@ -42,7 +42,7 @@ def fit(
 ) -> AnyCounter:
     """The counter with the least noise scale whose `loss(moved, keys)` fits the budget.
 
-    The loss falls as the scale grows, so bisection finds it; what is returned was checked.
+    The loss falls as the scale grows, so bisection finds it; the returned scale was checked.
 
     Raises:
         PlanError: `moved` is not a finite number above 0, or the budget or counter is none.
@@ -80,7 +80,7 @@ def fit(
 
 
 def least_between(low: Fraction, high: Fraction, fits: Callable[[Fraction], bool]) -> Fraction:
-    """About the least scale that fits, by bisection from one that does not and one that does."""
+    """About the least scale that fits, by bisection between one that does not and one that does."""
     while high - low > PRECISION * high:
         middle = short((low + high) / 2)
         if not low < middle < high:
@@ -95,7 +95,7 @@ def short(scale: Fraction) -> Fraction:
     return Fraction(round(scale * Fraction(2) ** bits)) / Fraction(2) ** bits
 
 
-PRECISION = Fraction(1, 2**30)  # relative, of a search: far above what processors round differently
+PRECISION = Fraction(1, 2**30)  # relative, of a search: far above rounding differences of machines
 
 
 @lru_cache(maxsize=256)
@@ -115,7 +115,7 @@ def gaussian_mu(budget: Budget) -> float:
 def gaussian_sigma(l2: Number, budget: Budget) -> Fraction:
     """The least noise scale for L2 sensitivity `l2`, rounded up.
 
-    When the square of the sensitivity is what is known, `root_up` gives an `l2`.
+    If only the square of the sensitivity is known, `root_up` gives an `l2`.
 
     >>> float(gaussian_sigma(1, Budget(mu=0.5)))
     2.0
@@ -139,7 +139,7 @@ def zcdp_rho(budget: Budget) -> float:
 def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
     """The largest parameter whose loss fits, by bisection; the answer itself was checked.
 
-    As the number that it is: the decimal that it prints may lie on the other side of the budget.
+    Use the float itself: its printed decimal may lie on the other side of the budget.
     """
     low, high = 0.0, 1e-6
     while make(Fraction(high)).fits(budget):
@@ -172,7 +172,7 @@ def root_down(square: Fraction) -> Fraction:
 
 @kept()
 def spread_of(unscaled: Any, triggers: int) -> float:
-    """The deviation of its totals after so many triggers, at the noise that mu = 1 needs."""
+    """The deviation of a counter's totals after `triggers` triggers, at the noise for mu = 1."""
     fine = Fraction(10**6)
     counter: Any = fit(unscaled, Budget(mu=1), fine, 1)
     return float(counter.std(np.array([triggers]))[0]) / float(fine)
@@ -185,7 +185,7 @@ def least_sigma(
 ) -> Exact:
     """The least noise with which a counter loses at most mu^2, weighted keys included.
 
-    By bisection: the loss falls as the noise grows (`weighted_loss`). What is returned was checked.
+    The loss falls as noise grows (`weighted_loss`), so bisection finds it; the result was checked.
     """
 
     def fits(sigma: Fraction) -> bool:

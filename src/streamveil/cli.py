@@ -74,7 +74,7 @@ NO_MEMORY = (
     " or lift a limit on its address space (ulimit -v); then run again to resume.\n"
     "          If there is enough, a library cannot be loaded: install streamveil again"
 )
-DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
+DEBUG = "STREAMVEIL_DEBUG"  # if set, show tracebacks, which may hold values from the data
 
 PANELS = {  # of the help, with their commands in the order in which people need them
     "Questions and answers": ("demo", "explain", "run", "read", "derive", "dashboard", "ask"),
@@ -112,8 +112,8 @@ class HiddenPandas(MetaPathFinder):
 def spare_pandas() -> None:
     """Keeps Arrow from loading pandas, which takes longer than most commands.
 
-    Arrow looks for pandas when it makes its first value, and remembers what it found. No command
-    hands it a frame.
+    Arrow looks for pandas when it makes its first value, and remembers the result. No command gives
+    it a frame.
     """
     if "pandas" in sys.modules:
         return
@@ -125,8 +125,8 @@ def spare_pandas() -> None:
 def main() -> None:
     """Runs the command line; every error on purpose is one block of text, without a traceback.
 
-    A character that the terminal does not have (or a file's name that is no text) is spelled out;
-    so is one that it would obey, in warnings of other packages as well.
+    Characters that the terminal lacks, file names that are not text, and characters that it would
+    obey are spelled out, in warnings of other packages as well.
     """
     warnings.showwarning = warned
     for stream in (sys.stdout, sys.stderr):
@@ -135,7 +135,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     count_down()
     spare_pandas()
-    gc.freeze()  # what is loaded stays: no collection need look at it
+    gc.freeze()  # loaded objects stay: no collection needs to look at them
     atexit.register(keep_garbage)
     try:
         app()
@@ -159,16 +159,16 @@ def main() -> None:
 
 
 def keep_garbage() -> None:
-    """The process ends: to look for what could be freed takes 0.3 s, and frees nothing of use.
+    """Skips garbage collection at the end of the process, which takes 0.3 s for no use.
 
-    DuckDB counts what is left of its own, and prints all of it as leaks.
+    DuckDB counts its remaining objects, and would print them all as leaks.
     """
     if "duckdb" not in sys.modules:
         gc.freeze()
 
 
 def of_the_machine(error: Exception) -> str | None:
-    """What to say if memory ran out, or the disk of the output; None of any other error."""
+    """The message if memory or the disk of the output ran out; None for any other error."""
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return (
             f"the output cannot be written: {os.strerror(error.errno)}.\n"
@@ -178,7 +178,7 @@ def of_the_machine(error: Exception) -> str | None:
 
 
 def is_of_memory(error: BaseException | None) -> bool:
-    """Whether something failed for lack of memory, however a library says it.
+    """Whether an error means that memory ran out, whatever the library's own error.
 
     >>> is_of_memory(MemoryError()), is_of_memory(OSError(12, "")), is_of_memory(OSError(2, ""))
     (True, True, False)

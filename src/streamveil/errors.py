@@ -43,7 +43,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same of text that may have several lines."""
+    """A text that may have several lines, as a terminal shows and does not obey it."""
     return LINES.sub(spelled, text)
 
 
@@ -56,7 +56,7 @@ PACKAGE = str(Path(__file__).parent)
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warns, beside the line of the caller's own code that led here."""
+    """Warns, pointing at the line of the caller's own code that led here."""
     level, frame = 1, currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -130,15 +130,15 @@ class StoreError(StreamveilError):
 
 
 class OperatorWarning(UserWarning):
-    """Tells the operator of something that depends on people's rows: never in a log line."""
+    """A warning to the operator that depends on people's rows: never in a log line."""
 
 
 class NoiseWarning(UserWarning):
-    """Tells of the noise, budget or rows of a job what is public, or found by a look."""
+    """A warning on noise, budget or rows of a job, from public facts or the results of a look."""
 
 
 class WitnessError(StreamveilError):
-    """A compiled stage did something else than its specification; nothing was committed."""
+    """A compiled stage differed from its specification; nothing was committed."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -167,9 +167,9 @@ class MissingExtraError(StreamveilError, ImportError):
 
 @contextmanager
 def requires_extra(feature: str, extra: str, least: tuple[str, str] = ("", "")) -> Iterator[None]:
-    """Says which extra a feature needs, where an import inside finds no such package.
+    """Says which extra a feature needs, if an import in the block finds no such package.
 
-    `least`: a package, and its oldest version that keeps the promise; an older one is refused.
+    `least`: a package and its oldest version with the feature; an older one is refused.
 
     >>> with requires_extra("this feature", "duckdb"):
     ...     import no_such_package
@@ -193,7 +193,7 @@ def requires_extra(feature: str, extra: str, least: tuple[str, str] = ("", "")) 
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """The numbers that begin a version.
+    """The numbers at the beginning of a version.
 
     >>> numbers_of("2.10.0rc1") > numbers_of("2.9")
     True
@@ -209,12 +209,12 @@ def require_positive(**numbers: object) -> None:
 
 
 def is_real(value: object) -> bool:
-    """Whether it is a number in order with others: no truth value, no span of time of NumPy."""
+    """Whether a value is an ordered number: not a truth value, nor a NumPy span of time."""
     return isinstance(value, Real) and type(value).__name__ not in ("bool", "timedelta64")
 
 
 def whole(name: str, value: object, least: float = -inf) -> int:
-    """A whole number as an int of Python, whose arithmetic is exact; of NumPy, of any class.
+    """A whole number of NumPy or any other class as Python's int, whose arithmetic is exact.
 
     Raises:
         PlanError: it is none, a truth value, or below `least`.
@@ -230,7 +230,7 @@ def whole(name: str, value: object, least: float = -inf) -> int:
     if least > -inf:
         at_least(least, **{name: value})
     if isinstance(value, int) and not isinstance(value, bool):
-        return int.__index__(value)  # whatever a class of its own says
+        return int.__index__(value)  # whatever a subclass says
     if isinstance(value, Integral) and not isinstance(value, bool):
         with suppress(TypeError):  # a span of time of NumPy
             return index(value)
@@ -238,7 +238,7 @@ def whole(name: str, value: object, least: float = -inf) -> int:
 
 
 def got(value: object) -> str:
-    """An argument that is refused: a number or a text as it is, of anything else the class.
+    """A refused argument in words: a number or a text as it is, the class of anything else.
 
     >>> got("x"), got(2.5), got([3])
     ("'x'", '2.5', 'list')
@@ -273,13 +273,13 @@ def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 
 def require_with(name: str, value: object, has: str, such_as: str) -> None:
-    """Raises PlanError naming an argument of another kind, which lacks what that kind has."""
+    """Raises PlanError naming an argument of another kind, recognised by a missing attribute."""
     if not hasattr(value, has):
         raise PlanError(f"{name} must be {such_as}, not {got(value)}")
 
 
 def require_path(name: str, value: object, what: str = "a directory") -> None:
-    """Raises PlanError for what names no place on disk."""
+    """Raises PlanError for anything that is not a path."""
     if not isinstance(value, str | PathLike):
         raise PlanError(f"{name} must be the path of {what}, not {type(value).__name__}")
 
@@ -299,12 +299,12 @@ def require_text(**texts: object) -> None:
 
 
 def require_budget(budget: object) -> None:
-    """Raises PlanError for what is no `Budget`."""
+    """Raises PlanError for anything but a `Budget`."""
     require_with("budget", budget, "quoted_delta", "a Budget such as Budget(epsilon=1, delta=1e-9)")
 
 
 def require_file_name(what: str, name: str) -> str:
-    """The name, if a folder of that name lies where it is put; else raises PlanError.
+    """A name, if a folder can have it and stay in its place; else raises PlanError.
 
     >>> require_file_name("query", "pages per day")
     'pages per day'
@@ -335,7 +335,7 @@ def require_outer(names: Iterable[str]) -> None:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """A sentence end: '; did you mean X?' or the list of what is known."""
+    """The end of a sentence: '; did you mean X?' or the list of known names."""
     spelling = {name.lower(): name for name in sorted(known)}
     close = get_close_matches(str(word).lower(), spelling, n=1, cutoff=0.6)
     if close:
@@ -375,7 +375,7 @@ def fitting(form: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def misfit(known: Signature, given: int, named: Collection[str]) -> str:
-    """What is wrong with a call: an argument that is unknown, given by place, or missing."""
+    """The fault of a call: an argument that is unknown, given by place, or missing."""
     arguments = [one for one in known.parameters.values() if one.name != "self"]
     given -= len(known.parameters) - len(arguments)
     names = [one.name for one in arguments if one.kind is not Parameter.VAR_KEYWORD]

@@ -1,10 +1,10 @@
-"""Which JSON texts Python's own reader takes on: what is too deep or too large, it never sees."""
+"""Limits on JSON texts: Python's own reader never sees those that are too deep or too large."""
 
 from __future__ import annotations
 
 import numpy as np
 
-MOST_DEPTH = 500  # of values in values; below what Python's own stack ends at
+MOST_DEPTH = 500  # of values in values; below the limit of Python's own stack
 MOST_VALUES = 1 << 20  # in one text: each takes up to 80 bytes when it is read
 QUOTE, COMMA = b'",'
 DEEPER = np.zeros(256, np.int8)

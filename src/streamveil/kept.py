@@ -1,10 +1,9 @@
 """Results of long searches, kept in the user's cache, so that the next process finds them.
 
-What is kept are choices that nothing private entered: the shape of a table of coins, the rates of
-a counter, a scale of noise. None is believed to keep a promise: the core derives the loss of what
-was chosen, and the ledger refuses one that is over its budget. A file of other code is passed over,
-and one that is damaged too, with a warning; where the cache cannot be written, every process
-searches again.
+The results are choices without private input: the shape of a table of coins, the rates of a
+counter, a scale of noise. Privacy does not rest on them: the core derives the loss of each choice,
+and the ledger refuses one that is over its budget. A file of other code is ignored, and a damaged
+one too, with a warning; if the cache cannot be written, every process searches again.
 
 The files are in `streamveil` below `$XDG_CACHE_HOME`, by default `~/.cache`; `STREAMVEIL_CACHE` is
 another folder, or `off`. Deleting them is safe.
@@ -45,7 +44,7 @@ Searching = TypeVar("Searching", bound=Callable[..., Any])
 
 
 def kept(*types: type) -> Callable[[Searching], Searching]:
-    """Keeps what a function of public numbers returns: numbers, tuples, and dataclasses `types`."""
+    """Keeps the results of a function of public numbers: numbers, tuples, dataclasses `types`."""
     known = {kind.__qualname__: kind for kind in types}
 
     def decorated(search: Searching) -> Searching:
@@ -71,14 +70,14 @@ def kept(*types: type) -> Callable[[Searching], Searching]:
 
 
 def read(asked: str) -> Any:
-    """What is kept for a question; ValueError where it is damaged."""
+    """The kept answer to a question; ValueError if it is damaged."""
     digest, _, text = place(asked).read_text("ascii").partition("\n")
     whole = digest == hashlib.sha256(f"{asked}\n{text}".encode()).hexdigest()
     return json.loads(text if whole else "")
 
 
 def warn_of_damage(asked: str) -> None:
-    """Names the file of a question, which is then searched for again and kept anew."""
+    """Warns of the damaged file of a question; the search then runs again, and is kept anew."""
     told = "a result of a search is damaged, or somebody changed it; it is searched for again"
     warnings.warn(f"{told}: {place(asked)}", stacklevel=3)
 
@@ -93,7 +92,7 @@ def write(asked: str, answer: Any) -> None:
 
 
 def place(asked: str) -> Path:
-    """The file of a question. OSError where nothing is to be kept."""
+    """The file of a question. OSError if nothing is to be kept."""
     folder = os.environ.get(FOLDER)
     if folder == "off":
         raise FileNotFoundError("nothing is kept")
@@ -106,7 +105,7 @@ def place(asked: str) -> Path:
 
 @cache
 def stamp() -> str:
-    """A digest of the code that searches, and of what it computes with."""
+    """A digest of the code that searches, and of the libraries it uses."""
     tools = [module.__version__ for module in (numpy, scipy, mpmath)]
     digest = hashlib.sha256(f"{tools} {sys.implementation.cache_tag}".encode())
     for room in ROOMS:
@@ -116,7 +115,7 @@ def stamp() -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Exact numbers, and the fields of dataclasses, as what JSON has. TypeError for all else."""
+    """Exact numbers, and fields of dataclasses, as JSON values. TypeError for all else."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -132,7 +131,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, known: dict[str, type]) -> Any:
-    """The inverse of `to_json`, for the classes that are known."""
+    """The inverse of `to_json`, for known classes."""
     if isinstance(value, list):
         return tuple(from_json(part, known) for part in value)
     if not isinstance(value, dict):

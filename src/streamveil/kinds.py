@@ -1,4 +1,4 @@
-"""The kinds of sources, sinks and aggregates: one line for each, and what is known of it.
+"""The kinds of sources, sinks and aggregates: one line for each, with its properties.
 
 A source or a sink is also one file of `connectors`, an aggregate one formula of `dataflow.outputs`.
 """
@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 
 class SourceKind(NamedTuple):
-    """What is known of a source before it is opened."""
+    """The properties of a source that are known before it is opened."""
 
     made_by: str  # module and class, loaded when a query names it
-    # options that say where it lies: what a job is does not depend on it
+    # options for the place of the source, on which a job's identity does not depend
     places: tuple[str, ...] = ()
     follows: bool = False  # it goes on, unless follow = FALSE
     is_whole: bool = False  # all rows are there at the start, unless it follows
-    is_sorted: bool = False  # its rows are sorted by what they hold
+    is_sorted: bool = False  # its rows are sorted by their content
     keeps: bool = False  # messages that were read can be read again
 
 
@@ -57,12 +57,12 @@ Function: TypeAlias = Literal[
 
 
 class AggregateKind(NamedTuple):
-    """What is known of an aggregate of a query."""
+    """The properties of an aggregate of a query."""
 
     made_of: Literal["count", "sum", "moments", "order", "sketch"]
-    sql: tuple[str, ...] = ()  # its names, where SQL gives it one column and nothing of its own
+    sql: tuple[str, ...] = ()  # its names, if SQL gives it one column and no other argument
     squares: bool = False  # it also adds squares of values
-    combines: str = ""  # over the totals of units in groups; empty: it cannot be asked for these
+    combines: str = ""  # over the totals of units in groups; empty: it does not take these
 
 
 AGGREGATES: Mapping[Function, AggregateKind] = {
@@ -82,7 +82,7 @@ AGGREGATES: Mapping[Function, AggregateKind] = {
 
 
 def made_of(*parts: str) -> tuple[Function, ...]:
-    """The aggregates that are made of one of these.
+    """The aggregates that are made of one of these parts.
 
     >>> made_of("count", "sum")
     ('count', 'count_units', 'count_distinct', 'sum')

@@ -1,7 +1,7 @@
-"""Where smooth functions are least: a search, whose results cost accuracy where they are bad.
+"""Minima of smooth functions, by search. Bad results cost accuracy.
 
-Nothing that it finds is believed: `core.counters` computes what a counter costs, and how far it is
-off, from the numbers that were found. scipy is loaded when it is needed.
+No result is trusted: `core.counters` computes the loss and the error of a counter from the numbers
+that were found. scipy is loaded when it is needed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def gradients(objective: Map, x: Array) -> Array:
 def least(objective: Map, start: Array) -> Array:
     """The point at which an analytic function is least, near a start.
 
-    Algorithm: BFGS, whose last point depends on the last digits of every step before; then Newton's
-        method leads to the optimum itself, unless that is so flat that it is not one point.
-        `objective` takes many points at once.
+    Algorithm: BFGS, whose last point depends on the last digits of all steps; then Newton's method
+        leads to the optimum itself, unless it is so flat that it is not one point. `objective`
+        takes many points at once.
     """
     from scipy.optimize import minimize
 
@@ -94,7 +94,7 @@ def least_maximum(values: Map, x: Array) -> Array:
 
 
 def _descended(values: Map, slopes: Map, x: Array) -> Array:
-    """From a good start: the least y with y >= every entry."""
+    """The point of the least maximum, from a good start: minimises y with y >= every entry."""
     from scipy.optimize import minimize
 
     last = np.append(np.zeros(len(x)), 1.0)

@@ -1,6 +1,6 @@
-"""What a release says beside its numbers: facts and sentences in the metadata of its schema.
+"""Facts and sentences about the numbers of a release, in the metadata of its schema.
 
-Formats that keep no metadata (CSV, JSON lines) have them in a file beside the release.
+For formats without metadata (CSV, JSON lines) they are in a file next to the release.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import pyarrow.parquet as pq
 
 from streamveil.kinds import RATIOS
 
-FACTS = b"streamveil"  # which columns are keys, how noise of releases is correlated, what was cut
+FACTS = b"streamveil"  # the key columns, the correlation of noise of releases, the cut rows
 NOTE = b"streamveil.note"  # a sentence that everything derived from a release must repeat
-TIME = b"streamveil.time"  # of a release in time, see `ReleaseTime`
+TIME = b"streamveil.time"  # the time of a release, see `ReleaseTime`
 SAID = "notes"  # in a document: the sentences of a release, which follow from the rest
 VERSION = 1
 ENDS = ("_low", "_high")  # columns of a number's interval
-SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
+SUFFIXES = ("_sd", *ENDS)  # columns after a number: its deviation and its interval
 Facts = dict[str, Any]
 compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one a call
 Names = Collection[str] | None  # of numbers; None: all
 MORE_SHOWN = "larger groups, fewer releases or a larger epsilon publish more"
 SURELY = 3.0  # deviations below which noise alone may show cut rows: once in 740 above it
-HALF_DIGIT = 0.5e-4  # by which a share is rounded at most
+HALF_DIGIT = 0.5e-4  # the most by which a share is rounded
 OVER = "are not counted: they were over the contribution bound"
-OF_SHOWN = " of the published groups"  # rows of others are in no number anyway
+OF_SHOWN = " of the published groups"  # rows of other groups are in no number anyway
 SINCE = " since the earlier release"
-UNBOUNDED = "unbounded"  # among the facts of a number: why there is none
-UNHELD = "bias", "clamped", UNBOUNDED  # what facts of a number say beside it
+UNBOUNDED = "unbounded"  # among the facts of a number: the reason why it is missing
+UNHELD = "bias", "clamped", UNBOUNDED  # facts of a number that its interval does not hold
 OF_KEPT = (
     "of the rows that were kept, in which units with many rows have less weight than in all rows;"
     " no interval covers the difference"
@@ -46,7 +46,7 @@ ALLOWED = (
 
 
 def numbers_of(names: Sequence[str]) -> list[str]:
-    """Columns that hold noisy numbers: those with a deviation and an interval beside them.
+    """Columns that hold noisy numbers: those with columns for a deviation and an interval.
 
     >>> numbers_of(["page", "n", "n_sd", "n_low", "n_high"])
     ['n']
@@ -62,7 +62,7 @@ def read_facts(schema: pa.Schema) -> Facts | None:
 
 
 def completed(facts: bytes, cut: dict[str, float] | None) -> bytes:
-    """The facts of a release, given without their last brace, and what was cut.
+    """The facts of a release, given without their last brace, with the facts about cut rows.
 
     >>> completed(b'{"version":1', {"rows": 2.0})
     b'{"version":1,"cut":{"rows":2.0}}'
@@ -77,21 +77,21 @@ def noted(table: pa.Table, note: str, place: bytes) -> pa.Table:
 
 
 class ReleaseTime(NamedTuple):
-    """Where a release is in time."""
+    """The time of a release."""
 
     window: int  # its number
     name: str  # of the window, by its time
     until: int | None  # microseconds since 1970; rows up to there are in; None: unknown
-    zone: str = ""  # whose clocks its windows follow
+    zone: str = ""  # the time zone of its windows
 
 
 def kept_time(place: ReleaseTime) -> bytes:
-    """The place of a release as it is kept."""
+    """The time of a release as metadata."""
     return compact(place._asdict()).encode()
 
 
 def read_time(schema: pa.Schema) -> ReleaseTime | None:
-    """The place of a release, if it carries one.
+    """The time of a release, if it carries one.
 
     >>> read_time(pa.schema([], {TIME: kept_time(ReleaseTime(20454, "2026-01-01", None))}))
     ReleaseTime(window=20454, name='2026-01-01', until=None, zone='')
@@ -107,9 +107,9 @@ def read_note(schema: pa.Schema) -> str | None:
 
 
 def cut_sentence(facts: Facts, names: Names = None, since: Facts | None = None) -> str | None:
-    """What contribution bounding cut: how many rows, if the release tells it, or which.
+    """The rows that contribution bounding cut: how many, if the release tells it, or which.
 
-    `since` are facts of an earlier release of the window, where a number is of rows since then.
+    `since` are facts of an earlier release of the window, if a number is about rows since then.
     """
     cut = facts.get("cut")
     if facts.get("uncut"):  # every unit has one row, and every bound lets it in
@@ -132,7 +132,7 @@ def cut_sentence(facts: Facts, names: Names = None, since: Facts | None = None) 
 
 
 def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
-    """Which means, deviations and quantiles are of other rows than all.
+    """The means, deviations and quantiles that are not of all rows.
 
     >>> said_of_kept({"outputs": [{"name": "m", "function": "avg"}]})[0].partition(",")[0]
     'm: of the rows that were kept'
@@ -148,7 +148,7 @@ def said_of_kept(facts: Facts, names: Names = None) -> list[str]:
 
 
 def _rows_over(cut: Facts, about: str, at_most: str, whose: str, since: str = "") -> str:
-    """How many rows were cut. Where noise alone might say so, from none to how many at most."""
+    """The number of cut rows; if it may be noise alone, a range from none to the most."""
     most, of = f"{cut['high']:,.0f}", "their rows" if whose else "all"
     whose += since
     sure = f"with 95% confidence, taking at most {cut['each']:,d} such rows of each unit"
@@ -163,10 +163,10 @@ def _rows_over(cut: Facts, about: str, at_most: str, whose: str, since: str = ""
 
 
 def cut_between(before: Facts, cut: Facts) -> Facts:
-    """What was cut between two releases of a window, as far as what both tell allows.
+    """The rows that were cut between two releases of a window, as far as both releases tell.
 
-    At most: what was cut at most by the later one, less what surely was cut by the earlier one. The
-    part of their rows is told only where the rounded parts of both tell how many rows came.
+    The most is the most that was cut by the later one, less the rows surely cut by the earlier one.
+    Their share is told only if the rounded shares of both tell how many rows came.
 
     >>> known = {"rows": 0, "sd": 4.0, "high": 20.0, "each": 5, "share_high": 0.02}
     >>> cut_between(known, {"rows": 980, "sd": 4.0, "high": 1000.0, "each": 5, "share_high": 0.5})
@@ -194,18 +194,18 @@ def _kept(cut: Facts) -> float:
 
 
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:
-    """Which values count as other ones; None where all count as they are."""
+    """The values that are clamped to others; None if all count as they are."""
     said = said_of_outputs(facts, "clamped", names)
     return f"{'; '.join(said)}; no interval covers that" if said else None
 
 
 def unbounded_sentence(facts: Facts, names: Names = None) -> str | None:
-    """Which numbers are missing since a look found no bounds for their values, and the way out."""
+    """The numbers that are missing since a look found no bounds for values, and the way out."""
     return "; ".join(said_of_outputs(facts, UNBOUNDED, names)) or None
 
 
 def said_of_outputs(facts: Facts, about: str, names: Names = None) -> list[str]:
-    """What a release says of its numbers: each sentence once, before it those that it is said of.
+    """The sentences of a release about its numbers: each once, after the names of its numbers.
 
     >>> said_of_outputs({"outputs": [{"name": "n"}, {"name": "s", "clamped": "as 9"}]}, "clamped")
     ['s: as 9']
@@ -222,13 +222,13 @@ def said_of_outputs(facts: Facts, about: str, names: Names = None) -> list[str]:
 
 
 def omitted_sentence(facts: Facts) -> str | None:
-    """What steps before the bounds may have left out of every number; None where nothing could."""
+    """The rows that steps before the bounds may have left out of all numbers; None if none."""
     omitted = facts.get("omitted")
     return "; ".join(omitted) if omitted else None
 
 
 def look_sentence(schema: pa.Schema) -> str | None:
-    """What a look at the rows said before the first release; None where there was none."""
+    """The results of a look at the rows before the first release; None if there was none."""
     look = (read_facts(schema) or {}).get("look")
     return (
         f"settings were chosen by a private look at the rows: {'; '.join(look)}" if look else None
@@ -236,9 +236,9 @@ def look_sentence(schema: pa.Schema) -> str | None:
 
 
 def sentences(table: pa.Table) -> list[str]:
-    """What belongs beside the numbers of a release wherever they are shown.
+    """The sentences that belong with the numbers of a release wherever they are shown.
 
-    A release without a number says why, and nothing of rows that no number holds.
+    For a release without a number they say why, and nothing about rows that numbers lack.
     """
     hidden, note = hidden_sentence(table), read_note(table.schema)
     said = missing(table.schema)
@@ -250,7 +250,7 @@ def sentences(table: pa.Table) -> list[str]:
 
 
 def hidden_sentence(table: pa.Table) -> str | None:
-    """Why a release of discovered groups shows none; None where it shows some.
+    """The reason why a release of discovered groups shows none; None if it shows some.
 
     >>> facts = {FACTS: b'{"version": 1, "hidden": {"threshold": 40.5, "sd": 3}}'}
     >>> hidden_sentence(pa.schema([], facts).empty_table()).partition(";")[0]
@@ -263,7 +263,7 @@ def hidden_sentence(table: pa.Table) -> str | None:
     if "threshold" not in hidden:
         return f"no group is published: 'explain' says how large a group must be; {MORE_SHOWN}"
     when = "when the estimate of its privacy units"
-    if "lane" in hidden:  # coins may show it before
+    if "lane" in hidden:  # coins may show it earlier
         when = f"at the latest when {_tested(facts, hidden['lane'])}"
     least = f"{hidden['threshold']:,.4g}"
     return f"no group is published: one appears {when} exceeds {least}; {MORE_SHOWN}"
@@ -281,10 +281,10 @@ def _tested(facts: Facts, place: int) -> str:
 
 
 def missing(schema: pa.Schema, names: Names = None, since: pa.Schema | None = None) -> list[str]:
-    """What no number of a release holds, or no interval: of all numbers, or of those of `names`.
+    """The parts that numbers or intervals of a release lack, for all numbers or those of `names`.
 
-    Rows over the bound (`since` an earlier release of the window, if given), clamped values, pairs
-    beyond the limit of a join; also that bounds were chosen for rows of any shape.
+    These are rows over the bound (`since` an earlier release of the window, if given), clamped
+    values, pairs beyond the limit of a join; also that bounds were chosen for rows of any shape.
     """
     facts = read_facts(schema) or {}
     before = None if since is None else read_facts(since)
@@ -296,7 +296,7 @@ def missing(schema: pa.Schema, names: Names = None, since: pa.Schema | None = No
 
 
 def metadata_file(release: Path) -> Path:
-    """Where the metadata of a release in a text file is.
+    """The file with the metadata of a release in a text file.
 
     >>> metadata_file(Path("window=0/trigger=000002.csv")).as_posix()
     'window=0/metadata=000002.json'
@@ -305,7 +305,7 @@ def metadata_file(release: Path) -> Path:
 
 
 def to_json(schema: pa.Schema, said: Sequence[str] = ()) -> bytes | None:
-    """The metadata as a JSON document; None where there is none. `said`: first, for who reads it.
+    """The metadata as a JSON document, or None; `said`: sentences for readers, which come first.
 
     >>> schema = noted(pa.table({"n": [1]}), "keys collide", b"{}").schema
     >>> from_json(pa.schema([("n", pa.int64())]), to_json(schema)).metadata == schema.metadata
@@ -335,17 +335,17 @@ def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
 
 # ---- files of releases
 #
-# Such a file has their rows, one release after the other. What each says beside its numbers is in
-# the metadata of the file, what is the same in all of them once: `PACKED` holds the rows of every
-# release, for each name of metadata the beginning and the end that all of its texts share and the
-# rest of each, and the notes of columns, which a Parquet schema would hold at greater length.
+# Such a file has the rows of releases, one release after the other. The metadata of the file holds
+# that of all releases, with common parts only once. `PACKED` holds the number of rows of every
+# release; for each name of metadata, the beginning and the end that its texts share and the rest of
+# each; and the notes of columns, which a Parquet schema would hold at greater length.
 
 PACKED = b"streamveil.releases"  # in the metadata of a file
 NAME = re.compile(r"trigger=(\d+)(?:-(\d+))?\.(?:parquet|csv|json)")
 
 
 def packed(releases: Sequence[pa.Table]) -> tuple[pa.Table, bytes]:
-    """The rows of releases that have the same columns, and the metadata that tells them apart.
+    """The rows of releases with the same columns, and their packed metadata.
 
     >>> first, second = (pa.table({"n": [n]}).replace_schema_metadata({"said": f"of {n}"})
     ...                  for n in (1, 2))
@@ -446,7 +446,7 @@ def shared(texts: list[str]) -> tuple[str, str, list[str]]:
 
 
 def beginning(texts: list[str]) -> str:
-    """What all texts begin with: what the first and the last in their order do."""
+    """The common beginning of all texts: that of the first and the last in their order."""
     first, last = min(texts), max(texts)
     same = (
         place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other

@@ -1,9 +1,8 @@
-"""The only way to a terminal: names may hold anything, a terminal obeys some of it.
+"""The only way to a terminal: names may hold any characters, and a terminal obeys some of them.
 
-Groups come from other people's rows. A terminal takes ESC and its like as commands (to move, to
-rewrite what stands above, to answer into the shell), and marks of direction turn what is read
-around. Nothing but this module opens a console: ruff refuses `rich.console.Console` and
-`click.echo` elsewhere.
+Groups come from other people's rows. A terminal takes ESC and the like as commands (to move, to
+rewrite lines above, to answer into the shell), and marks of direction reverse the text. Only this
+module opens a console: ruff refuses `rich.console.Console` and `click.echo` elsewhere.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from streamveil.errors import visible, visible_lines
 
 
 class Terminal(Console):
-    """A console to which no text gives commands, however it is laid out.
+    """A console to which no text gives commands, whatever the layout.
 
     Texts are spelled out before they are measured, and again as they leave, wherever they come
-    from; what a console sends by itself (colours, the moves of a progress line) is no text.
+    from; the console's own output (colours, the moves of a progress line) is not text.
     """
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
@@ -52,7 +51,7 @@ class Terminal(Console):
 
 
 def label(name: str) -> str:
-    r"""A name, for a title, a cell or the head of a column: one line that is no markup.
+    r"""A name for a title, a cell or the head of a column: one line without markup.
 
     >>> label("[bold]\x1b[2J\n")
     '\\[bold]\\x1b[2J\\n'
@@ -61,7 +60,7 @@ def label(name: str) -> str:
 
 
 def table_of(rows: pa.Table, title: str, most: int) -> RenderableType:
-    """The first rows of an answer; an interval takes one column, facts for programs take none."""
+    """The first rows of an answer; each interval has one column, facts for programs have none."""
     from rich.table import Table
 
     columns, numbers = columns_of(rows.column_names)
@@ -74,7 +73,7 @@ def table_of(rows: pa.Table, title: str, most: int) -> RenderableType:
 
 
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:
-    """Lines of plain text; nowhere, if the stream was closed before the process began."""
+    """Prints lines of plain text, unless the stream was closed before the process began."""
     stream: TextIO | None = sys.stderr if err else sys.stdout
     if stream is None:
         return

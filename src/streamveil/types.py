@@ -1,4 +1,4 @@
-"""Names for arrays and exact numbers, and values as Python has them."""
+"""Names for arrays and exact numbers, and conversion of values to Python's own classes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = [
     "EXACT_DIGITS", "ROUNDED", "Array", "Bool", "Exact", "Float32", "Float64", "Int32", "Int64",
     "UInt8", "UInt16", "UInt32", "UInt64", "own",
 ]  # fmt: skip
-EXACT_DIGITS = 15  # of decimals, that float64 tells apart
-ROUNDED = b"streamveil rounded from"  # of a field: the exact type that a database has
+EXACT_DIGITS = 15  # most digits of decimals that float64 tells apart
+ROUNDED = b"streamveil rounded from"  # metadata of a field: the exact type in a database
 OWN: tuple[tuple[type, Callable[[Any], Any]], ...] = (  # classes, and what makes them Python's
     (bool, bool), (np.bool_, bool), (int, int.__index__), (np.timedelta64, lambda span: span),
     (np.integer, int),
@@ -37,7 +37,7 @@ OWN: tuple[tuple[type, Callable[[Any], Any]], ...] = (  # classes, and what make
 
 
 def own(value: Any) -> Any:
-    """A number, truth value or text of Python's own classes: of NumPy, or of a class of its own.
+    """A number, truth value or text, of NumPy or a subclass, in Python's own classes.
 
     >>> own(np.int64(3)), own(np.True_), type(own(np.str_("x")))
     (3, True, <class 'str'>)
