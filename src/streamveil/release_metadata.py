@@ -322,7 +322,7 @@ def to_json(schema: pa.Schema, said: Sequence[str] = ()) -> bytes | None:
 
 
 def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
-    """The schema with the metadata of such a document."""
+    """The schema with the metadata of a document of `to_json`."""
     parts = json.loads(text)
     return schema.with_metadata(
         {

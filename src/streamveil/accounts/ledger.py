@@ -504,7 +504,8 @@ class Ledger:
     def _caps(self, first: Charge) -> Loss:
         """The caps of the ledger, or those that a first charge fixes.
 
-        Caps of many pure losses may not fit as one loss: a charge in another period could take it.
+        Caps made for many pure losses may not fit the limit as one loss, but one charge in another
+        period could take all of them.
         """
         caps = self.caps or accounts.caps_for(self.limit, first.loss)
         if self.caps is None and first.range and not accounts.joined(caps).fits(self.limit):

@@ -39,7 +39,7 @@ COIN = 2.0**64
 
 
 def selection_chance(operator: GroupBy, units: int) -> float:
-    """The claimed chance that a group with so many units is shown at the first trigger."""
+    """The claimed chance that a group with `units` units is shown at the first trigger."""
     chosen = operator.aggregation.selection
     if isinstance(chosen, GaussianSelection):
         return float(ndtr((units - chosen.threshold(1)) / chosen.deviation(1)))

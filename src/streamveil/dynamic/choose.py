@@ -52,7 +52,7 @@ class Workload:
     steps: int | None  # public steps, >= 1; None: unknown
     updates: float  # insertions and deletions over all steps, > 0
     grows: bool = False  # nothing is ever deleted
-    retention: int | None = None  # every record is deleted within so many steps, >= 1
+    retention: int | None = None  # steps within which every record is deleted, >= 1
 
     def __post_init__(self) -> None:
         take_numbers(self)

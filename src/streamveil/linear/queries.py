@@ -333,7 +333,7 @@ def require_room(size: float, shift: int) -> None:
 
 
 def widths(queries: Queries) -> Float64[Array, " k"]:
-    """The L2 norm of the weights of each query, which noise on every point is multiplied by."""
+    """The L2 norm of the weights of each query: its noise, if every point has noise of scale 1."""
     if isinstance(queries, Matrix):
         square = np.einsum("kn,kn->k", queries.quanta, queries.quanta)
         return np.asarray(np.ldexp(np.sqrt(square), -queries.shift))
