@@ -3,9 +3,9 @@
 Numba compiles a function when it is first called, which takes 20 seconds for a first query, and
 keeps the result for this processor alone. `python -m streamveil.compiled` compiles the functions of
 usual queries and of sketches for any processor of a common level and puts them beside the code.
-They are used where the processor has that level and the code, Numba and Python are those of their
-making; else Numba compiles, as ever. Either way the numbers are the same: no instruction is chosen
-that rounds differently, but where a function allows contraction, which both levels have.
+They are used if the processor has that level, and the code, Numba and Python are those that made
+them; else Numba compiles as usual. Either way the numbers are the same: no instruction is chosen
+that rounds differently, except where a function allows contraction, which both levels have.
 
 Numba itself takes 0.2 s to load. It is loaded when a compiled function is first called, so a
 process that calls none never does.
@@ -56,7 +56,7 @@ Made = TypeVar("Made")
 
 
 class _OnUse:
-    """A module of Numba's that is loaded when something in it is first used."""
+    """A module of Numba that is loaded when something in it is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -73,7 +73,7 @@ types: Any = _OnUse("numba.types")
 
 
 class _Later:
-    """What Numba makes of a function: made when it is first called, or looked into."""
+    """A compiled function that Numba makes when it is first called or inspected."""
 
     def __init__(self, function: Callable[..., Any], make: Callable[[Any], Any]) -> None:
         update_wrapper(self, function)
@@ -86,7 +86,7 @@ class _Later:
         return getattr(self.made(), name)
 
     def made(self) -> Any:
-        """What Numba calls it by."""
+        """The compiled function itself, as Numba calls it."""
         with LOADING:
             if self._made is None:
                 self._made = self._make(self._function)
@@ -94,7 +94,7 @@ class _Later:
 
 
 def _show_to_numba(function: Callable[..., Any]) -> None:
-    """Puts what Numba made of them in place of the functions that one calls, to compile it."""
+    """Replaces the functions that one calls by their compiled forms, so that Numba compiles it."""
     held = function.__globals__
     for name in _names(function.__code__):
         if isinstance(found := held.get(name), _Later):
@@ -119,9 +119,9 @@ if TYPE_CHECKING:
 else:
 
     def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """`numba.njit` with shipped results, where there are some.
+        """`numba.njit` with shipped results, where they exist.
 
-        What is compiled lets other threads run Python meanwhile: a release holds none of them up.
+        Compiled functions let other threads run Python meanwhile: a release holds up none of them.
         """
 
         def make(function: Callable[..., Any]) -> Any:
@@ -136,7 +136,7 @@ else:
 
 
 class _KernelCache:
-    """What Numba asks for the results of a function: those that are shipped, then its own cache."""
+    """Numba's cache of the results of a function: the shipped ones first, then its own."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -147,10 +147,10 @@ class _KernelCache:
         return getattr(self._own, name)
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """What is shipped, else what Numba has kept.
+        """The shipped result, else the one in Numba's cache.
 
-        What is shipped holds all that it calls but Numba's memory management, which is started
-        here. The registries that Numba fills first (`refresh`, 0.3 s) are for what compiles.
+        A shipped result holds all that it calls except Numba's memory management, which is started
+        here. The registries that Numba fills first (`refresh`, 0.3 s) are for compiling only.
         """
         making = bool(os.environ.get(MAKING))
         if not making and fits():
@@ -167,9 +167,10 @@ class _KernelCache:
         return found
 
     def _rebuilt(self, context: Any, data: tuple[Any, ...]) -> Any:
-        """The function, whose code for linking is read when another one is compiled that calls it.
+        """The function; its code for linking is read only when a caller of it is compiled.
 
-        What runs is beside it, so few processes need it, and reading it takes half of the time.
+        The code that runs is stored apart, so few processes need the code for linking, and reading
+        that takes half of the time.
         """
         (name, kind, (code, bitcode)), described, *rest = data
         symbols = {described.llvm_func_name, described.llvm_cpython_wrapper_name}
@@ -180,7 +181,7 @@ class _KernelCache:
         return made
 
     def save_overload(self, signature: Any, made: Any) -> None:
-        """Keeps what was compiled: in Numba's cache, or among what is shipped."""
+        """Keeps what was compiled: in Numba's cache, or among the shipped results."""
         if not os.environ.get(MAKING):
             self._own.save_overload(signature, made)
         elif self._impl.check_cachable(made):
@@ -204,14 +205,15 @@ class _KernelCache:
 def _library_modules_unread() -> Iterator[None]:
     """Loads results without importing the modules of Numba's own functions that they hold.
 
-    A result names the module of each function in it, whose globals only Python objects are looked
-    up in; compiled code has none of them but its constants, which are beside the name. Numba's
-    modules load Numba's registries and with them scipy's linear algebra (0.3 s of CPU).
+    A result names the module of each function in it. Only Python objects are looked up in the
+    globals of that module. Compiled code has none but its constants, which are stored beside the
+    name. Numba's modules load Numba's registries and with them scipy's linear algebra (0.3 s of
+    CPU).
     """
     environment: Any = import_module("numba.core.environment")
 
     def rebuilt(module: str, constants: list[Any], name: str) -> Any:
-        """As Numba's `_rebuild_env`, with empty globals for what is not loaded."""
+        """As Numba's `_rebuild_env`, with empty globals for modules that are not loaded."""
         found = environment.lookup_environment(name)
         if found is None:
             loaded = vars(sys.modules[module]) if module in sys.modules else {}
@@ -236,7 +238,7 @@ def no_code() -> bytes:
 
 @cache
 def fits() -> bool:
-    """Whether this processor runs what is shipped, if anything is."""
+    """Whether this processor runs the shipped results, if there are any."""
     level = LEVELS.get(platform.machine())
     if level is None or not SHIPPED.is_dir():
         return False
@@ -246,7 +248,7 @@ def fits() -> bool:
 
 @cache
 def stamp() -> str:
-    """A digest of all that results depend on: every compiled function's module, and the tools.
+    """A digest of all that results depend on: the modules of compiled functions, and the tools.
 
     A result holds the functions that it calls, so a change anywhere makes all of them stale.
     """
@@ -260,7 +262,7 @@ def stamp() -> str:
 
 
 def made() -> bool:
-    """Whether what is shipped is of this code."""
+    """Whether the shipped results were made from this code."""
     mark = SHIPPED / "stamp"
     return mark.is_file() and mark.read_text() == stamp()
 
@@ -272,9 +274,10 @@ AHEAD = 48  # rows between asking for a slot and reading it
 
 @intrinsic
 def _prefetch(context: Any, array: Any, index: Any) -> Any:
-    """Asks the processor for `array[index]`, whatever the index; returns nothing at once.
+    """Asks the processor to load `array[index]`, whatever the index, and does not wait for it.
 
-    A table of all units is far larger than the cache: without it every row waits for memory.
+    A table of all units is far larger than the cache: without prefetching every row waits for
+    memory.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -302,17 +305,16 @@ def _leading_zeros(context: Any, word: Any) -> Any:
 
 
 prefetch: Any = _prefetch  # called with an array and an index
-leading_zeros: Any = _leading_zeros  # of a word, as a word of the same size; undefined for 0
+leading_zeros: Any = _leading_zeros  # their number in a word, of the same type; undefined for 0
 
 
 # ---- several at once
 
 
 def at_once(calls: Sequence[Callable[[], Made]]) -> list[Made]:
-    """What calls give that touch nothing of each other's, each in a thread of its own.
+    """The results of calls that share nothing they change, each run in a thread of its own.
 
-    Compiled functions then run side by side. An error of a call is raised here, when all have
-    ended.
+    Compiled functions then run in parallel. An error of a call is raised here once all have ended.
 
     >>> at_once([lambda: 1, lambda: 2])
     [1, 2]
@@ -327,14 +329,14 @@ def at_once(calls: Sequence[Callable[[], Made]]) -> list[Made]:
 # ---- scipy's functions
 #
 # `import scipy.special` also loads numpy's tests and Fortran tools and parses pages of
-# documentation, 0.15 s of CPU that a first answer would wait for. The functions themselves lie in
-# one module of it, which needs none of that. They are the same objects either way.
+# documentation, 0.15 s of CPU that a first answer would wait for. The functions themselves are in
+# one of its modules, which needs none of that. They are the same objects either way.
 
 PACKAGE = "scipy.special"
 
 
 def _functions() -> Any:
-    """The module of the compiled functions; the whole package where scipy is built otherwise."""
+    """The module of the compiled functions; the whole package if scipy is built differently."""
     found = find_spec(PACKAGE)
     if PACKAGE not in sys.modules and found is not None:
         sys.modules[PACKAGE] = module_from_spec(found)  # the folder, whose own code is not run
@@ -470,7 +472,7 @@ plain_cells(np.zeros(1), np.ones(1), np.zeros(1, np.int32), 2.0, 0.0, 0.0, False
 
 
 def main() -> int:
-    """Compiles the functions of usual queries and of sketches and ships them; says what it does."""
+    """Compiles the functions of usual queries and sketches into the package; prints progress."""
     level = LEVELS.get(platform.machine())
     if made() and "--again" not in sys.argv:
         return 0
@@ -479,7 +481,7 @@ def main() -> int:
         return 0
     print(f"compiling for {level}, once: one to two minutes", flush=True)  # noqa: T201
     rmtree(SHIPPED, ignore_errors=True)
-    everything = {"STREAMVEIL_CACHE": "off"}  # also what a search runs whose result may be kept
+    everything = {"STREAMVEIL_CACHE": "off"}  # else searches with a kept result would not run
     here = {**os.environ, **everything, MAKING: "1",
             "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}  # fmt: skip
 
@@ -487,7 +489,7 @@ def main() -> int:
         command = [sys.executable, "-W", "ignore", "-c", text]
         return subprocess.run(command, env=where, check=False).returncode  # noqa: S603
 
-    for where in (here, None):  # what was made is loaded and run before anybody else does
+    for where in (here, None):  # the new results are loaded and run before anybody else does
         failed = max(at_once([partial(run, text, where) for text in (QUERY, SKETCHES)]), key=abs)
         if failed:
             break

@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def signed(self) -> bool:
-        """Whether keys carry random signs (Count Sketch)."""
+        """Whether keys have random signs (Count Sketch)."""
         return self.kind == "count-sketch"
 
     @property

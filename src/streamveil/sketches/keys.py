@@ -2,7 +2,7 @@
 
 Every key becomes one 64-bit word by a public rule, the same for every container. Integers below
 2^32 keep their value, so the hash families are provably universal on them; other words are mixed,
-which is treated as ideal. Text counts by its UTF-8 bytes.
+which is treated as ideal. Text is taken as its UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def key_words(keys: Keys) -> Words:
 
 
 def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Array, " keys"]:
-    """Integers of at most `bits` bits as they are, unmixed: for sketches that are searched.
+    """Integers of at most `bits` bits, not mixed: for sketches that are searched.
 
     >>> integer_words([5], 32).tolist()
     [5]
@@ -70,14 +70,14 @@ def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Arra
 def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
     """The first `length` (at most 8) bytes of texts as integers that sort like the texts.
 
-    No character is divided: a text ends before one that does not fit. Bytes are cut as they are.
+    No character is divided: a text ends before one that does not fit. Bytes are cut anywhere.
 
     Args:
         keys: texts or bytes, in a list, a NumPy array or an Arrow array.
         length: bytes that count, 1 to 8.
 
     Raises:
-        PlanError: the keys are no texts, one is missing, or the length is beyond its range.
+        PlanError: the keys are not texts, one is missing, or the length is out of its range.
 
     >>> [hex(word) for word in text_words(["ab", "ac"], 2).tolist()]
     ['0x6162', '0x6163']
@@ -95,7 +95,7 @@ def words_text(words: UInt64[Array, " keys"], length: int = 8) -> list[str]:
 
     Args:
         words: what `text_words` gave.
-        length: the one that was given there.
+        length: the length that was given there.
 
     >>> words_text(text_words(["ab", "c"]))
     ['ab', 'c']
@@ -104,7 +104,7 @@ def words_text(words: UInt64[Array, " keys"], length: int = 8) -> list[str]:
 
 
 def words_bytes(words: UInt64[Array, " keys"], length: int) -> list[bytes]:
-    """The bytes of `text_words`, without the zeros that fill them up."""
+    """The bytes of words from `text_words`, without the zeros that pad them."""
     raw = np.asarray(words, np.uint64).astype(">u8").tobytes()
     return [raw[at - length : at].rstrip(b"\0") for at in range(8, len(raw) + 1, 8)]
 
@@ -186,7 +186,7 @@ def _from_arrow(keys: pa.Array) -> Words:
 
 
 def text_column(keys: Keys) -> pa.Array:
-    """Keys that are texts or bytes as one Arrow array; any other Arrow array as it is."""
+    """Keys that are texts or bytes as one Arrow array; any other Arrow array unchanged."""
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
     if not isinstance(keys, pa.Array):
@@ -201,7 +201,7 @@ def text_column(keys: Keys) -> pa.Array:
 
 
 def _listed(keys: Any) -> list[Any]:
-    """Keys as a list; refuses one text by itself, and what cannot be gone through."""
+    """Keys as a list; refuses a single text, and anything that is not iterable."""
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise PlanError(f"give an iterable of keys; {WRONG}")
     return keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
@@ -270,7 +270,7 @@ def _mix(x: np.uint64) -> np.uint64:
 
 @njit(cache=True)
 def mix_large(words: UInt64[Array, " keys"]) -> UInt64[Array, " keys"]:
-    """Words below 2^32 as they are, others mixed."""
+    """Words below 2^32 unchanged, others mixed."""
     out = np.empty(len(words), np.uint64)
     for i in range(len(words)):
         x = words[i]

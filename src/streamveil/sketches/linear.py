@@ -44,7 +44,7 @@ def add_keys(words: Words, code: int, factors: Array, table: Array) -> None:
 
 @njit(cache=True)
 def add_chunks(words: Words, code: int, factors: Array, table: Array, places: Array) -> None:
-    """`add_keys` in given work space."""
+    """`add_keys` in the work space `places`."""
     for start in range(0, len(words), CHUNK):
         chunk = words[start : start + CHUNK]
         find_places(chunk, code, table.shape[1], factors, places)

@@ -1,4 +1,4 @@
-"""One table of private cells under a schedule: pure functions of arrays, and what it shows."""
+"""One table of private cells under a schedule: pure functions of arrays, and what it publishes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def count(tables: Tables, law: Law, words: Words, weights: Int32[Array, " keys"]
 def arrive(
     tables: Tables, law: Law, keys: Array, words: Words, weights: Int32[Array, " keys"]
 ) -> None:
-    """Adds keys one tick of the clock each, pushing along the way."""
+    """Adds keys, each one tick of the clock, and pushes columns on the way."""
     flat, scratch = flatten(tables), new_scratch()
     pending, clock, blocks = tables.pending, tables.clock, len(tables.pushes)
     places = np.empty((len(pending), CHUNK), np.uint32)
@@ -156,7 +156,7 @@ class SketchTable:
         )
 
     def _decay(self) -> int:
-        """`Law.decay`: set where 32 bits hold the next value of the one buffer."""
+        """`Law.decay`: set if there is one buffer and 32 bits hold its next value."""
         if self.counter.name != "blt-1" or self.types.noise is not np.int32:
             return 0
         omega, theta = (float(values[0]) for values in self.counter.coefficients)
@@ -186,7 +186,7 @@ class SketchTable:
         arrive(tables, self.law, keys, words, weights)
 
     def time_after(self, tables: Tables, ticks: int) -> int:
-        """The tick clock after so many ticks; refuses what is none, and time beyond the horizon."""
+        """The tick clock after `ticks` more; refuses negative ticks and time beyond the end."""
         if self.schedule.clock != "ticks":
             raise PlanError("with the arrival clock time passes by itself")
         if (ticks := whole("ticks", ticks)) < 0:
@@ -196,11 +196,11 @@ class SketchTable:
         return time
 
     def tick(self, tables: Tables, ticks: int, keys: UInt64[Array, "r 8"]) -> None:
-        """Time passes on the tick clock."""
+        """Advances the tick clock."""
         advance(tables, self.law, keys, self.time_after(tables, ticks))
 
     def flush(self, tables: Tables, keys: UInt64[Array, "r 8"]) -> None:
-        """Pushes every column now. Must be asked for at times that do not depend on the data."""
+        """Pushes every column now. The times of calls must not depend on the data."""
         if self.schedule.horizon is not None and tables.clock[2] >= self.schedule.flushes:
             raise HorizonError(self.schedule.flushes)
         if self.schedule.horizon is None and int(tables.pushes.max()) >= LONGEST:
@@ -222,11 +222,11 @@ class SketchTable:
             raise PlanError(f"every key of this table must be below {limit}")
 
     def published(self, tables: Tables) -> Noisy[PublishedSketch]:
-        """A copy of what is public now."""
+        """A copy of what is public so far."""
         return post_process(SketchTable._snapshot, public(self), released(tables))
 
     def _snapshot(self, cells: ReleasedCells) -> PublishedSketch:
-        """Post-processing: released cells, and the noise that is in them."""
+        """Post-processing: the released cells and the noise in them."""
         columns = np.arange(self.layout.width) // self.schedule.block
         pushes, at = np.unique(cells.pushes, return_inverse=True)
         sds = np.sqrt(self.sigma**2 + 1 / 12) * row_norm(self.counter, pushes)[at]
