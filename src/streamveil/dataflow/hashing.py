@@ -32,10 +32,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from streamveil.compiled import cgutils, intrinsic, ir, njit, types
 from streamveil.types import Array, Int32, Int64, UInt8, UInt64
 
-LANES = 16  # two AVX-512 registers, or four of AVX2: the rounds of one hide the delays of another
+LANES = 16  # two AVX-512 registers or four of AVX2: rounds of one hide the latency of another
 BLOCK = 64  # messages laid out at a time
 LAID_OUT = 16  # words of each message laid out at a time
-MOST_WORDS = 64  # messages up to so many words are sorted by length; longer ones are rare
+MOST_WORDS = 64  # messages of at most so many words are sorted by length; longer ones are rare
 V0, V1 = 0x736F6D6570736575, 0x646F72616E646F6D
 V2, V3 = 0x6C7967656E657261, 0x7465646279746573
 LONG, SECOND = 0xEE, 0xDD  # marks of the 128-bit variant
@@ -61,7 +61,7 @@ def siphash_many(
 
 @intrinsic
 def _word_at(context: Any, array: Any, index: Any) -> Any:
-    """Eight bytes of an array from any place on, as a little-endian word."""
+    """Eight bytes of an array from an index on, as a little-endian word."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(64)
@@ -76,7 +76,7 @@ word_at: Any = _word_at  # called with an array and an index
 
 @intrinsic
 def _put_word(context: Any, array: Any, index: Any, word: Any) -> Any:
-    """Writes eight bytes of an array from any place on: the inverse of `word_at`."""
+    """Writes eight bytes of an array from an index on: the inverse of `word_at`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(64)
@@ -108,7 +108,7 @@ begin: Any = _begin
 
 @intrinsic
 def _absorb(context: Any, state: Any, words: Any, first: Any, count: Any) -> Any:
-    """Takes `count` words of `LANES` messages, which stand in `words` from column `first` on."""
+    """Absorbs `count` words of `LANES` messages, which stand in `words` from column `first` on."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         held = [
@@ -138,7 +138,7 @@ absorb: Any = _absorb
 
 @intrinsic
 def _finish(context: Any, state: Any, mark1: Any, mark2: Any) -> Any:
-    """Four more rounds after marking v1 and v2; the result replaces the words that were laid."""
+    """Marks v1 and v2 and does four more rounds; the hash is stored behind the states."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         v = [_load(context, builder, signature, arguments, at) for at in range(4)]
@@ -157,7 +157,7 @@ finish: Any = _finish  # leaves the hashes behind the states
 
 
 def _lanes() -> Any:
-    """The type of a vector of words, one of each message."""
+    """The type of a vector with one word of each message."""
     return ir.VectorType(ir.IntType(64), LANES)
 
 
@@ -212,7 +212,7 @@ def _rounds(builder: Any, v: tuple[Any, ...], times: int) -> tuple[Any, ...]:
 
 @njit(cache=True)
 def by_words(offsets: Offsets) -> Int64[Array, " order"]:
-    """Rows in the order of their lengths in words; nothing where that is the order they have."""
+    """Rows in the order of their lengths in words; empty if they are in that order already."""
     n = len(offsets) - 1
     low = high = (offsets[1] - offsets[0]) >> 3 if n else 0
     for i in range(n):
@@ -235,7 +235,7 @@ def by_words(offsets: Offsets) -> Int64[Array, " order"]:
 
 @njit(cache=True)
 def _tail(data: Any, start: Any, size: Any) -> Any:  # pragma: no cover (compiled)
-    """The last word of a message: what is left of it, and its length."""
+    """The last word of a message: its remaining bytes and its length."""
     word = np.uint64(size & 0xFF) << np.uint64(56)
     rest = np.uint64(size & 7)
     if size >= 8:  # the last eight bytes, without those that have been taken
@@ -265,7 +265,7 @@ def hash_lanes(  # noqa: PLR0913, C901 (one loop over runs; calls would copy its
     halves: int,
     out: UInt64[Array, " words"],
 ) -> None:
-    """See `siphash_many`. A run is up to `BLOCK` neighbours in order of equally many words."""
+    """See `siphash_many`. A run is up to `BLOCK` neighbours, in order, of equally many words."""
     n = len(offsets) - 1
     words, states = np.zeros(LAID_OUT * BLOCK, np.uint64), np.empty(5 * BLOCK, np.uint64)
     start, size = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
@@ -326,7 +326,7 @@ def name_column(
 ) -> UInt64[Array, "rows 2"]:
     """The 128-bit names of one column; equal values at one place have equal names.
 
-    Those of text are written `into` an array of two words a row, if given.
+    The names of text are written `into` an array of two words a row, if given.
     """
     kind = column.type
     if is_text(kind):
@@ -343,7 +343,7 @@ def name_column(
 def first_words(
     column: pa.Array, key: bytes, into: UInt64[Array, " rows"] | None = None
 ) -> UInt64[Array, " rows"]:
-    """The first 64 bits of the names of one column, 1 for 0; `into` an array if none is null."""
+    """The first 64 bits of names, 1 for 0; into the array `into` unless a text is null."""
     if is_text(column.type) and not column.null_count:
         secret = secret_words(key, b"text0")
         words = siphash_many(*stored(column), *secret, halves=1, into=into)[:, 0]
@@ -394,7 +394,7 @@ def as_integers(column: pa.Array) -> Int64[Array, " rows"]:
     if column.null_count:
         column = pc.fill_null(column, _zero(kind))
     if pa.types.is_floating(kind):
-        with np.errstate(invalid="ignore"):  # a NaN that signals says nothing here
+        with np.errstate(invalid="ignore"):  # a signalling NaN is no error here
             plain = np.asarray(column.cast(pa.float64())) + 0.0  # -0.0 + 0.0 == 0.0
         plain[np.isnan(plain)] = np.nan
         return cast("Array", plain.view(np.int64))
@@ -423,7 +423,7 @@ def text_buffers(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array,
 
 
 def stored(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Offsets]:
-    """As `text_buffers`, with the offsets as wide as they are stored: of 32 or of 64 bits.
+    """As `text_buffers`, with offsets as they are stored: 32 or 64 bits wide.
 
     >>> data, offsets = stored(pa.array(["to", None, "be"]).slice(1))
     >>> bytes(data[offsets[1] : offsets[2]]), offsets.dtype
@@ -468,7 +468,7 @@ def encipher(values: Int64[Array, " rows"], key: bytes, place: int) -> UInt64[Ar
 def _pieces(
     values: Int64[Array, " rows"], key: bytes, place: int
 ) -> Iterator[tuple[int, UInt64[Array, "piece 2"]]]:
-    """The names of a few values at a time, in memory that is used again: it stays in the cache."""
+    """The names of a few values at a time, in memory that is reused and so stays in the cache."""
     encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()  # noqa: S305 (see _encrypt)
     rows = min(len(values), PIECE)
     blocks, names = np.empty((rows, 2), "<u8"), np.empty((rows + 1, 2), "<u8")

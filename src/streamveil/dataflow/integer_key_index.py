@@ -1,19 +1,18 @@
-"""An index of the keys of one window by the integers they are; finding them by name is the twin.
+"""An index of the keys of one window by integer value; its oracle is finding them by name.
 
 It is rebuilt on restart, never saved.
 
-A slot is two words: the value, mixed under a secret, and what is known of its key: a group above
-the number of the key's row plus one, or, marked `NEW`, the number that a value without a row has in
-this micro-batch. Mixing can be undone, so a mixed value is as good as the value; its high half says
-where it belongs. The one value that is mixed to 0 has no slot, for 0 marks free ones.
+A slot is two words: the value, mixed under a secret, and a fact about its key. The fact is a group
+above the number of the key's row plus one or, marked `NEW`, the number of a value without a row in
+this micro-batch. Mixing can be undone, so a mixed value stands for the value; its high half says
+where it belongs. The one value that is mixed to 0 has no slot, for 0 marks free slots.
 
-Four slots are a bucket and one line of the cache, filled from the left: four values, which are
-compared at once, then what is known of them. A look-up goes on to the next bucket only where one is
-full.
+Four slots are a bucket and one cache line, filled from the left: four values, which are compared at
+once, then their four facts. A look-up goes on to the next bucket only if a bucket is full.
 
-Rows are looked at a block at a time, in short loops without a branch: one asks for the buckets of a
-block; in the next turn it compares their values, and asks for the next bucket where one is missed.
-In the turn after that the few that were missed are looked up, and it is told what was found.
+Rows are looked up a block at a time, in short loops without a branch. The first turn prefetches the
+buckets of a block. The next turn compares their values, and prefetches the next bucket of each row
+that missed. The turn after that looks up those few rows, and writes the facts of the whole block.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from streamveil.dataflow.rows import groups_of
 from streamveil.dataflow.unit_kernels import HIGH, home
 from streamveil.types import Array, Int32, Int64, UInt8, UInt16, UInt64
 
-BLOCK = 32  # rows looked at in one loop: a power of two
+BLOCK = 32  # rows looked up in one loop: a power of two
 SLOTS = 4  # of a bucket
 WORDS = 2 * SLOTS  # of a bucket
-FACTS = np.int64(LINE // 2)  # from a value to what is known of it, in bytes
-MOST_BUCKETS = 64  # looked at for a value, whatever values there are
-LOAD = 0.7  # share of slots in use at which there are more
+FACTS = np.int64(LINE // 2)  # bytes from a value to its fact
+MOST_BUCKETS = 64  # searched for a value, whatever values there are
+LOAD = 0.7  # share of slots in use at which the table grows
 PART = 512  # buckets moved at a time when slots are spread
 NEW = np.uint64(1 << 63)  # marks the slot of a value whose key has no row yet
 MARK = np.uint64(63)
@@ -56,22 +55,22 @@ LENGTH, RING = np.uint64(BLOCK), np.uint64(4)  # rows of a block; blocks whose p
 
 @njit(cache=True)
 def mixed(value: Any, secret: Any) -> Any:  # pragma: no cover (compiled)
-    """A value as it stands in slots: nobody without the secret can aim at one."""
+    """A value in the form that slots hold: nobody without the secret can aim at a slot."""
     word = (np.uint64(value) ^ secret[0]) * MIX
     return (word ^ (word >> HIGH)) * secret[1]
 
 
 @njit(cache=True)
 def _start(array: Any) -> Any:  # pragma: no cover (compiled)
-    """Where an array of the caller begins; signed, for mixed with signed numbers it is a float."""
+    """The address of a caller's array; signed, as signed and unsigned together give a float."""
     return np.int64(array.ctypes.data)
 
 
 @njit(cache=True)
 def _slot_of(slots: Any, buckets: Any, word: Any) -> Any:  # pragma: no cover (compiled)
-    """The address of the slot that holds a mixed value, or else of the first free one; 0: neither.
+    """The address of the slot that holds a mixed value, or of the first free one; 0: neither.
 
-    And whether it holds the value. `slots`: where the table begins.
+    Also whether it holds the value. `slots`: the address of the table.
     """
     at = slots + home(word, np.uint64(buckets)) * LINE
     for _ in range(MOST_BUCKETS):
@@ -95,12 +94,12 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     missing: tuple[Array, Array, Array],
     counts: Int64[Array, " 3"],
 ) -> int:
-    """`find_names` for keys that are integers, from row `start` on; stops where slots grow.
+    """`find_names` for keys that are integers, from row `start` on; stops where slots must grow.
 
-    `weights`: by key row plus one, 0 where the key is not shown, and what is said of those. A value
-    that is met for the first time takes a free slot and a number. `missing` lists the rows without
-    a key row, the number of the value of each, and the row that brought each number; `counts` the
-    slots in use, rows that are missing, and numbers.
+    `weights`: by key row plus one, 0 if the key is not shown; and the weight of keys not shown. A
+    value that is met for the first time takes a free slot and a number. `missing` lists the rows
+    without a key row, the number of each one's value, and the row that brought each number.
+    `counts` holds the numbers of slots in use, of missing rows, and of new values.
     """
     firsts = missing[2]
     n, base, buckets = len(values), _start(slots), len(slots) // WORDS
@@ -109,7 +108,7 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     first, second = secret[0], secret[1]
     words, places = np.zeros(4 * BLOCK, np.uint64), np.full(4 * BLOCK, base)
     facts, later = np.empty((2, BLOCK), np.uint64), np.empty((2, BLOCK), np.uint64)
-    before = np.uint64(0)  # how many `later` lists of the block that comes next
+    before = np.uint64(0)  # rows of the next block that `later` lists
     for begin in range(start - 2 * BLOCK, n if n > start else start - 2 * BLOCK, BLOCK):
         some = min(BLOCK, n - begin) if begin >= start else 0
         if some and counts[0] + some > most:
@@ -155,9 +154,9 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 def _tell(  # noqa: PLR0913 (compiled)
     begin: Any, facts: Any, n: Any, weights: Any, known: Any, missing: Any, none: Any
 ) -> Any:  # pragma: no cover (compiled)
-    """Says of a block of rows what their slots say, and lists those that have no key row.
+    """Copies the facts of slots to a block of rows, and lists the rows without a key row.
 
-    No branch, since it has no pattern. Returns how many rows are listed.
+    The loops have no branch: no processor could predict it. Returns how many rows are listed.
     """
     by_row, entry = weights
     found, weight, hidden, group = known
@@ -192,9 +191,9 @@ def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     secret: UInt64[Array, " 2"],
     counts: Int64[Array, " 3"],
 ) -> None:
-    """Writes what is known of new values into their slots; frees those of values without a row.
+    """Writes the facts of new values into their slots; frees the slots of values without a row.
 
-    `own`: the key row of each, -1: none. One without a slot near is left out.
+    `own`: the key row of each value, -1: none. A value with no slot near its place is left out.
     """
     base, buckets, n = _start(slots), len(slots) // WORDS, len(firsts)
     wide = np.uint64(buckets)
@@ -216,9 +215,9 @@ def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 
 @njit(cache=True)
 def _vacate(slots: Any, buckets: Any, hole: Any) -> None:  # pragma: no cover (compiled)
-    """Frees a slot. If its bucket is full, one that had to go on to a later bucket takes its place.
+    """Frees a slot. If its bucket is full, a value that overflowed from it takes the place.
 
-    So buckets stay filled from the left, and full where values went past them.
+    So buckets stay filled from the left, and those that values went past stay full.
     """
     size = buckets * LINE
     bucket = hole & -LINE  # tables begin at lines
@@ -242,7 +241,7 @@ def _vacate(slots: Any, buckets: Any, hole: Any) -> None:  # pragma: no cover (c
 
 @njit(cache=True)
 def _behind(place: Any, start: Any, size: Any) -> Any:  # pragma: no cover (compiled)
-    """How far a place is behind another, around the end of a table."""
+    """The distance from `start` forward to a place, around the end of a table."""
     return place - start + (size if place < start else 0)
 
 
@@ -254,10 +253,10 @@ def _move(slot: Any, to: Any) -> None:  # pragma: no cover (compiled)
 
 @njit(cache=True)
 def spread_values(slots: UInt64[Array, " words"], before: int) -> int:
-    """Moves the slots of a table of `before` words to where they belong among all, in place.
+    """Moves the slots of a table's first `before` words to their places in the longer table.
 
-    From the end on, a part at a time: what is moved goes no further to the front than its part,
-    for a value is a few buckets from home, and its home moves by half at least. Returns how
+    It goes from the end to the front, a part at a time. No value moves further to the front than
+    its part: it is a few buckets from home, and its home moves back by half at least. Returns how
     many values found no room near their place and are left out.
     """
     base, buckets, lost = _start(slots), len(slots) // WORDS, 0
@@ -282,7 +281,7 @@ def spread_values(slots: UInt64[Array, " words"], before: int) -> int:
 
 @njit(cache=True)
 def _free_near(slots: Any, buckets: Any, word: Any) -> Any:  # pragma: no cover (compiled)
-    """The first free slot for a value that has none, word by word: the last was just written."""
+    """The first free slot for a value without one, word by word as they were just written."""
     at = slots + home(word, np.uint64(buckets)) * LINE
     for _ in range(MOST_BUCKETS):
         for lane in range(SLOTS):
@@ -295,7 +294,7 @@ def _free_near(slots: Any, buckets: Any, word: Any) -> Any:  # pragma: no cover 
 
 
 SMALLEST = 64 * WORDS  # words of the slots of a new table: room for a block of rows
-HALVES = 1 << 19  # words from which on slots grow by half, not to twice as many
+HALVES = 1 << 19  # from so many words on, slots grow by half instead of doubling
 PURPOSE = b"slots"
 
 
@@ -303,15 +302,15 @@ PURPOSE = b"slots"
 class Lookup:
     """Key rows by the integers that name their keys, and the weights of shown keys by key row.
 
-    Algorithm: a key that is one integer is known by its value alone, in a slot that holds the row
+    Algorithm: a key that is one integer is found by its value alone, in a slot that holds the row
         and the group of the key (`find_values`). Only values without a slot are named (AES), each
         once in a micro-batch, since a new value takes a slot at once. Then they are looked up by
-        name, which is what decides; a slot repeats it. Where every key row has a slot nothing is
-        left to look up. Slots are placed by a hash under a secret.
+        name. The name decides; a slot repeats its answer. If every key row has a slot, no look-up
+        is needed. Slots are placed by a hash under a secret.
     Protects: whoever chooses the values of keys cannot make look-ups slow: at most `MOST_BUCKETS`
-        are looked at, and a value that finds no room in them is named each time. Only keys that
-        have a row keep a slot, so of rows that are turned away nothing is left but free slots, no
-        more than one micro-batch needed.
+        are searched, and a value that finds no room in them is named each time. Only keys that
+        have a row keep a slot, so rows that are not accepted leave nothing but free slots, no more
+        than one micro-batch needed.
     Memory: 16 bytes a slot, at 0.35 (once there are many 0.47) to 0.7 keys and new values a slot; a
         byte a key row.
     """
@@ -319,7 +318,7 @@ class Lookup:
     slots: UInt64[Array, " words"] = field(default_factory=lambda: reserved(SMALLEST, np.uint64))
     secret: UInt64[Array, " 2"] = field(default_factory=lambda: np.zeros(2, np.uint64))  # if needed
     by_row: UInt8[Array, " rows_plus_1"] = field(default_factory=lambda: np.zeros(1, np.uint8))
-    weighed: tuple[int, int] = (-1, -1)  # trigger and shown keys that weights are of
+    weighed: tuple[int, int] = (-1, -1)  # trigger and number of shown keys as of the last `weigh`
     counts: Int64[Array, " 3"] = field(default_factory=lambda: np.zeros(3, np.int64))
     room: dict[str, Array] = field(init=False, default_factory=dict)
 
@@ -330,11 +329,11 @@ class Lookup:
 
     @property
     def weights(self) -> UInt8[Array, " rows"]:
-        """The weight of every key row, 0 where it is not shown, as of the last `weigh`."""
+        """The weight of every key row as of the last `weigh`; 0: not shown."""
         return self.by_row[1:]
 
     def weigh(self, table: KeyTable, shown: tuple[Array, Array], now: tuple[int, int]) -> None:
-        """Brings weights up to date. `shown`: rows and weights."""
+        """Brings weights up to date. `shown`: rows and weights of shown keys."""
         if len(self.by_row) <= len(table.names):
             lengthen(self, "by_row", len(table.names) + 1)
         if self.weighed != now:
@@ -349,16 +348,16 @@ class Lookup:
         key: bytes,
         into: tuple[Recognised, tuple[Array, Array, Array]],
     ) -> Strangers:
-        """As `recognise`, by value. `entry`: window and first weight.
+        """As `recognise`, by value. `entry`: the window, and the weight of keys not shown.
 
-        Returns the rows that had to be named. `keep` must follow before the next call.
+        Returns the rows that had to be named. `keep` must be called before the next `find`.
         """
         window, weight = entry
         known, room = into
         if not self.secret.any():
             low, high = secret_words(key, PURPOSE)
             self.secret = np.array([low, high | np.uint64(1)], np.uint64)
-        if self.counts[2]:  # a micro-batch was left half-way: its new values hold slots
+        if self.counts[2]:  # a micro-batch ended half-way: its new values hold slots
             self._clear()
         whole = self.counts[0] == table.keys  # then a value without a slot has no key row
         at, own = 0, ((self.by_row, np.uint8(weight)), known, room, self.counts)
@@ -378,19 +377,19 @@ class Lookup:
         return Strangers(places, numbers, names, rows, firsts)
 
     def keep(self, values: Int64[Array, " rows"], met: Strangers, known: Recognised) -> None:
-        """Ends what `find` began: new values whose keys have rows keep their slots."""
+        """Completes `find`: new values whose keys have rows keep their slots."""
         own = self.slots, self.secret, self.counts
         keep_values(values, met.firsts, met.own, known.group, *own)
         self.counts[1:] = 0
 
     def _grow(self) -> None:
-        """More slots, the new ones free."""
+        """Makes room for more slots."""
         before = len(self.slots)
         more = before if before < HALVES else before // 2 // WORDS * WORDS
         lengthen(self, "slots", before + more)
         self.counts[0] -= spread_values(self.slots, before)
 
     def _clear(self) -> None:
-        """No slot in use: all values are named again."""
+        """Frees all slots: all values are named again."""
         self.slots[:] = 0
         self.counts[:] = 0

@@ -1,8 +1,8 @@
 """The compiled loops of the key stage. Each has a plain twin in tests that is its oracle.
 
 A slot of a key table is one word: the low half of the key's name above the number of its row plus
-one (0: free). The whole name is compared in the row; the half in the slot spares most of those
-looks at other keys' rows.
+one (0: free). The whole name is compared in the row; the half in the slot avoids most reads of
+other keys' rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 ENDLESS = 1 << 40
 MIX = np.uint64(0x9E3779B97F4A7C15)
 LOW_HALF = np.uint64(0xFFFFFFFF)
-ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index is asked whether it counts from the end
+ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index would be tested for counting from the end
 
 
 @njit(cache=True)
@@ -36,7 +36,7 @@ def peek_rows(
     t_names: UInt64[Array, " key_words"],
     found: Int32[Array, " rows"],
 ) -> None:
-    """The key row of every name, -1 where there is none; changes nothing. Names: two words each."""
+    """The key row of every name, -1 for none; changes no table. A name is two words."""
     capacity = len(t_slots)
     wide = np.uint64(capacity)
     n = len(found)
@@ -78,8 +78,8 @@ def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 ) -> int:
     """`peek_rows`, and all that the unit stage must know of keys: see `aggregate.Recognised`.
 
-    `weights` by key row, 0 where the key is not shown. Returns how many rows are `missing`, which
-    lists them if there is room for it.
+    `weights`: by key row, 0 if the key is not shown. Returns how many rows have no key row, and
+    lists these in `missing` unless it is empty.
     """
     wide, shift = np.uint64(len(t_slots)), window * MIX
     n, none, lists = len(found), 0, len(missing) > 0
@@ -126,8 +126,8 @@ def list_wanted(
 ) -> int:
     """Lists the first accepted row of every name without a key row; returns how many there are.
 
-    Row places[k] has name at[k]; `own` is the key row of each name, -1: none, and -2 from now on
-    where one is wanted. `source` takes the k of each.
+    Row places[k] has name at[k]. `own` is the key row of each name; -1 means none, and becomes -2
+    if one is wanted. `source` takes the k of each listed row.
     """
     n = 0
     for k in range(len(places)):
@@ -150,9 +150,9 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     t_names: UInt64[Array, " key_words"],
     meta: Int64[Array, " 2"],
 ) -> tuple[int, int]:
-    """Gives the listed names their key row, from source[start] on, new keys being appended.
+    """Gives the listed names their key rows, from source[start] on; appends new keys.
 
-    Stops where something grows. `meta` holds the keys there are and how many are new; source[j]
+    Stops where a table must grow. `meta` holds the number of keys and how many are new; source[j]
     becomes the k that brought new key j.
     """
     capacity = len(t_slots)
@@ -199,7 +199,7 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
 def put_known(
     places: Int32[Array, " some"], at: Int32[Array, " some"], own: Array, known: Array
 ) -> None:
-    """Writes what is known of names to the rows that have them: own[at[k]] to known[places[k]]."""
+    """Copies a fact of each name to the rows with that name: own[at[k]] to known[places[k]]."""
     for k in range(len(places)):
         known[places[k]] = own[at[k]]
 
@@ -236,7 +236,7 @@ def keep_rows(  # noqa: PLR0913 (one pass instead of three)
     kept_row: Int32[Array, " kept_plus_1"],
     kept_first: UInt8[Array, " kept_plus_1"],
 ) -> None:
-    """Gathers what is wanted of the accepted rows; the last cell takes what is not."""
+    """Gathers the wanted values of accepted rows; the last cell takes those of other rows."""
     n = 0
     for i in range(len(accepted)):
         kept_unit[n] = unit[i]
@@ -254,9 +254,9 @@ def add_given(
     rows: Int64[Array, " others"],
     lanes: int,
 ) -> None:
-    """Adds one to every lane in `rows`, and to those in `units` where its bit of `first` is set.
+    """Adds one to every lane in `rows`, and to each lane in `units` whose bit of `first` is set.
 
-    `units`: lanes and their bits.
+    `units`: the lanes, and the bit of each.
     """
     counting, bits = units
     for i in range(len(found)):

@@ -2,7 +2,7 @@
 
 Each column writes a tag (0 null, 1 value), then 8 big-endian bytes for integers, times, booleans
 and floats (mapped so that bytes sort as values), or the text itself. Text that is not the last
-column escapes zero bytes and ends in two of them, so no key is a prefix of another.
+column has its zero bytes escaped and ends in two of them, so no key is a prefix of another.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def encode_rows(columns: list[pa.Array], rows: Int64[Array, " some"]) -> pa.Arra
 
 @njit(cache=True)
 def _tag(data: Any, offsets: Any, rows: Any, ends: Any) -> Any:  # pragma: no cover (compiled)
-    """The texts at `rows`, each behind a 1; sets where each ends."""
+    """The texts at `rows`, each preceded by a 1; sets where each ends."""
     end = 0
     for i in range(len(rows)):
         end += 1 + offsets[rows[i] + 1] - offsets[rows[i]]
@@ -79,7 +79,7 @@ def _tag(data: Any, offsets: Any, rows: Any, ends: Any) -> Any:  # pragma: no co
         start, size = np.int64(offsets[rows[i]]), ends[i] - at - 1
         for byte in range(0, size - WORD, WORD):
             put_word(out, at + 1 + byte, word_at(data, start + byte))
-        if size >= WORD:  # the last eight, some of them again
+        if size >= WORD:  # the last eight bytes; some were copied already
             put_word(out, ends[i] - WORD, word_at(data, start + size - WORD))
         else:
             for byte in range(size):
@@ -89,7 +89,7 @@ def _tag(data: Any, offsets: Any, rows: Any, ends: Any) -> Any:  # pragma: no co
 
 
 def decode_keys(keys: pa.Array, types: Types) -> list[pa.Array]:
-    """The typed columns back from their bytes."""
+    """The typed columns of encoded keys."""
     if len(types) == 1:
         return [_untagged(keys, types[0])]
     rows = [k.as_py() for k in keys]
@@ -102,7 +102,7 @@ def decode_keys(keys: pa.Array, types: Types) -> list[pa.Array]:
 
 
 def cells_of(keys: list[pa.Array]) -> tuple[UInt8[Array, " bytes"], Int64[Array, " keys"]]:
-    """The bytes of all keys one after the other, and where each ends."""
+    """The concatenated bytes of all keys, and where each ends."""
     if len(keys) == 1:  # without copying
         data, offsets = text_buffers(keys[0])
         return data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0]
@@ -125,7 +125,7 @@ def from_cells(data: UInt8[Array, " bytes"], ends: Int64[Array, " keys"]) -> pa.
 
 
 def from_offsets(data: UInt8[Array, " bytes"], offsets: Int64[Array, " keys_plus_1"]) -> pa.Array:
-    """Byte strings of bytes that lie one after the other, from each offset to the next."""
+    """Byte strings from concatenated bytes: from each offset to the next."""
     buffers = [None, *(pa.py_buffer(np.ascontiguousarray(part)) for part in (offsets, data))]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
@@ -151,7 +151,7 @@ def _tagged(column: pa.Array) -> pa.Array:
 
 @njit(cache=True)
 def _lay_cells(words: Any, cells: Any) -> None:  # pragma: no cover (compiled)
-    """Words, each behind a 1."""
+    """Writes words, each preceded by a 1, into cells."""
     for i in range(len(words)):
         cells[(1 + WORD) * i] = 1
         put_word(cells, (1 + WORD) * i + 1, words[i])
@@ -218,7 +218,7 @@ def _untagged(keys: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _few_texts(cells: list[bytes], kind: pa.DataType) -> pa.Array:
-    r"""Of some cells, without Arrow's functions: each costs more than such cells.
+    r"""The texts of a few cells, without Arrow: a call of it would cost more than they do.
 
     >>> _few_texts([b"\1one", b"\0"], pa.string()).to_pylist()
     ['one', None]
@@ -230,7 +230,7 @@ def _few_texts(cells: list[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def _as_text(body: pa.Array) -> pa.Array:
-    """Text from its bytes; what a source calls text and is none shows replacement characters."""
+    """Text from its bytes; bytes that are not valid text show replacement characters."""
     try:
         return body.cast(pa.large_string())
     except pa.ArrowInvalid:

@@ -31,7 +31,7 @@ def take_lanes(
     width: int,
     taken: Int64[Array, "lanes shown"],
 ) -> None:
-    """The sums of some keys from lane `first` of `width` on, a row for each lane; clears them."""
+    """The sums of some keys, a row for each lane from `first` on, of `width`; clears them."""
     for i in range(len(rows)):
         if i + AHEAD < len(rows):
             prefetch(pending, rows[i + AHEAD] * width)
@@ -55,7 +55,7 @@ def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
 ) -> None:
     """Value, deviation and interval of a total, in key order; `outputs.normal` and its bounds.
 
-    In blocks: what is gathered stays in the first cache, and the rest becomes vector instructions.
+    It works in blocks: gathered values stay in the first cache, and the rest is vectorised.
     """
     middles = np.empty(BLOCK)
     for start in range(0, len(order), BLOCK):
@@ -87,7 +87,7 @@ def take_cells(
     rows: Array,
     starts: Int64[Array, " some_plus_1"],
 ) -> UInt8[Array, " bytes"]:
-    """The bytes of some key rows one after the other; sets where each starts."""
+    """The bytes of some key rows, concatenated; sets where each starts."""
     starts[0] = 0
     for i in range(len(rows)):
         starts[i + 1] = starts[i] + ends[rows[i] + 1] - ends[rows[i]]
@@ -105,9 +105,9 @@ def take_cells(
 def mark_keys(
     data: UInt8[Array, " bytes"], starts: Int64[Array, " keys_plus_1"]
 ) -> UInt64[Array, " keys"]:
-    """A word for every key that sorts as its bytes do, as far as it goes.
+    """A word for every key that sorts by the first bits of the key.
 
-    The first byte of a key is a tag, 0 or 1: it is the highest bit, and 63 bits follow.
+    The first byte of a key is a tag, 0 or 1. It gives the highest bit; the next 63 bits follow.
     """
     marks = np.zeros(len(starts) - 1, np.uint64)
     for key in range(len(marks)):
@@ -141,7 +141,7 @@ def settle_ties(
     marks: UInt64[Array, " keys"],
     order: Int64[Array, " keys"],
 ) -> bool:
-    """Sorts keys of equal marks, in an order by marks, by their bytes; False if they are many."""
+    """Sorts keys of equal marks in `order` by their bytes; False if too many marks are equal."""
     run = 0
     for i in range(1, len(order)):
         key = order[i]
@@ -165,7 +165,7 @@ def merge_keys(
     new: tuple[Array, Array],
     places: Int64[Array, " new"],
 ) -> None:
-    """How many of the old keys come before each new one. Both are pairs of order and marks."""
+    """How many old keys come before each new one. `old` and `new`: order and marks."""
     (order, marks), (coming, fresh) = old, new
     low = 0
     for i in range(len(coming)):
@@ -181,7 +181,7 @@ def merge_keys(
 
 @njit(cache=True)
 def interleave(old: Array, new: Array, places: Int64[Array, " new"], merged: Array) -> None:
-    """Puts each new item behind as many of the old as its place says."""
+    """Inserts each new item behind as many old ones as its place says."""
     at = 0
     for i in range(len(new)):
         for k in range(at, places[i]):

@@ -16,21 +16,21 @@ first granule. A granule holds 16 bits each of four groups, then (where they mat
 of weights.
 
 Four slots are a bucket, filled from the left: first their four fingerprints, which are compared at
-once, then four of each further word. So a bucket of slots of two words is one line of the cache. A
-look-up goes on to the next bucket only where one is full. `unit_layout` moves what grows.
+once, then four of each further word. So a bucket of slots of two words is one cache line. A look-up
+goes on to the next bucket only if a bucket is full. `unit_layout` moves units when tables grow.
 
-A row is looked at three times before it is decided, each time in a short loop over a block of rows,
-so that the processor has many rows under way, and a guess that fails costs no other row. First its
-bucket is computed and asked for. A block later the names in it are compared, without a branch,
-and the next bucket is asked for where it is full and lacks the unit. A block later the few units
-that are not in their first bucket are looked up further on.
+A row is visited three times before it is decided, each time in a short loop over a block of rows.
+So the processor has many rows under way, and a wrong guess about one costs no other. First its
+bucket is computed and prefetched. A block later the names in it are compared, without a branch,
+and the next bucket is prefetched if this one is full and lacks the unit. A block later the few
+units that are not in their first bucket are looked up in the next ones.
 
-What was found is where the unit is, or the free slot it would take. Rows that are decided in the
-meantime may enter other units there: who uses it compares the name again. Nothing leaves a table,
-so what was found holds as long as no table grows.
+The place found is the unit's slot, or the free slot it would take. Rows that are decided in the
+meantime may enter other units there: whoever uses the place compares the name again. Nothing leaves
+a table, so a place stays valid until a table grows.
 
-Within a loop no array is cut or handed to another function: each time its references would be
-counted by an atomic instruction, which waits until all that was written before has reached memory.
+Within a loop no array is sliced or passed to another function: each time an atomic instruction
+would count its references, and that waits until all earlier writes have reached memory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 DONE, GROW_TABLE, GROW_POOL = 0, 1, 2
 LOAD = 0.8  # share of slots in use at which a table grows
 MOST_PROBES = 512  # names that arrive sorted fill a table from one end: grow where it is crowded
-SOON = 16  # rows between asking for what a slot points to and reading it
+SOON = 16  # rows between prefetching what a slot points to and reading it
 HALF, HIGH = 0xFFFFFFFF, np.uint64(32)
 
 
@@ -69,11 +69,11 @@ def home(name: np.uint64, capacity: np.uint64) -> Any:  # pragma: no cover (comp
 
 # ---- finding the slots of units
 
-BLOCK = 32  # rows looked at in one loop
-AHEAD = 3  # blocks from the one being decided to the one first looked at
+BLOCK = 32  # rows visited in one loop
+AHEAD = 3  # blocks from the one being decided to the one first visited
 RING = AHEAD + 1  # blocks whose places are kept
-LOOKED_AT = (RING + 1) * BLOCK  # places, and the rows of a block that are looked up further on
-HEAD = 5  # of a table: address of slots, buckets, units it may hold, address of pool, granules
+LOOKED_AT = (RING + 1) * BLOCK  # places, and rows of a block to look up in later buckets
+HEAD = 5  # cells of a table: address of slots, buckets, most units, address of pool, granules
 MOST_BUCKETS = 128  # names that arrive sorted crowd one end: grow where it is crowded
 FREE = np.uint64(0)  # the name in a free slot
 
@@ -102,7 +102,7 @@ def is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
 
 @njit(cache=True)
 def rows_in(rows: Any, turn: Any) -> Any:  # pragma: no cover (compiled)
-    """How many of some rows are in a block; none before the first and behind the last."""
+    """How many of `rows` rows are in a block; 0 before the first and behind the last."""
     return min(max(rows - turn * BLOCK, 0), BLOCK) if turn >= 0 else 0
 
 
@@ -110,11 +110,11 @@ def rows_in(rows: Any, turn: Any) -> Any:  # pragma: no cover (compiled)
 def look_ahead(  # noqa: PLR0913 (compiled)
     unit: Any, rows: Any, turn: Any, heads: Any, low: Any, step: Any, found: Any, late: Any
 ) -> Any:  # pragma: no cover (compiled)
-    """Finds the slots of block `turn + 1`, and looks at the two behind it for the first times.
+    """Finds the slots of block `turn + 1`, and makes the first two visits to the blocks after it.
 
-    `unit`: address of the names of `rows` rows. `found`: that of the places of the last blocks, and
-    of the numbers of rows that are not in their first bucket, `late` of them; returns how many are
-    not in that of the next block. A unit is in the table that the `low` bits of its name say.
+    `unit`: address of the names of `rows` rows. `found`: address of the places of the last blocks,
+    then the numbers of the `late` rows that are not in their first bucket. Returns how many rows of
+    the next block are not in theirs. The `low` bits of a unit's name choose its table.
     """
     later = found + 8 * RING * BLOCK
     names, places = unit + 8 * BLOCK * (turn + 1), found + 8 * BLOCK * ((turn + 1) % RING)
@@ -151,7 +151,7 @@ INLINE, COMPACT, WIDE = 0, 1, 2
 WORDS = (2, 2, 4)  # of a slot
 BUCKET = 4  # slots
 NOTHING, HIDDEN, ALL = 0, 1, 2  # groups that are remembered
-ROWS, SUMS, SQUARES = 0, 1, 2  # what the total of a compact slot with groups is: kept, or a sum
+ROWS, SUMS, SQUARES = 0, 1, 2  # the total of a compact slot with groups: kept, or one of two sums
 GRANULE = 4  # groups
 CLASSES = 60  # sizes of blocks: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... granules
 INLINE_GROUPS = 3
@@ -180,9 +180,9 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     accepted: Bool[Array, " rows"],
     first: UInt8[Array, " rows"],
 ) -> tuple[int, int, int]:
-    """Bounds rows from `at` on, units in their slots; where it stopped, what must grow, of which.
+    """Bounds rows from `at` on; returns where it stopped, what must grow, and in which table.
 
-    A unit is in the table that the low bits of its name say; there are 2^k tables. `found` has
+    Units fit in their slots. The low bits of a unit's name choose one of 2^k tables. `found` has
     room for `LOOKED_AT` places.
     """
     parts = len(heads) // HEAD
@@ -202,7 +202,7 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
             if load64(place) != name:
                 part = np.int64(name & low)
                 head = HEAD * part
-                if load64(place) != NONE:  # another has come since
+                if load64(place) != NONE:  # another unit took the slot since
                     place, _ = locate(heads[head], heads[head + 1], name, step)
                 if load64(place) == NONE:
                     crowded = metas[cells * part] >= heads[head + 2]
@@ -241,7 +241,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     accepted: Bool[Array, " rows"],
     first: UInt8[Array, " rows"],
 ) -> tuple[int, int, int]:
-    """As `bound_inline` where a unit may have more groups than its slot holds."""
+    """As `bound_inline`, for units that may have more groups than a slot holds."""
     max_rows, per_group, quadratic, max_slots = limits
     layout, remembered, counts_rows, width, most_groups, lanes, total_is = shape
     parts = len(heads) // HEAD
@@ -267,7 +267,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
         part = np.int64(name & low)
         head, cell = HEAD * part, cells * part
         there = load64(place)
-        if there != name and there != NONE:  # another has come since
+        if there != name and there != NONE:  # another unit took the slot since
             place, _ = locate(heads[head], heads[head + 1], name, step)
             there = load64(place)
         known = there == name
@@ -390,7 +390,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
 def ask_for_groups(  # noqa: PLR0913 (compiled)
     unit: Any, rows: Any, turn: Any, heads: Any, low: Any, layout: Any, link: Any, found: Any
 ) -> Any:  # pragma: no cover (compiled)
-    """Asks for the first and last group of the units of a block, where they are in the pool."""
+    """Prefetches the first and last group of the units of a block, if they are in the pool."""
     names, places = unit + 8 * BLOCK * turn, found + 8 * BLOCK * (turn % RING)
     for i in range(rows):
         place, head = np.int64(load64(places + 8 * i)), np.int64(load64(names + 8 * i) & low)
@@ -402,7 +402,7 @@ def ask_for_groups(  # noqa: PLR0913 (compiled)
 
 @njit(cache=True)
 def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
-    """The block of a slot and its groups; -1 where the slot holds its groups itself."""
+    """The block of a slot, and how many groups it has; -1: the slot itself holds its groups."""
     if layout == WIDE:
         return np.int64(load64(place + 3 * WORD)), np.int64(load64(place + 2 * WORD)) & HALF
     word = load64(place + WORD)
@@ -412,9 +412,9 @@ def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
 
 @njit(cache=True)
 def _lane_of(groups: Any, wanted: Any, used: Any) -> Any:  # pragma: no cover (compiled)
-    """Which of the groups in a word is the wanted one (given four times); -1: none."""
+    """Which of the groups in a word is `wanted` (one group, four times); -1: none."""
     differs = groups ^ wanted
-    same = (differs - ONES) & ~differs & TOPS  # the lowest bit is exact; those above it may not be
+    same = (differs - ONES) & ~differs & TOPS  # only its lowest set bit is sure to be right
     lowest = same & (~same + ONE)
     lane = np.int64(lowest > LANE_0) + np.int64(lowest > LANE_1) + np.int64(lowest > LANE_2)
     return lane if same != NONE and lane < used else np.int64(-1)
@@ -455,7 +455,7 @@ def _move_out(word: Any, used: Any, form: Any, start: Any, width: Any) -> Any:
 
 @njit(cache=True)
 def granules_of(used: Any) -> Any:  # pragma: no cover (compiled)
-    """Granules of the block of so many groups."""
+    """Granules of a block of `used` groups."""
     return _granules(_size_class(used)) if used > 0 else np.int64(0)
 
 
@@ -471,7 +471,7 @@ def _size_class(used: Any) -> Any:  # pragma: no cover (compiled)
 
 @njit(cache=True)
 def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
-    """1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
+    """Granules of a block by size class: 1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
     if size < 3:
         return np.int64(size + 1)
     whole = 4 << ((size - 3) >> 1)
@@ -480,10 +480,10 @@ def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
 
 @njit(cache=True)
 def _with_room(used: Any, old: Any, pool: Any, cells: Any) -> Any:  # pragma: no cover (compiled)
-    """A block with room for one group more than the `used` of an old block, with these; -1: full.
+    """A block with the `used` groups of an old one and room for one more; -1: the pool is full.
 
-    `pool`: address, granules, bytes of one. A table's cells of `metas` are from an address on:
-    units, granules in use, first free block of each size (0: none).
+    `pool`: address, granules, bytes of one. `cells`: address of a table's cells of `metas`, which
+    are units, granules in use, and the first free block of each size (0: none).
     """
     start, most, link = pool
     if used > 0 and used < GRANULE * granules_of(used):

@@ -1,7 +1,7 @@
 """The compiled loops that move units: into a table that grew, and into the parts of a set.
 
-Also the one that counts the units to come, so that a table grows once for all of them, and those
-that divide rows among threads and put their answers together.
+Other loops here count the units to come, so that a table grows once for all of them, divide rows
+among threads, and put their answers together.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from streamveil.dataflow.unit_kernels import (
 )
 from streamveil.types import Array, Bool, Int64, UInt8, UInt32, UInt64
 
-DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place
-WAIT = 16  # names between asking for a bucket and reading it
+DRAWN_AT = 8  # first bit of a fingerprint that draws a sample, apart from bits of part and place
+WAIT = 16  # names between prefetching a bucket and reading it
 
 
 @njit(cache=True)
@@ -41,9 +41,9 @@ def _copy(unit: Any, place: Any, step: Any) -> Any:  # pragma: no cover (compile
 
 @njit(cache=True)
 def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cover (compiled)
-    """Copies the slot at an address to the first free one from its place on.
+    """Copies the slot at an address to the first free slot from its place on.
 
-    `span`: buckets, and bytes of one.
+    `span`: the number of buckets, and the bytes of one.
     """
     buckets, step = span
     at = slots + home(load64(unit), np.uint64(buckets)) * step
@@ -58,13 +58,13 @@ def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cov
 def spread(
     slots: int, words: int, before: int, buckets: int, spare: UInt64[Array, " words"]
 ) -> None:
-    """Moves the units of a table's first `before` buckets to where the longer table wants them.
+    """Moves the units of a table's first `before` buckets to their places in the longer table.
 
-    From the last bucket to the first: a unit that only moves back finds room behind all that are
-    still to be moved. The few that do not (they had overflowed) wait until all others are placed.
-    How many slots of a bucket are taken is counted apart: to read again what was just written would
-    wait for it. `spare` has room for one bucket; it belongs to the caller, since compiled code
-    frees an array of its own after the last use of its name, whoever has its address.
+    It goes from the last bucket to the first: a unit that only moves back finds room behind all
+    units still to be moved. The few others (they had overflowed) wait until all others are placed.
+    The taken slots of a bucket are counted apart: reading what was just written would wait for the
+    write. `spare` has room for one bucket. It belongs to the caller, since compiled code frees an
+    array of its own after the last use of its name, even if its address is still in use.
     """
     size, step = BUCKET * words, WORD * words
     waiting, taken = np.zeros(8 * size, np.uint64), np.zeros(buckets, np.uint8)
@@ -104,7 +104,7 @@ def spread(
 def measure_parts(
     slots: UInt64[Array, " words"], kind: Int64[Array, " 3"], sizes: Int64[Array, "parts 2"]
 ) -> None:
-    """Counts units and granules by the low bits of the fingerprint. `kind`: layout, words, link."""
+    """Counts units and granules by low bits of the fingerprint. `kind`: layout, words, link."""
     layout, words, _ = kind
     for bucket in range(0, len(slots), BUCKET * words):
         for place in range(bucket, bucket + BUCKET):
@@ -132,9 +132,9 @@ def deal(
     heads: Int64[Array, " cells"],
     spare: UInt64[Array, " words"],
 ) -> None:
-    """Puts units into the empty tables that the low bits of their fingerprints say.
+    """Puts units into empty tables, chosen by the low bits of their fingerprints.
 
-    `spare` has room for one bucket, of the caller as for `spread`.
+    `spare` has room for one bucket; it belongs to the caller, as in `spread`.
     """
     layout, words, link = kind
     parts = len(heads) // HEAD
@@ -166,14 +166,14 @@ def count_unseen(
     words: int,
     met: UInt64[Array, " slots"],
 ) -> int:
-    """How many units of rows are in no table, among one of 2^`bits` that could be.
+    """How many units of rows are in no table, among a sample of one in 2^`bits`.
 
-    `met` has zeros, in which they are kept apart; no more are counted than half fill it.
+    `met` comes with zeros and takes their names; counting stops when half of it is filled.
     """
     low = np.uint64(len(heads) // HEAD - 1)
     drawn, step = np.uint64(((1 << bits) - 1) << DRAWN_AT), WORD * words
     waiting, came, found = np.zeros(WAIT, np.uint64), 0, 0
-    for row in range(len(unit) + WAIT):  # the last bring nobody, only those who wait out
+    for row in range(len(unit) + WAIT):  # the last turns only serve the names that wait
         name = unit[row] if row < len(unit) else NONE
         if name & drawn != NONE:
             continue
@@ -200,14 +200,14 @@ def count_unseen(
 def take_share(
     rows: tuple[Array, ...], into: tuple[Array, ...], low: np.uint64, share: np.uint64
 ) -> int:
-    """Copies the rows of units whose `low` bits are `share`, in their order; returns how many.
+    """Copies the rows of units whose `low` bits are `share`, in order; returns how many.
 
-    `rows` and `into`: the columns of `UnitRows`; `into` has room for a row more than there are.
+    `rows` and `into`: the columns of `UnitRows`; `into` has room for one row more than it takes.
     """
     unit, group, weight, hidden = rows
     units, groups, weights, hides = into
     n: Any = 0
-    for i in range(len(unit)):  # without a branch, since it has no pattern
+    for i in range(len(unit)):  # without a branch, which could not be predicted
         units[n], groups[n], weights[n], hides[n] = unit[i], group[i], weight[i], hidden[i]
         n += np.int64(unit[i] & low == share)
     return int(n)
@@ -220,7 +220,7 @@ def put_together(
     found: tuple[Bool[Array, " rows"], UInt8[Array, " rows"]],
     into: tuple[Bool[Array, " rows"], UInt8[Array, " rows"]],
 ) -> None:
-    """Puts answers in the order of all rows; those `found` are share after share."""
+    """Puts answers in the order of all rows; in `found` they stand share after share."""
     at, low = starts.copy(), np.uint64(len(starts) - 1)
     for i in range(len(unit)):
         share = np.int64(unit[i] & low)
