@@ -30,8 +30,8 @@ from streamveil.types import Array, Bool, Float64, Int64
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C
 PER_GROUP = (1, 2, 4)
-SMALL_BOUND = 2  # squared rows, at weights below one; tried beside those that the sample suggests
-USUAL_STEPS = 1_000  # of a query without end
+SMALL_BOUND = 2  # squared rows, at weights below one; tried in addition to the sample's quantiles
+USUAL_STEPS = 1_000  # assumed for a query without end
 METRICS = ("l1", "l2", "linf", "keys")
 EPSILONS = (1e-3, 64.0)  # the range in which `solve_epsilon` looks
 
@@ -90,13 +90,13 @@ def tune(plan: Plan, table: pa.Table, *, fraction: float = 1.0, metric: str = "l
 
 
 def require_whole(plan: Plan, fraction: float) -> None:
-    """How many different values the rest of a sample holds cannot be told from a part."""
+    """Refuses a partial sample for distinct counts: a part says nothing about the other values."""
     if fraction < 1 and first_counted(plan).function == "count_distinct":
         raise PlanError("COUNT(DISTINCT x) is forecast on a whole sample: fraction = 1")
 
 
 def read_sample(plan: Plan, table: pa.Table, scale: float) -> Sample:
-    """The sample as the pipeline would see it before bounding."""
+    """The sample as the pipeline sees it before bounding."""
     found = usable_rows(plan, table, scale)
     if found is None:
         raise PlanError(
@@ -107,7 +107,7 @@ def read_sample(plan: Plan, table: pa.Table, scale: float) -> Sample:
 
 
 def default_choices(sample: Sample) -> list[Bounding]:
-    """C at quantiles of rows per unit, each with some c; B of the same sizes."""
+    """C at quantiles of rows per unit, each with several c; B of the same sizes."""
     per_unit = np.bincount(sample.scope)
     sizes = sorted({int(np.ceil(q)) for q in np.quantile(per_unit[per_unit > 0], QUANTILES)})
     flat = [
@@ -119,17 +119,17 @@ def default_choices(sample: Sample) -> list[Bounding]:
 
 
 class Facts(NamedTuple):
-    """What bounding asks of the group of every row."""
+    """What bounding must know of the group of every row."""
 
-    hidden: Bool[Array, " rows"]  # not shown when the row comes
+    hidden: Bool[Array, " rows"]  # the group is not shown when the row comes
     weight: Float64[Array, " rows"]
 
 
 class KeptRows(NamedTuple):
-    """What bounding makes of every row, in the order of the sample."""
+    """What bounding decides about every row, in the order of the sample."""
 
     passed: Bool[Array, " rows"]
-    counted: Bool[Array, " rows"]  # of those: not in a hidden group without a slot of their unit
+    counted: Bool[Array, " rows"]  # passed, and not in a hidden group without a slot of the unit
 
 
 def passes(
@@ -151,7 +151,7 @@ def accept(
     weight: Float64[Array, " rows"],
     limits: Float64[Array, " 4"],
 ) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
-    """Row by row: at most C rows of a scope, c of a pair, B in squared weights, so many slots."""
+    """Keeps, in order, at most C rows of a scope, c of a pair, B in squared weights, and slots."""
     taken, spent = np.zeros(scope.max() + 1), np.zeros(scope.max() + 1)
     held, times = np.zeros(pair.max() + 1), np.zeros(pair.max() + 1)
     entered, inside = np.zeros(scope.max() + 1), np.zeros(pair.max() + 1, np.bool_)
@@ -212,11 +212,11 @@ def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
 def admitted(
     operator: Any, sample: Sample, sizes: Float64[Array, " cells"], sd: float
 ) -> tuple[KeptRows, Float64[Array, " cells"]]:
-    """Which rows pass, and how many times the noise each group has.
+    """Which rows pass, and by how much each group's noise is multiplied.
 
-    A group is hidden until as many of its units were accepted as the selection asks for; its weight
-    follows from its size, and early on from its size so far (`WeightRule.growth`). See
-    `error_forecast.errors_of`; here for the rows of the sample.
+    A group is hidden until the selection's number of its units was accepted. Its weight follows
+    from its size, and early on from its size so far (`WeightRule.growth`). This is
+    `error_forecast.errors_of` for the rows of a sample.
     """
     rule, bounds, selection = (
         operator.aggregation.rule,
@@ -251,7 +251,7 @@ def _totals(
     sample: Sample, keep: Bool[Array, " rows"], function: str, cells: int
 ) -> Float64[Array, " cells"]:
     cell, value = sample.cell[keep], sample.value[keep]
-    if function == "count_distinct":  # the values that a sample shows do not grow with its share
+    if function == "count_distinct":  # distinct values do not grow with the share of units
         cell = np.unique(np.stack([cell, value.astype(np.int64)]), axis=1)[0]
         return np.bincount(cell, minlength=cells).astype(np.float64)
     if function == "count_units":
@@ -261,7 +261,7 @@ def _totals(
 
 
 def _chances(operator: Any, units: Float64[Array, " cells"], last: int) -> Float64[Array, " cells"]:
-    """The chance of every group to be shown by the last release for its number of units."""
+    """The chance that each group is shown by the last release, from its number of units."""
     whole = np.rint(units).astype(np.int64)
     levels, places = np.unique(whole, return_inverse=True)
     found: list[float] = []
@@ -315,12 +315,12 @@ def least(good: Callable[[float], bool]) -> float | None:
 
 
 def compiled(plan: Plan) -> GroupBy:
-    """The operator that `explain` describes: what a look costs is not left for the noise."""
+    """The operator that `explain` describes: the look's part of the budget is taken off."""
     return compile_plan(combined_plan(in_units(with_look(plan))))
 
 
 def epsilon_for(plan: Plan, units: int, target: float) -> float:
-    """The least epsilon (within 2 %) with which the first count of such a group errs so little.
+    """The least epsilon (within 2 %) with which the first count of a group errs at most `target`.
 
     No rows are needed: the group has one row per unit, the error is the deviation of the noise at
     the last release over `units`, for a group of its size.

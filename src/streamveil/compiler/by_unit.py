@@ -1,4 +1,4 @@
-"""Items of rows by unit: more than memory holds, a part of the units at once."""
+"""Items of rows by unit: more than fit in memory, read for a part of the units at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt32, UInt64
 
 PART = 1 << 16  # units of a part, by number
 BLOCK = 1 << 13  # rows of a part that are put away at once
-KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
-PLACES = 1 << 16  # that tell items of a unit apart
+KEPT_BYTES = 1 << 28  # of blocks in memory; further blocks go to an anonymous file
+PLACES = 1 << 16  # places that tell items of a unit apart
 HIGH = np.uint64(32)
-ONE = 256  # of a logarithm
+ONE = 256  # one, as a logarithm is counted
 Kind = TypeVar("Kind", bound=np.generic)
 
 
 class SomeUnits(NamedTuple):
-    """The rows of some units that follow each other, ordered by unit, else as they came."""
+    """The rows of consecutive units, ordered by unit, and within a unit as they came."""
 
     first: int  # the number of the first unit
     starts: Int64[Array, " units_plus_1"]  # where the rows of each unit begin
@@ -42,15 +42,15 @@ class SomeUnits(NamedTuple):
         return np.diff(self.starts)
 
     def at(self, place: Int64[Array, " units"]) -> Array:
-        """What is held of one row of each unit."""
+        """The item of one row of each unit."""
         return np.asarray(self.held[self.starts[:-1] + place])
 
 
 class UnitFacts(NamedTuple):
-    """What is asked of all rows of a unit together."""
+    """Facts on all rows of a unit together."""
 
     rows: UInt32[Array, " units"]
-    entered: UInt32[Array, " units"]  # in how many groups they are; of many rows, see `even_groups`
+    entered: UInt32[Array, " units"]  # in how many groups they are; for many rows `even_groups`
     cell: UInt32[Array, " units"]  # the group of one of them
 
 
@@ -59,7 +59,7 @@ class ByUnit(Generic[Kind]):
 
     Algorithm: rows go to the block of their part; a full block is put away, in memory or in a
         file. Each part is then ordered by counting.
-    Memory: of a row 2 bytes beside its item, up to KEPT_BYTES; then a block for each PART units.
+    Memory: 2 bytes a row in addition to its item, up to KEPT_BYTES; then one block per PART units.
 
     >>> rows = ByUnit(np.uint32)
     >>> rows.add(np.array([0, 1, 0], np.uint32), np.array([7, 8, 9], np.uint32))
@@ -131,9 +131,9 @@ class ByUnit(Generic[Kind]):
         return unit, np.frombuffer(data, self._kind, BLOCK, unit.nbytes)
 
     def parts(self, first: int = 0, each: int = 1) -> Iterator[SomeUnits]:
-        """Every so many-th part from the first one on, in order; several threads may ask at once.
+        """Every `each`-th part from `first` on, in order; several threads may iterate at once.
 
-        No rows may come meanwhile.
+        No rows may be added meanwhile.
         """
         if self._file is not None:
             with in_scratch("set rows aside"):
@@ -152,12 +152,12 @@ class ByUnit(Generic[Kind]):
 def shape_of(
     groups: ByUnit[np.uint32], words: UInt64[Array, " units"], threads: int = 1
 ) -> UnitFacts:
-    """Of each unit: its rows, their groups, and the group of one of them.
+    """The facts on each unit: its rows, their groups, and the group of one of them.
 
-    That one is at place floor(word * rows / 2^64). Each thread asks its own parts.
+    That row is at place floor(word * rows / 2^64). Each thread reads its own parts.
 
-    Proof: words are independent and uniform, one for each unit. Fix those of all other units: what
-        their rows are does not change when a unit is added with a word of its own.
+    Proof: words are independent and uniform, one for each unit. Fix those of all other units: their
+        chosen rows do not change when a unit is added with a word of its own.
     """
     found = UnitFacts(*(np.empty(groups.units, np.uint32) for _ in UnitFacts._fields))
 
@@ -176,14 +176,14 @@ def shape_of(
 def by_rows(
     shape: UnitFacts, most: int, quanta: int
 ) -> tuple[Int64[Array, " sizes"], Int64[Array, " sizes"]]:
-    """By rows of a unit, of which more than `most` count as `most`: units, and how rows repeat.
+    """The numbers of units by their rows (at most `most`), and how far their rows repeat groups.
 
-    Of n rows in k groups the share (n - k) / (n - 1) of all but the first that repeats, in quanta,
-    rounded down: it may be 1, however few rows there are. Of units with more than `MANY_ROWS` the
-    mean of 1 and of their concentration 1 - log(k) / log(n), which tells few groups from hundreds
-    whatever n is; k is then the number of equal groups with as large a sum of squares, n^2 / sum of
-    squares, as squares are what bounds must allow. Beside the units themselves a half at least
-    shows that such units are there.
+    For n rows in k groups, the latter is the share (n - k) / (n - 1) of rows after the first that
+    repeat, in quanta, rounded down: it may be 1, however few rows there are. For units with more
+    than `MANY_ROWS`, it is the mean of 1 and of their concentration 1 - log(k) / log(n), which
+    tells few groups from hundreds whatever n is. Then k is the number of equal groups with the same
+    sum of squares, n^2 / sum of squares, because bounds must allow for squares. As it is at least a
+    half, it also shows that such units exist.
 
     >>> shape = UnitFacts(*np.array([[1, 3, 9], [1, 2, 3], [0, 0, 0]], np.uint32))
     >>> [some.tolist() for some in by_rows(shape, 4, 256)]
@@ -201,7 +201,7 @@ def by_rows(
 def even_groups(
     rows: Float64[Array, " some"], told: Float64[Array, " some"]
 ) -> Float64[Array, " some"]:
-    """The equal groups of a unit with so many rows, from what `by_rows` tells of it.
+    """The number of equal groups of units with so many rows, from their share in `by_rows`.
 
     >>> even_groups(np.full(3, 4096.0), np.array([1.0, 0.75, 0.5])).tolist()
     [1.0, 64.0, 4096.0]
@@ -212,18 +212,18 @@ def even_groups(
 
 
 def logarithm_of(number: Array) -> Array:
-    """As `logarithm`, of each."""
+    """`logarithm` of each number."""
     return np.array([logarithm(int(one)) for one in number], np.int64)
 
 
 def middle_of_each(
     values: ByUnit[np.float64],
 ) -> tuple[Float64[Array, " units"], Bool[Array, " units"]]:
-    """A value of each unit (in each scope): that of the middle one of its rows.
+    """The value of the middle row of each unit (in each scope); also, whether a 0 was replaced.
 
-    If it is 0, that of the middle one of its other rows, if there are any, and that this is so.
+    A value of 0 is replaced by that of the middle row among the unit's rows that are not 0, if any.
 
-    Proof: which row it is, and what it says, follows from that unit's rows alone, in their order.
+    Proof: which row it is, and its value, follow from that unit's rows alone, in their order.
     """
     found = [_middle_of_each(part) for part in values.parts()]
     sizes, other = zip(*found, strict=True) if found else ((), ())
@@ -251,7 +251,7 @@ def put_in_blocks(
     rows: Int64[Array, " parts"],
     start: int,
 ) -> int:
-    """Puts rows into the blocks of their parts; returns the row before which one must be empty."""
+    """Puts rows into the blocks of their parts; returns the first row whose block is full."""
     for i in range(start, len(unit)):
         part = np.int64(unit[i]) // PART
         at = rows[part]
@@ -285,10 +285,10 @@ def count_different(
     starts: Int64[Array, " units_plus_1"],
     found: UInt32[Array, " units"],
 ) -> None:
-    """How many different items the rows of each unit have; of many rows, how many equal groups.
+    """How many different items the rows of each unit have; for many rows, how many equal groups.
 
-    Every item has a place, which keeps the item last seen there and its unit. Items of a unit of
-    which two share a place are sorted instead.
+    Every item has a place, which keeps the item last seen there and its unit. If two items of a
+    unit share a place, its items are sorted instead.
     """
     seen, times = np.zeros(PLACES, np.uint64), np.zeros(PLACES, np.int64)
     for one in range(len(found)):
@@ -323,9 +323,9 @@ def count_different(
 
 @njit(cache=True)
 def logarithm(number: Any) -> int:
-    """To base 2, in 256ths; between powers of two as if it grew evenly, and rounded down.
+    """The logarithm to base 2, in 256ths, linear between powers of two and rounded down.
 
-    Whole numbers alone: the same on every machine.
+    It uses whole numbers only, and so is the same on every machine.
     """
     power, rest = 0, number
     while rest > 1:

@@ -1,4 +1,4 @@
-"""What a count would err by on streams that one may expect: for choosing its settings.
+"""The expected errors of a count on streams that one may expect: for choosing its settings.
 
 The errors on an `ExpectedStream` under some settings follow from the noise of the mechanisms.
 """
@@ -19,15 +19,15 @@ from streamveil.types import Array, Bool, Float64, Int64
 
 SLOPE = 6.0  # how sharply the chance to be shown by coins rises around its middle
 APART = 0.3  # of the range of values: how far the mean of cut rows may lie from that of the others
-LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds the total
+LUCK = 1.2  # deviations by which the largest forecast so far of a total exceeds that total
 CAUTION = 2.0  # deviations by which totals are taken too low where groups are public
-ROUNDS = 3  # of bounding and of when groups open, each from the other
+ROUNDS = 3  # of computing what bounding keeps and when groups open, each from the other
 Kind = Literal["table", "gaussian", "totals", "public"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is to be chosen."""
+    """The settings that are chosen."""
 
     kind: Kind  # of selection
     quadratic: float = inf  # squared rows of one unit, in entry weights: bound / entry_weight**2
@@ -54,22 +54,23 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastNoise:
-    """The public numbers of the mechanisms that settings work on."""
+    """The public numbers of the mechanisms to which settings apply."""
 
-    mu: float  # of all Gaussian releases, were they alone
+    mu: float  # of all Gaussian releases, if they were alone
     part: float = 1.0  # of mu squared, for the total that is forecast
-    people: float = 0.0  # the same for a count of units beside it; 0: there is none
-    beside: float = 0.0  # of all releases beside the Gaussian selection's part of delta; 0: mu
-    spread: float  # deviation at the last release of a counter of sensitivity and mu one
+    people: float = 0.0  # the same for a count of units beside that total; 0: there is none
+    beside: float = 0.0  # mu of all releases beside the Gaussian selection's part of delta; 0: mu
+    spread: float  # deviation at the last release of a counter with sensitivity 1 and mu 1
     triggers: int = 1_000  # of one window
     half: float = 0.0  # units that show half of all groups, with two slots and a share of 2/3; or 0
     delta: float = 1e-9  # for thresholds of the Gaussian selection
     offset: int = 0  # units that do not count
 
     def coins(self, slots: int, share: float) -> float:
-        """`half` for other slots and shares, within 10 % of the designs that it stands for.
+        """`half` for other slots and shares, within 10 % of that of the designs.
 
-        As if the selection were a Gaussian test on sqrt(slots) moves with what is left of mu.
+        The formula treats the selection as a Gaussian test on sqrt(slots) moves with the rest of
+        mu.
         """
         return self.offset + self.half * float((slots / 2) ** 0.6 * sqrt((5 / 9) / (1 - share**2)))
 
@@ -153,11 +154,11 @@ def forecast(
 
 
 class Threshold(NamedTuple):
-    """What the selection asks for at the last release, and how it is asked."""
+    """The selection's threshold at the last release, and the noise of its test."""
 
     units: float  # public groups: the rows from which on weights may fall
     deviation: float = 0.0  # of a Gaussian selection or a test of totals
-    people: float = 0.0  # of a count of units beside the total that is forecast; 0: there is none
+    people: float = 0.0  # deviation of a count of units beside the forecast total; 0: none
 
 
 def errors_of(
@@ -194,7 +195,7 @@ def errors_of(
 
 
 class Shown(NamedTuple):
-    """Classes of groups, as far as their errors depend on them."""
+    """The numbers of classes of groups on which their errors depend."""
 
     counts: Float64[Array, " classes"]  # groups
     shown: Float64[Array, " classes"]  # share of them
@@ -202,7 +203,7 @@ class Shown(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What a release shows of groups and what it leaves out, before noise."""
+    """What a release shows of groups and what it leaves out, without noise."""
 
     groups: Shown
     lost: Float64[Array, " classes"]  # rows, or units, of a shown group that are cut
@@ -224,7 +225,7 @@ class LeftOut(NamedTuple):
         return Errors(float(counts @ shown), *off, self.cut)
 
 
-@lru_cache(maxsize=1)  # errors beside all totals and beside bounded ones are asked for in turn
+@lru_cache(maxsize=1)  # errors against all totals and against bounded ones are computed in turn
 def left_out(
     stream: ExpectedStream, settings: Settings, test: Threshold, triggers: int, base: float
 ) -> LeftOut:
@@ -242,7 +243,7 @@ def left_out(
     )  # fmt: skip
     step = np.ceil(drawn.time * steps)
     new, public = drawn.new, settings.kind == "public"
-    # at first, as if nothing were shown or cut
+    # the first round assumes that nothing is shown or cut
     middle = asked / (averaged(drawn, drawn.all_rows) if public else drawn.share_of_first)
     opens = np.full(len(totals), -1.0)
     for _ in range(ROUNDS):
@@ -305,7 +306,7 @@ def hide(
     shown: Float64[Array, " classes"],
     known: float,
 ) -> tuple[Bool[Array, " rows"], Float64[Array, " rows"]]:
-    """Whether a row comes before its group opens, and its weight: 1, or later its group's.
+    """Whether a row comes before its group opens, and its weight: 1, later that of its group.
 
     Before the step from which on a total is `known` weights are larger: see `WeightRule`.
     """
@@ -327,12 +328,12 @@ def admit(
     weight: Float64[Array, " rows"],
     limits: Float64[Array, " 5"],
 ) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
-    """Bounding: which share of rows is kept, and rows that count for the selection of their group.
+    """The share of each row that bounding keeps, and the rows that the selection may count.
 
-    A row stands for some `times` rows in its group, one after the other: the first of them is kept
-    or not, of the others as many as the bounds leave room for. Rows count for the selection if
-    their group is hidden. Limits: the quadratic bound in entry weights, slots (which bound what the
-    selection counts and not what is kept), rows in a group, rows, groups.
+    A row stands for `times` consecutive rows in its group: the first of them is kept or not, and as
+    many of the others as the bounds leave room for. The selection counts such rows if their group
+    is hidden. Limits: the quadratic bound in entry weights, slots (which bound what the selection
+    counts but not what is kept), rows in a group, rows, groups.
     """
     quadratic, slots, per_group, max_rows = limits[0], limits[1], limits[2], limits[3]
     most = limits[4]

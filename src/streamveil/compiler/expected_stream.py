@@ -1,6 +1,6 @@
 """Streams that one may expect: laws of rows per unit, of groups and of repeated groups.
 
-Nothing here reads data, and nothing is random: what is drawn from a law comes from fixed numbers.
+Nothing here reads data, and nothing is random: draws from a law come from fixed numbers.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from streamveil.plan.options import (
 from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000
-DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # of drawn units together; units, whatever rows they have
-MOST_ROWS = 1_000  # of one drawn unit; where it has more, each stands for several
+DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # most rows of all drawn units; least number of units
+MOST_ROWS = 1_000  # of one drawn unit; if it has more, each drawn row stands for several
 LONG = np.round(MOST_ROWS * 2.0 ** (np.arange(1, 45) / 4))  # rows of such units, up to two million
 ROWS_OF_UNITS = np.append(np.arange(1.0, MOST_ROWS + 1), LONG)
-NUMBERS = np.append(np.ones(MOST_ROWS), np.gradient(LONG))  # that each of them stands for
-FARTHEST = 20.0  # times the mean: sizes of units that a law has, above `MOST_ROWS`
+NUMBERS = np.append(np.ones(MOST_ROWS), np.gradient(LONG))  # numbers that each of them represents
+FARTHEST = 20.0  # times the mean: the largest units of a law, if more than `MOST_ROWS`
 CLASSES = 240  # of groups of about equal size
 TOKENS_FIRST = 0.5  # share of units whose rows in groups of one come before all others
-FEW = 3.0  # rows that the share over all classes counts as
+FEW = 3.0  # rows as which the share over all classes counts
 NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
 GOLDEN = 0x9E3779B97F4A7C15
 STEEP = (0.0, 0.8, 1.2, 1.4, 1.6)  # see `ExpectedStream.family`
 HEAVY, REPEATS = (3.2, 8.0), (0.0, 0.3)
-TOLD_REPEATS = 0.01  # fewer are lost in the noise of a look: no law of groups is made of them
-STEEPEST = 1.61  # of laws that a share of repeats is compared with; none of its halves is 1
+TOLD_REPEATS = 0.01  # fewer are lost in the noise of a look: no law of groups is fitted to them
+STEEPEST = 1.61  # steepest law to compare a share of repeats with; halving it never gives 1
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
 MOST_REPEATS = 0.9999
-SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
-MOST_OF_UNITS = 0.99  # what `most` is a quantile of
+SPREAD_OF_REPEATS = 1.5  # times the expected repeats: as many may come by chance alone
+MOST_OF_UNITS = 0.99  # the quantile of rows per unit that `most` is
 STEEPEST_POWER = 20.0  # of rows, within a bin of a histogram
 LIGHT, EVENEST = 50.0, 200.0  # the lightest power, about geometric; the most even gamma law
 
@@ -65,10 +65,10 @@ LIGHT, EVENEST = 50.0, 200.0  # the lightest power, about geometric; the most ev
 class ExpectedStream:
     """A stream that one may expect within one scope of a unit.
 
-    A unit has n rows, weight (n + b)^-heavy with b from the mean, or n^(even - 1) e^-cn with c from
-    it; a row has the group of rank k, weight (k + groups / 1000)^-steep or, with a `spread`, by a
-    log-normal law, or with chance `repeats` a group its unit had before, or with chance `single`
-    one that no other row has.
+    A unit has n rows with weight (n + b)^-heavy or n^(even - 1) e^-cn; b or c follows from the
+    mean. A row has the group of rank k with weight (k + groups / 1000)^-steep or, with a `spread`,
+    by a log-normal law; or with chance `repeats` a group its unit had before, or with chance
+    `single` a group that no other row has.
     """
 
     units: float
@@ -78,7 +78,7 @@ class ExpectedStream:
     again: float | None = None  # share of rows that repeat a group of their unit, if known
     steep: float = 1.4
     heavy: float = 5.0
-    even: float = 0.0  # shape of a gamma law of rows, where tails fall faster; 0: by `heavy`
+    even: float = 0.0  # shape of a gamma law of rows, if tails fall faster; 0: by `heavy`
     repeats: float = 0.0
     drawn: int = UNITS  # units that a forecast draws, each standing for the same number of rows
     single: float = 0.0  # share of rows that have a group of their own
@@ -87,24 +87,24 @@ class ExpectedStream:
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
     concentration: tuple[float, float, float] | None = None  # see `concentrations`
     own: float | None = None  # see `concentrated`
-    means: tuple[float, ...] = ()  # other rows of a unit, if the same rows may be of other units
-    likely: tuple[ExpectedStream, ...] = ()  # with as many rows: see `likely_streams`
+    means: tuple[float, ...] = ()  # possible rows of a unit, if the number of units is not known
+    likely: tuple[ExpectedStream, ...] = ()  # streams with as many rows: see `likely_streams`
     value: float = 1.0  # what a row adds on average, as a share of the most that it may add
-    clamped: float = 0.0  # share of all that values add up to, beyond their bounds
+    clamped: float = 0.0  # share of the total of values that lies beyond their bounds
     once: bool = False  # only a unit's first row in a group counts, and no other is cut
-    ratio: bool = False  # answers are means or quantiles: what is cut takes no part in them
+    ratio: bool = False  # answers are means or quantiles, in which cut rows take no part
     batches: float = inf  # in which rows come, each at one release; no more than there are releases
 
     def family(self) -> tuple[ExpectedStream, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
 
-        Shapes are rarely known beforehand: settings are chosen for all of these together. A share
-        of repeats that is known tells of the groups as well: where some are so large that units
-        meet them again by chance, more rows than that would repeat. For the steepest, the steepest
-        that it allows stands in: there all repeats are in large groups, which a bound per group
-        cuts. Known laws of groups (`group_sizes.likely_laws`) stand in for flat and steep ones, a
-        known histogram of the rows of units for even and heavy tails. Where a unit has one of some
-        `means` of rows, all units together have as many in each; `likely` streams are all there is.
+        Shapes are rarely known beforehand: settings are chosen for all of these together. A known
+        share of repeats also limits the groups: if some were so large that units meet them again by
+        chance, more rows would repeat. The steepest law within that limit replaces the steeper
+        ones: there all repeats are in large groups, which a bound per group cuts. Known laws of
+        groups (`group_sizes.likely_laws`) replace flat and steep ones, a known histogram of the
+        rows of units replaces even and heavy tails. With several `means` of rows, the stream has as
+        many rows in each case; with `likely` streams, these are the whole family.
         """
         if self.likely:
             return self.likely
@@ -145,7 +145,7 @@ class ExpectedStream:
 
 @lru_cache(maxsize=64)
 def steepest(stream: ExpectedStream, again: float) -> ExpectedStream:
-    """The stream with groups so unequal that units meet them again by chance as often as known."""
+    """The stream whose groups are so unequal that chance alone gives the known share of repeats."""
     low, high, stream = 0.0, STEEPEST, replace(stream, spread=0.0)
     for _ in range(8):
         middle = (low + high) / 2
@@ -155,17 +155,17 @@ def steepest(stream: ExpectedStream, again: float) -> ExpectedStream:
 
 
 def repeated_by_chance(stream: ExpectedStream) -> float:
-    """The share of rows that repeat a group of their unit though nothing makes them."""
+    """The share of rows that repeat a group of their unit by chance alone."""
     drawn = draw_stream(stream)
     return 1 - float(drawn.single[drawn.new].sum() / drawn.weight.sum())
 
 
 def concentrations(known: tuple[float, float, float], some: int) -> Float64[Array, " some"]:
-    """What the concentration of units with many rows may be, from its noisy number.
+    """Possible concentrations of units with many rows, from the noisy one.
 
-    Known are the share that repeats a group where units have few rows, the concentration of the
-    others, with noise, and its deviation. Quantiles of what it then is between 0 and 1, each as
-    likely, in a mixed order.
+    `known`: the share of rows that repeat a group in units with few rows, the noisy concentration
+    of other units, and its deviation. The result is quantiles of the true concentration between 0
+    and 1, equally likely, in a mixed order.
 
     >>> concentrations((0.0, 0.6, 0.001), 2).round(2).tolist()
     [0.6, 0.6]
@@ -182,11 +182,11 @@ def concentrations(known: tuple[float, float, float], some: int) -> Float64[Arra
 
 
 def concentrated(stream: ExpectedStream, many: float) -> ExpectedStream:
-    """The stream in which units with few and with many rows keep to groups as far as known.
+    """The stream in which units with few and with many rows keep to their groups as far as known.
 
-    One with many rows: the first share `own` of its rows have groups by the law, and each later row
-    that of one of these. The share is the largest of some by which the concentration, on average
-    over units as drawn, is `many`; or the least of them.
+    In a unit with many rows, the first share `own` of rows have groups by the law, and each later
+    row has the group of one of these. The share is the largest on a grid for which the mean
+    concentration of the drawn units reaches `many`, or else the least on the grid.
     """
     few = 0.0 if stream.concentration is None else stream.concentration[0]
     stream = replace(stream, concentration=None)
@@ -209,13 +209,13 @@ def concentrated(stream: ExpectedStream, many: float) -> ExpectedStream:
 
 
 def first_rows_of(lengths: Int64[Array, " units"], share: float) -> Int64[Array, " units"]:
-    """A share of the rows of each unit, one at least."""
+    """A share of the rows of each unit, at least one row."""
     return np.maximum(np.round(share * lengths), 1).astype(np.int64)
 
 
 def squares_so_far(drawn: Drawn, lengths: Int64[Array, " units"]) -> Float64[Array, " rows"]:
-    """The sum of squared rows in each group, over the rows of a unit up to each of them."""
-    order = np.argsort(drawn.first, kind="stable")  # by groups of units, then as rows come
+    """For each row, the sum over groups of squared rows of its unit, up to this row."""
+    order = np.argsort(drawn.first, kind="stable")  # by unit and group, then as rows come
     own = drawn.first[order]
     begins = np.flatnonzero(np.append(True, own[1:] != own[:-1]))
     before = np.empty(len(own))
@@ -227,17 +227,17 @@ def squares_so_far(drawn: Drawn, lengths: Int64[Array, " units"]) -> Float64[Arr
 
 
 def repeats_beyond(stream: ExpectedStream, again: float) -> float:
-    """The chance to repeat a group by which all rows do as often as known."""
+    """The chance to repeat a group with which all rows repeat as often as known."""
     drawn = draw_stream(stream)
     return repeats_of(drawn, again, drawn.all_rows)
 
 
 def repeats_of(drawn: Drawn, again: float, some: Bool[Array, " rows"]) -> float:
-    """The chance r to repeat a group by which the rows of some units do as often as known.
+    """The chance r to repeat a group with which the rows of some units repeat as often as known.
 
-    A share f of rows are a unit's first ones and never do. By chance a row does if it is new, and
-    the one that it meets as well: r (1 - f) + (1 - r)^2 by_chance = again. Where a drawn row stands
-    for several, all but the first of them repeat anyway.
+    A share f of rows are the first of a unit and never repeat. A row repeats by chance if its group
+    is drawn by the law, and so is that of the row it meets: r (1 - f) + (1 - r)^2 by_chance =
+    again. If a drawn row stands for several, all but the first of them repeat anyway.
     """
     single, weight = drawn.single * some, float(drawn.weight[some].sum())
     singles = float(single.sum())
@@ -256,9 +256,9 @@ def repeats_of(drawn: Drawn, again: float, some: Bool[Array, " rows"]) -> float:
 def expected(
     given: Mapping[str, Any], windows: int, public: int | None = None
 ) -> ExpectedStream | None:
-    """The stream that the options of a query expect in one scope of a unit; None: they do not.
+    """The stream that a query's options expect in one scope of a unit; None: they expect none.
 
-    `public`: all groups, where their number is declared.
+    `public`: the number of all groups, if it is declared.
     """
     rows = EXPECTED_ROWS.of(given)
     if rows is None:
@@ -299,7 +299,7 @@ def expected(
 def likely_streams(
     given: Mapping[str, Any], stream: ExpectedStream, public: int | None
 ) -> Iterator[ExpectedStream]:
-    """Those that a first release leaves possible (`first_release.streams`), with known groups."""
+    """Streams that a first release leaves possible (`first_release.streams`), with known groups."""
     every = stream.units * stream.rows
     ways = [histogram_of(way) for way in given[WAYS_OF_UNITS]]
     means = [mean_rows(way) for way in ways]
@@ -316,14 +316,14 @@ def likely_streams(
 
 
 def histogram_of(told: Iterable[Sequence[float]]) -> tuple[tuple[int, int, float], ...]:
-    """From and to how many rows, and the share of units, as a look says them."""
+    """For each bin of a look: its first and last number of rows, and the share of units."""
     return tuple((int(low), int(high), float(part)) for low, high, part in told)
 
 
 def law_of(
     groups: float, steep: float, single: float, spread: float = 0.0
 ) -> tuple[int, float, float, float]:
-    """A law of groups as a look says it, or as it was said before laws had a spread."""
+    """A law of groups from a look; looks of earlier versions have no spread."""
     return max(2, round(groups)), float(steep), float(single), float(spread)
 
 
@@ -336,10 +336,10 @@ class Drawn:
     first: Int64[Array, " rows"]  # the unit's first row in the same group
     time: Float64[Array, " rows"]  # 0..1
     times: Float64[Array, " rows"]  # rows of the same unit and group, one after the other
-    weight: Float64[Array, " rows"]  # rows of the stream that all of these stand for
+    weight: Float64[Array, " rows"]  # rows of the stream that a drawn row represents
     totals: Float64[Array, " classes"]  # expected rows of one group
     counts: Float64[Array, " classes"]  # groups
-    near: Float64[Array, "classes classes"]  # how much classes of like sizes share what is averaged
+    near: Float64[Array, "classes classes"]  # weights of classes of like sizes in averages
 
     @cached_property
     def new(self) -> Bool[Array, " rows"]:
@@ -348,7 +348,7 @@ class Drawn:
 
     @cached_property
     def single(self) -> Float64[Array, " rows"]:
-        """The weight of one row: of the first one, where several follow each other."""
+        """The weight of one row; where a drawn row stands for several, that of the first."""
         return np.asarray(self.weight / self.times)
 
     @cached_property
@@ -363,7 +363,7 @@ class Drawn:
 
     @cached_property
     def of_all(self) -> tuple[Float64[Array, " classes"], np.float64]:
-        """All rows, as `weighed` has them."""
+        """`weighed` of all rows."""
         return weighed(self, self.all_rows)
 
 
@@ -397,10 +397,10 @@ def edges_of(groups: int, classes: int) -> Float64[Array, " edges"]:
 def masses(
     groups: int, steep: float, spread: float = 0.0, classes: int = CLASSES
 ) -> tuple[Float64[Array, " classes"], float, Float64[Array, " classes"]]:
-    """Classes of groups by rank: the weight of each and of all together, and its groups.
+    """Classes of groups by rank: the weight of each, the total weight, and the groups of each.
 
-    Of a log-normal law, the groups of the ranks up to k hold ndtr(spread + ndtri(k / groups)) of
-    all rows.
+    In a log-normal law, the groups of ranks up to k hold ndtr(spread + ndtri(k / groups)) of all
+    rows.
     """
     edges = edges_of(groups, classes)
     low, high = edges[:-1], edges[1:]
@@ -413,7 +413,7 @@ def masses(
 
 
 def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " sizes"]:
-    """Share of units with so many rows, of the first `ROWS_OF_UNITS`: 1, 2, ..."""
+    """Share of units by their rows, over the first of `ROWS_OF_UNITS`: 1, 2, ..."""
     sizes = up_to(max(MOST_ROWS, FARTHEST * rows))
     n, numbers = ROWS_OF_UNITS[:sizes], NUMBERS[:sizes]
 
@@ -432,15 +432,15 @@ def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " si
 
 
 def up_to(rows: float) -> int:
-    """How many of `ROWS_OF_UNITS` are at most so large."""
+    """How many of `ROWS_OF_UNITS` are at most `rows`."""
     return int(np.searchsorted(ROWS_OF_UNITS, rows, side="right"))
 
 
 def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
-    """Share of units with so many rows, of `ROWS_OF_UNITS`.
+    """Share of units by their rows, over `ROWS_OF_UNITS`.
 
-    Within a bin shares follow the power of rows that leads from the bin before to the one behind,
-    of those that are next to it: tails fall within their bins as well.
+    Within a bin shares follow the power of rows that leads from the bin before to the bin behind,
+    if these are adjacent: tails fall within their bins as well.
 
     >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (1024, 1447, 1.0)))[:4].round(2).tolist()
     [30.0, 5.71, 2.29, 0.0]
@@ -468,7 +468,7 @@ def mean_rows(histogram: tuple[tuple[int, int, float], ...]) -> float:
 
 
 def _power(bins: tuple[tuple[int, int, float], ...], place: int) -> float:
-    """The power of rows that units per row follow over a bin and those next to it; 0: alone."""
+    """The power of rows that units follow over a bin and adjacent bins; 0: there are none."""
     first = place - (place > 0 and bins[place - 1][1] + 1 == bins[place][0])
     last = place + (place + 1 < len(bins) and bins[place][1] + 1 == bins[place + 1][0])
     (a, b, before), (c, d, behind) = bins[first], bins[last]
@@ -482,7 +482,7 @@ def _power(bins: tuple[tuple[int, int, float], ...], place: int) -> float:
 def tail_of(rows: float, most: float) -> tuple[float, float]:
     """`heavy` and `even` of the law by which 99 of 100 units have at most so many rows.
 
-    Powers fall as slowly as they must; what falls faster than a geometric law is a gamma law.
+    A power law falls as slowly as it can; a law that must fall faster than geometric is a gamma.
     """
 
     def within(heavy: float, even: float) -> float:
@@ -498,7 +498,7 @@ def tail_of(rows: float, most: float) -> tuple[float, float]:
 
 
 def drawn_lengths(stream: ExpectedStream, drawn: int) -> Int64[Array, " units"]:
-    """Rows of some units, each standing for the same number of rows."""
+    """Rows of the drawn units, each of which stands for the same number of rows."""
     known = stream.histogram
     law = known_rows(known) if known else row_law(stream.rows, stream.heavy, stream.even)
     sizes = ROWS_OF_UNITS[: len(law)].astype(np.int64)
@@ -510,10 +510,10 @@ def drawn_lengths(stream: ExpectedStream, drawn: int) -> Int64[Array, " units"]:
 
 @lru_cache(maxsize=64)
 def draw_stream(stream: ExpectedStream) -> Drawn:
-    """Units chosen in proportion to their rows, so that heavy ones are well represented."""
+    """Draws units in proportion to their rows, so that heavy units are well represented."""
     rows = drawn_lengths(stream, stream.drawn)
     most = int(np.minimum(rows, MOST_ROWS).sum())
-    if most > DRAWN_ROWS:  # fewer units of many rows tell as much
+    if most > DRAWN_ROWS:  # fewer units of many rows give the same precision
         fewer = round(stream.drawn * DRAWN_ROWS / most)
         rows = drawn_lengths(stream, max(FEWEST_DRAWN, fewer))
     lengths = np.minimum(rows, MOST_ROWS)
@@ -552,10 +552,10 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
 def tokens_first(
     single: Bool[Array, " rows"], lengths: Int64[Array, " units"]
 ) -> Int64[Array, " rows"]:
-    """An order of rows, unit by unit: in some units those in groups of one come first.
+    """An order of rows, unit by unit: in some units rows in groups of one come first.
 
-    Groups of one are often tokens of a session, with which a unit begins. They take its slots, and
-    none are left for the groups that follow.
+    Groups of one are often tokens of a session, with which a unit begins. They take the unit's
+    slots, and leave none for the groups that follow.
     """
     unit = np.repeat(np.arange(len(lengths)), lengths)
     sooner = single & (mixed_uniform(len(lengths), 5) < TOKENS_FIRST)[unit]
@@ -575,10 +575,10 @@ def first_rows(drawn: Drawn) -> Drawn:
 def averaged(
     drawn: Drawn, rows: Array, among: Bool[Array, " rows"] | None = None
 ) -> Float64[Array, " classes"]:
-    """The share of such rows among some, by class of groups, averaged over classes of like sizes.
+    """The share of `rows` in the rows `among`, by class, averaged over classes of like sizes.
 
-    Of each drawn row its share is asked, from 0 to 1. Where a class has few of these, the share
-    over all classes counts as `FEW` more.
+    `rows` is a share of each drawn row, from 0 to 1. The share over all classes counts as `FEW`
+    more rows of each class.
     """
     if among is None:
         number, (whole, total) = len(rows), drawn.of_all
@@ -591,7 +591,7 @@ def averaged(
 
 
 def weighed(drawn: Drawn, rows: Array) -> tuple[Float64[Array, " classes"], np.float64]:
-    """The weight of some rows: by class, together with classes of like sizes, and of all."""
+    """The weight of some rows: by class, with classes of like sizes, and in total."""
     shares = rows.astype(np.float64)
     each, together = in_classes(drawn.place, drawn.weight, shares, len(drawn.totals))
     return drawn.near @ together, each.sum()
@@ -613,17 +613,17 @@ def in_classes(
     return each, together
 
 
-# ---- what a plan says of its stream
+# ---- the stream that a plan expects
 
 
 def expected_stream(plan: Plan, windows: int | None) -> ExpectedStream | None:
-    """The stream that a query expects in one scope of a unit, if it says so or a look did."""
+    """The stream that a query expects in one scope of a unit, by its options or a look."""
     known = expectations(plan.options)
     return expected(known, windows or 1, public_groups(plan, windows))
 
 
 def public_groups(plan: Plan, windows: int | None) -> int | None:
-    """How many groups there are, all windows together; None: nobody knows beforehand.
+    """How many groups there are in all windows together; None: not known beforehand.
 
     A query without keys has one group in a window.
     """

@@ -15,27 +15,27 @@ from streamveil.types import Array, Float64, Int64, UInt32, UInt64
 
 SIZES = np.unique(np.round(2.0 ** (np.arange(0, 81) / 4))).astype(np.int64)  # 1, 2, 3, ... 2^20
 SIZES_OF_OCTAVE = np.maximum(1.0, 1 / np.gradient(np.log2(SIZES)))
-WEIGHT = 2  # the noise of these numbers is so many times that of the other histograms
+WEIGHT = 2  # noise of the numbers of groups, in that of the other histograms
 BUCKETS = 128  # into which groups fall by chance
-BUCKET_WEIGHT = 4  # as WEIGHT, of the rows in buckets
-RANKS = np.array([0, 1, 2, 4, 8, 16, 32])  # of buckets by their rows, that tell large groups
-LARGEST = 256  # groups that a law puts into buckets one by one
-DRAWS = 6  # of buckets and noise, for what a law makes expect of them
-AT_ONCE = 40  # rows of laws whose buckets fit the processor's cache
+BUCKET_WEIGHT = 4  # likewise, noise of the rows in buckets
+RANKS = np.array([0, 1, 2, 4, 8, 16, 32])  # ranks of buckets by rows, that reveal large groups
+LARGEST = 256  # largest groups of a law, put into buckets one by one
+DRAWS = 6  # of buckets and noise, to estimate what a law leads one to expect
+AT_ONCE = 40  # rows of laws whose buckets fit into the processor's cache
 STEEPNESS = (0.0, 0.4, 0.8, 1.05, 1.25, 1.45, 1.61)
 SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.05, 1.3, 1.6, 2.0, 2.5)  # of log-normal laws
 SHAPES = [(steep, 0.0) for steep in STEEPNESS] + [(0.0, spread) for spread in SPREADS]
-CLASSES = 64  # of groups of about equal size, of a law that is fitted
+CLASSES = 64  # classes of groups of about equal size in a fitted law
 MISFIT = (
     0.1  # share by which numbers may differ from every law, independently from octave to octave
 )
-LAWS = 6  # that stand for all that fit
+LAWS = 6  # chosen to represent all laws that fit
 SINGLE = (0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9)
-MOSTLY = 6.0  # times as likely beforehand: no groups of one row beside the others
+MOSTLY = 6.0  # how many times likelier beforehand are laws without extra groups of one row
 
 
 class GroupLaw(NamedTuple):
-    """Of the rows of groups, as `ExpectedStream` says it."""
+    """A law of the rows of groups, as in `ExpectedStream`."""
 
     groups: float
     steep: float
@@ -44,7 +44,7 @@ class GroupLaw(NamedTuple):
 
 
 class Units(NamedTuple):
-    """What is known of the units whose groups are asked for."""
+    """The known facts on the units whose groups are fitted."""
 
     number: float
     lengths: Int64[Array, " some"]  # rows of some, each standing for the same number of rows
@@ -59,9 +59,9 @@ def groups_by_size(cells: UInt32[Array, " units"]) -> Int64[Array, " sizes"]:
 
     Sensitivity: 1, in L1 and L2, however many sizes there are.
     Proof: a unit's one row makes one group larger by one, from n to n + 1, and no other group
-        changes: of the numbers of groups with at least k rows, only that for k = n + 1 changes, by
-        one. So it holds for any choice of sizes, and for whatever word the unit has.
-    Memory: a count for each group that a chosen row has, hence at most one for each unit.
+        changes. The number of groups with at least k rows changes only for k = n + 1, by one. So
+        this holds for any choice of sizes, and whatever word the unit has.
+    Memory: a count for each group that has a chosen row, hence at most one for each unit.
     """
     groups = sizes_of(cells)
     held = np.sort(groups[groups > 0])
@@ -74,10 +74,10 @@ def rows_by_bucket(
     """Rows in each of `BUCKETS` buckets, of one row of each unit; a group's word tells its bucket.
 
     Sensitivity: 1, in L1 and L2.
-    Proof: words are independent and uniform, and nothing but this depends on them: whatever numbers
-        groups have, which follow from all rows, the map from groups to buckets has one law. Fix it
-        for the groups of all other units. Their rows stay in their buckets when a unit is added,
-        and its one row adds one to one bucket.
+    Proof: words are independent and uniform, and nothing else depends on them. So the map from
+        groups to buckets has one law, whatever numbers groups have (these follow from all rows).
+        Fix it for the groups of all other units. Their rows stay in their buckets when a unit is
+        added, and its one row adds one to one bucket.
     """
     groups = sizes_of(cells)
     place = (words[: len(groups)] % BUCKETS).astype(np.int64)
@@ -85,7 +85,7 @@ def rows_by_bucket(
 
 
 def sizes_of(cells: UInt32[Array, " units"]) -> Int64[Array, " groups"]:
-    """How many of the cells are each one, from 0 to the largest."""
+    """How many cells have each value, from 0 to the largest."""
     groups = np.zeros(int(cells.max()) + 1 if len(cells) else 0, np.int64)
     count_each(cells, groups)
     return groups
@@ -93,7 +93,7 @@ def sizes_of(cells: UInt32[Array, " units"]) -> Int64[Array, " groups"]:
 
 @njit(cache=True)
 def count_each(cells: UInt32[Array, " units"], counts: Int64[Array, " groups"]) -> None:
-    """Adds one for each."""
+    """Adds one to the count of each cell's value."""
     for cell in cells:
         counts[cell] += 1
 
@@ -104,17 +104,17 @@ def likely_laws(
     units: Units,
     sigma: float,
 ) -> list[GroupLaw]:
-    """Laws of groups that stand for all that fit noisy numbers of groups, by size and in buckets.
+    """Laws of groups that represent all laws that fit noisy numbers by size and in buckets.
 
-    Algorithm: for laws on a grid of exponents, or of deviations of log-normal laws, and of numbers
-        of groups (even in the logarithm), the likelihood of the noisy numbers about the expected
-        ones, with Gaussian noise (`sigma` of the other histograms), the spread of a draw and
-        `MISFIT` of it, and `MOSTLY` before it. Numbers by size tell how many small groups there
-        are, full buckets how large the largest are, which are too few to be seen among numbers. A
-        law by which chance alone repeats more than units do, or keeps to fewer groups where they
-        have many rows, is as unlikely as the difference. Of
-        all laws, ordered by their smallest groups, which decide whether they can be shown, those at
-        even places of the sum of likelihoods. Each is as likely.
+    Algorithm: laws lie on a grid of exponents, or of deviations of log-normal laws, and of numbers
+        of groups (even in the logarithm). Each has the likelihood of the noisy numbers about the
+        expected ones, with Gaussian noise (`sigma` of the other histograms), the spread of a draw
+        and a relative error `MISFIT`, times the prior `MOSTLY`. Numbers by size tell how many small
+        groups there are. Full buckets tell how large the largest groups are, which are too few to
+        be seen among numbers. A law is less likely if by chance alone rows repeat more than those
+        of units do, or units with many rows keep to fewer groups. Laws are ordered by their
+        smallest groups, which decide whether they can be shown, and taken at even steps of the sum
+        of likelihoods, so all are equally likely.
 
     >>> cells = np.arange(30_000) % 1_000
     >>> buckets = np.bincount(np.arange(1_000) * 37 // 11 % BUCKETS, minlength=BUCKETS) * 30
@@ -141,7 +141,7 @@ def likely_laws(
 
 
 class Fitted(NamedTuple):
-    """What laws make expect, in the order of their smallest groups."""
+    """What is expected under each law, in the order of their smallest groups."""
 
     laws: list[GroupLaw]
     totals: Float64[Array, "laws classes"]  # rows of a group, of one row of each unit
@@ -152,9 +152,9 @@ class Fitted(NamedTuple):
 
 
 def by_chance(fitted: Fitted, units: Units) -> Float64[Array, " laws"]:
-    """The share of rows that repeat a group of their unit, by each law, though nothing makes them.
+    """The share of rows that by chance alone repeat a group of their unit, under each law.
 
-    A unit of n rows has 1 - (1 - p)^n of a group that has the share p of all rows.
+    A unit of n rows meets a group with a share p of all rows with probability 1 - (1 - p)^n.
     """
     missed = np.log1p(-np.minimum(fitted.totals / max(units.number, 2.0), 1 - 1e-9))
     some, times = np.unique(units.lengths, return_counts=True)
@@ -166,9 +166,9 @@ def by_chance(fitted: Fitted, units: Units) -> Float64[Array, " laws"]:
 
 
 def concentrated_by_chance(fitted: Fitted, units: Units) -> Float64[Array, " laws"]:
-    """The concentration of units with many rows, by each law, though nothing makes them repeat.
+    """The concentration by chance alone of units with many rows, under each law.
 
-    Of n rows n + n (n - 1) s squares are expected, with s the sum of squared shares of groups.
+    The expected sum of squares of n rows is n + n (n - 1) s, s the sum of squared shares of groups.
     """
     shares = np.minimum(fitted.totals / max(units.number, 2.0), 1.0)
     together = np.minimum((fitted.counts * shares**2).sum(axis=1), 1.0)
@@ -179,7 +179,7 @@ def concentrated_by_chance(fitted: Fitted, units: Units) -> Float64[Array, " law
 
 @lru_cache(maxsize=4)
 def expected_groups(units: float, sigma: float) -> Fitted:
-    """The laws that are fitted, and what each makes expect of so many rows."""
+    """The laws that are fitted, and what is expected under each for one row of every unit."""
     numbers = np.unique(np.round(np.geomspace(2, max(4.0, 4 * units), 60)))
     laws = [
         GroupLaw(float(count), steep, single, spread)
@@ -202,8 +202,8 @@ def expected_groups(units: float, sigma: float) -> Fitted:
     rest = single[:, None] * units + np.stack([left.sum(axis=1), (left * totals).sum(axis=1)], 1)
     found = np.zeros((len(laws), len(SIZES)))
     logs = np.linspace(-12, 24, 400)
-    chances = gammainc(SIZES, np.exp(logs)[:, None])  # of at least so many, by the mean
-    with np.errstate(divide="ignore"):  # groups of which nothing is expected are the least
+    chances = gammainc(SIZES, np.exp(logs)[:, None])  # of at least so many rows, by the mean
+    with np.errstate(divide="ignore"):  # groups without expected rows get the least mean
         at = np.clip((np.log(totals) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
     add_chances(chances, at, counts, found)
     found[:, 0] += single * units
@@ -217,7 +217,7 @@ def expected_groups(units: float, sigma: float) -> Fitted:
 def scaled(
     rows: Float64[Array, "some sizes"], shares: Float64[Array, " shares"]
 ) -> Float64[Array, "all sizes"]:
-    """Each row times each share, one behind the other."""
+    """Each row times each share: all multiples of the first row, then those of the next."""
     return (rows[:, None, :] * shares[:, None]).reshape(-1, rows.shape[1])
 
 
@@ -228,7 +228,7 @@ def add_chances(
     counts: Float64[Array, "laws classes"],
     found: Float64[Array, "laws sizes"],
 ) -> None:
-    """Adds up how many groups have at least so many rows: a class has the mean at a place."""
+    """Adds up the expected groups with at least so many rows; `at`: mean of a class, as a place."""
     for law in range(len(at)):
         for one in range(at.shape[1]):
             held, low = counts[law, one], int(at[law, one])
@@ -247,7 +247,7 @@ def full_buckets(
 ) -> tuple[Float64[Array, "laws ranks"], Float64[Array, "laws ranks"]]:
     """Means and variances of the fullest buckets, from fixed draws of buckets and of noise.
 
-    The largest groups of a law are a share of those in a row of `largest`, laws by `scaled`.
+    The largest groups of a law are a share of a row of `largest`; `scaled` gives their order.
     `rest`: the rows of all other groups and the sum of their squares, which spread evenly.
     """
     seen, columns = np.empty((DRAWS, len(rest), len(RANKS))), np.ascontiguousarray(largest.T)

@@ -1,4 +1,4 @@
-"""Numbers from 0, as values appear, of rows that come a part at a time."""
+"""Numbers of rows that come a part at a time: from 0, in the order in which values appear."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from streamveil.plan.combine import plain
 from streamveil.types import Array, Bool, Float64, Int64, UInt32, UInt64
 
 SMALLEST = 1 << 12  # slots
-LOAD = 0.65  # share of slots in use at which there are twice as many
-VALUES, ABSENT = 0, 1  # places of `counts`: values with a number; one more than that of null
+LOAD = 0.65  # share of slots in use at which their number doubles
+VALUES, ABSENT = 0, 1  # places of `counts`: how many values have a number; null's number plus one
 
 
 NOWHERE = np.zeros(0, np.bool_)
 
 
 class ValueWords(NamedTuple):
-    """What tells the values of a column apart."""
+    """Words that tell the values of a column apart."""
 
     names: UInt64[Array, " words"]
     each: int  # words of a value
@@ -49,14 +49,16 @@ class ValueWords(NamedTuple):
 
 
 class Numbering:
-    """Numbers of rows that tell apart what several columns tell apart; null is a value.
+    """Numbers of rows by the values of several columns, equal where all are; null is a value.
 
-    Algorithm: every column has a table of its values, and so has every pair of the number of the
-        columns before and that of the next. An integer (a time, a float by its bits) is known by
-        itself, other values by their 128-bit name under a secret of this table.
-    Proof: what rows have one number depends on these rows alone, but where two values share a name:
-        a given one meets none of n others but with a chance of n / 2^128, below 2^-88.
-    Memory: 16 bytes a slot, at 0.32 to 0.65 values a slot; of text 8 bytes a value more.
+    Algorithm: every column has a table of its values. For every further column there is a table of
+        pairs: the number for the columns before, and the number in this one. An integer (a time, a
+        float by its bits) stands for itself, other values for their 128-bit name under a secret of
+        this table.
+    Proof: whether rows share a number depends on these rows alone, unless two values share a name.
+        The chance that a given value shares its name with one of n others is n / 2^128, below
+        2^-88.
+    Memory: 16 bytes a slot, at 0.32 to 0.65 values a slot; for text 8 more bytes a value.
 
     >>> import pyarrow as pa
     >>> rows = Numbering()
@@ -90,7 +92,7 @@ class Numbering:
         return found
 
     def words(self, column: Any) -> ValueWords:
-        """Words that are equal where values are; of words, the same."""
+        """Words that are equal where values are; `ValueWords` are returned unchanged."""
         if isinstance(column, ValueWords):
             return column
         one = plain(column)
@@ -106,7 +108,7 @@ class _Words:
     def __init__(self) -> None:
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64) | np.uint64(1)
         self.slots = reserved(2 * SMALLEST, np.uint64)[: 2 * SMALLEST]
-        self.room: dict[str, Array] = {}  # longer arrays that `slots` begins
+        self.room: dict[str, Array] = {}  # longer arrays, the start of which is `slots`
         self._seconds = np.zeros(0, np.uint64)
         self._counts = np.zeros(2, np.int64)
 
@@ -119,7 +121,7 @@ class _Words:
         each: int = 1,
         absent: Bool[Array, " rows"] = NOWHERE,
     ) -> UInt32[Array, " rows"]:
-        """The number of every row of `each` words."""
+        """The number of every row; a row has `each` words."""
         found, row = np.empty(len(words) // each, np.uint32), 0
         if each > 1 and not len(self._seconds):
             self._seconds = np.zeros(SMALLEST, np.uint64)
@@ -150,8 +152,8 @@ def number_words(  # noqa: C901, PLR0913 (one loop over structure-of-arrays stat
 ) -> int:
     """Numbers rows from `start` on; returns the row before which there must be more slots.
 
-    A slot is two words: a mixed value and its number plus one (0: free). Mixing can be undone. Of
-    pairs the second word is kept by number.
+    A slot is two words: a mixed value and its number plus one (0: free). Mixing can be undone. The
+    second words of pairs are kept by number.
     """
     slots, seconds, counts = held
     capacity = len(slots) // 2
@@ -191,10 +193,11 @@ def number_words(  # noqa: C901, PLR0913 (one loop over structure-of-arrays stat
 
 @njit(cache=True)
 def spread_slots(slots: UInt64[Array, " words"], before: int) -> None:
-    """Moves what is in the first `before` slots to where the longer table wants it.
+    """Moves the entries of the first `before` slots to their places in the longer table.
 
-    From the last slot to the first: what only moves back finds room behind all that is still to be
-    moved. The few that do not (they had overflowed) wait until all others are placed.
+    It goes from the last slot to the first: an entry that only moves back finds room behind all
+    that are still to be moved. The few others (they had overflowed) wait until all others are
+    placed.
     """
     capacity, late = len(slots) // 2, 0
     waiting = np.zeros((64, 2), np.uint64)
@@ -227,7 +230,7 @@ def spread_slots(slots: UInt64[Array, " words"], before: int) -> None:
         slots[2 * slot], slots[2 * slot + 1] = waiting[one, 0], waiting[one, 1]
 
 
-# ---- what a look keeps of each row
+# ---- the facts that a look keeps of each row
 
 
 class NumberedUnits:
@@ -276,7 +279,7 @@ class NumberedUnits:
         return numbers
 
     def sampled(self) -> None:
-        """Lets the level that is kept rise as far as the number of units asks for."""
+        """Raises the level that is kept until few enough units have it."""
         sample = self._sample
         if sample is not None:
             while sample.level < sample.highest and self._held[sample.level] > sample.most:
@@ -288,7 +291,7 @@ class NumberedUnits:
         return self._held[LEVELS:]
 
     def kept(self, level: int) -> Bool[Array, " units"] | slice:
-        """Which units have at least a level, by number."""
+        """By number, which units have at least a level."""
         return np.asarray(self._levels[: len(self)] >= level) if level else slice(None)
 
 
@@ -307,7 +310,7 @@ class GroupRows:
         self._first = [np.zeros(0)]
 
     def add(self, table: pa.Table) -> None:
-        """Takes some more rows: while their units are numbered, those before are put away."""
+        """Takes more rows: while their units are numbered, the rows before them are put away."""
         usable, known = self._usable.of(table), len(self.units)
         if usable is None:
             return
@@ -339,12 +342,12 @@ class GroupRows:
 
     @property
     def groups(self) -> int:
-        """In how many there are rows."""
+        """How many groups have rows."""
         return len(self._groups) or min(self.rows.units, 1)
 
     @property
     def first(self) -> Float64[Array, " units"]:
-        """How large the value of the first row of each unit is, where there are values."""
+        """The size of the value of each unit's first row, if there are values."""
         return np.concatenate(self._first)
 
 
@@ -358,14 +361,14 @@ def first_of_new(
 
 
 class ValueRows:
-    """The value of every row that has one, by unit (in each period); in sums alone a null is 0."""
+    """The value of every row with one, by unit (in each period); 0 for null if only sums use it."""
 
     def __init__(
         self, plan: Plan, schema: pa.Schema, expression: str, sample: UnitSample | None
     ) -> None:
         every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
         self.rows = ByUnit(np.float64)
-        self.ends = range_of(expression, schema)  # by its form and types of columns
+        self.ends = range_of(expression, schema)  # from its form and the types of columns
         self.whole = compile_value(expression, schema).kind in ("int", "uint")
         summed = all(one.function == "sum" for one in plan.aggregates
                      if one.expression == expression)  # fmt: skip
@@ -385,9 +388,9 @@ def taken(
     plan: Plan, counted: Plan, expressions: Iterable[str], parts: Iterable[pa.Table],
     threads: int = 1, sample: UnitSample | None = None,
 ) -> tuple[GroupRows, list[ValueRows]]:  # fmt: skip
-    """Of rows read once: their groups in `counted`, and the values of each expression in `plan`.
+    """In one pass over rows: their groups in `counted`, and the values of expressions in `plan`.
 
-    Of a sample, how large it is follows from the units in `counted`.
+    The size of a sample follows from the units in `counted`.
     """
     some = iter(parts)
     part = next(some)

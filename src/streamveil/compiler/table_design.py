@@ -1,8 +1,8 @@
 """The table that opens keys with the fewest units, from public numbers only.
 
-The search compares many tables. It asks of each only whether it fits the budget, which floats
-answer as well unless it is a close call; what the search ends with is certified by the bound that
-the mechanism states.
+The search compares many tables. For each it only needs to know whether the table fits the budget,
+which floats decide well enough unless it is a close call. The final table is certified by the bound
+that the mechanism states.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ AROUND = tuple(  # where descents start, in parts of the usual slope and bend
     for slope, bend in (("1", "1"), ("4/5", "6/5"), ("6/5", "2/3"))
 )
 STEPS = (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19), Fraction(40, 39))  # of a descent
-MANY_TESTS = 500  # a table is compared in time that grows with its tests: fewer steps beyond
+MANY_TESTS = 500  # comparing a table takes time that grows with its tests: fewer steps beyond
 FLAT = Fraction(1, 2)  # of the usual slope: flatter tables need no finer lattice, only more time
-FEW_GAPS = Fraction(7, 10)  # slope beyond which a descent from one place may end far from the best
+FEW_GAPS = Fraction(7, 10)  # beyond this slope one descent alone may end far from the best table
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
 MOST_EPSILON = 500  # beyond, its exponential has no float64; tables end long before
-LONGEST = 1 << 14  # gaps of a table that is compared: seconds to certify
-MOST_WORK = 1 << 23  # of its gaps times its tests, likewise
+LONGEST = 1 << 14  # most gaps of a table that is compared: seconds to certify
+MOST_WORK = 1 << 23  # most gaps times tests of such a table, likewise
 STEEPEST = 6  # the largest fall of ln(pi) per gap
 CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
 
 
 @dataclass(frozen=True)
 class SelectionDesign:
-    """A table, what the Gaussian releases beside it may use, and the certified delta of both."""
+    """A table, the mu of the Gaussian releases with it, and the certified delta of both."""
 
     selection: SelectionTable
     mu: Fraction  # all Gaussian releases together
@@ -78,7 +78,7 @@ class SelectionDesign:
 
 
 class NoTableError(ValueError):
-    """No table fits the budget beside the releases; another kind of selection may."""
+    """No table fits the budget together with the releases; another kind of selection may."""
 
 
 def design_selection(
@@ -93,13 +93,13 @@ def design_selection(
     Algorithm: the releases get `mu_share` of the mu that the budget would allow them alone. For
         each table shape tried (a fixed descent over slope and bend), the largest shift_epsilon
         inside the budget; the shape with the least `half` wins. The winner's shift is found again
-        and certified on the fine lattice. The falls of the best table and its shift are about in
-        proportion to epsilon: the descent starts there, and its lattice grows with neither the
+        and certified on the fine lattice. The falls of the best table and its shift are about
+        proportional to epsilon: the descent starts there, and its lattice grows with neither the
         table's length nor 1 / epsilon. For four keys and 100 tests it takes 0.2 s of CPU at an
-        epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting; 16 keys take seconds, with a single
-        test, where the best tables are flat, up to half a minute. Horizons of many thousands can
-        test every few triggers only: the horizon here is the number of tests. After a look the
-        shift falls until the `sequel` admits the table.
+        epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting. 16 keys take seconds; with a single
+        test, where the best tables are flat, up to half a minute. With a horizon of many thousands
+        a job can test every few triggers only: the horizon here is the number of tests. After a
+        look the shift is lowered until the `sequel` admits the table.
     """
     if budget.epsilon is None or budget.delta is None:
         raise PlanError("discovering keys by a table needs a budget in epsilon and delta")
@@ -109,7 +109,7 @@ def design_selection(
 
 
 def _part_of_mu(budget: Budget, share: Fraction) -> Fraction:
-    """That share of the mu that the budget would allow alone, rounded down to some digits."""
+    """A share of the mu that the budget would allow alone, rounded down to a few digits."""
     part, grain = share * Fraction(gaussian_mu(budget)), 1000
     while part * grain < 100:
         grain *= 10
@@ -120,9 +120,9 @@ def _part_of_mu(budget: Budget, share: Fraction) -> Fraction:
 def _best(
     horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction
 ) -> tuple[Fraction, Fraction, int] | None:
-    """Slope and bend of the table that opens keys with the fewest units, and its steps of shift.
+    """The shape of the table that opens keys with the fewest units, and its steps of shift.
 
-    They are not certified. None: no table fits.
+    Neither is certified. None: no table fits.
     """
     setting = Setting(horizon, budget, keys_per_unit, mu)
     rough = cache(partial(_rough_half, setting))
@@ -155,7 +155,7 @@ def _design(
 @lru_cache(maxsize=64)
 @kept()
 def about_half(horizon: int, budget: Budget, keys_per_unit: int) -> float | None:
-    """About the `half` of the design with 2/3 of mu, uncertified; None: no table fits."""
+    """The approximate `half` of the design with 2/3 of mu, uncertified; None: no table fits."""
     setting = Setting(horizon, budget, keys_per_unit, _part_of_mu(budget, Fraction(2, 3)))
     rough = cache(partial(_rough_half, setting))
     return min(map(rough, _descents(setting, rough, STEPS[:1])), default=None)
@@ -170,9 +170,9 @@ def _descents(
 
 
 def _starts(cost: Callable[[Shape], float], setting: Setting) -> Iterator[Shape]:
-    """Shapes that fit, about those of the best tables; several for tables of few gaps.
+    """Shapes that fit, near those of the best tables; several for tables of few gaps.
 
-    `half` jumps with the number of gaps: where they are few it has many local minima.
+    `half` jumps with the number of gaps: with few gaps it has many local minima.
     """
     slope, bend = setting.usual
     for across, down in AROUND if slope > FEW_GAPS else AROUND[:1]:
@@ -212,12 +212,12 @@ class Setting:
 
     @property
     def epsilon(self) -> Fraction:
-        """Of the budget."""
+        """The budget's epsilon."""
         return self.budget.epsilon or Fraction(0)
 
     @cached_property
     def limit(self) -> float:
-        """Of delta."""
+        """The budget's delta, as a float not above it."""
         return float_below(self.budget.delta or Fraction(0))
 
     @property
@@ -227,12 +227,12 @@ class Setting:
 
     @property
     def usual(self) -> Shape:
-        """About the shape of the best table, by the law of scaling that such tables follow."""
+        """The approximate shape of the best table, by the scaling law that such tables follow."""
         return self.epsilon / self.keys_per_unit * Fraction(7, 25), self.epsilon / 40
 
     @cached_property
     def grain(self) -> int:
-        """What falls are multiples of one part in: a hundredth of usual ones, or less."""
+        """Falls are multiples of 1 / grain, which is at most a hundredth of the usual falls."""
         grain = 5000
         while grain * min(self.usual) < 100:
             grain *= 10
@@ -244,7 +244,7 @@ class Setting:
         return slope, bend
 
     def step(self, shape: Shape, parts: int) -> Fraction:
-        """Of the lattice of losses: that part of the slope, or of `FLAT` times the usual one."""
+        """The lattice step of losses: a part of the slope, or of `FLAT` times the usual slope."""
         return max(shape[0], FLAT * self.usual[0]) / parts
 
     def family(self, shape: Shape) -> TableShape:
@@ -254,10 +254,10 @@ class Setting:
 
 
 def _rough_half(setting: Setting, shape: Shape) -> float:
-    """About `SelectionDesign.half` of the best table of a shape; inf when none fits.
+    """The approximate `SelectionDesign.half` of the best table of a shape; inf when none fits.
 
-    The shift is interpolated between steps: what is compared does not jump with the shape. Tables
-    for a small epsilon are flat and long: inf as well where one is too long.
+    The shift is interpolated between steps, so that the result does not jump with the shape. Tables
+    for a small epsilon are flat and long: a table that is too long gives inf, too.
     """
     longest = min(LONGEST, MOST_WORK // setting.horizon)
     chances = setting.family(shape).near(longest)
@@ -275,10 +275,10 @@ def _rough_half(setting: Setting, shape: Shape) -> float:
 
 
 def _largest(fits: Callable[[int], bool], about: int) -> int:
-    """The largest number that fits, near one that is a guess; 0: none.
+    """The largest number that fits, searched from a guess; 0: none.
 
-    Coarse lattices have bounds that do not quite rise with the shift: where the search looks is
-    part of what it finds, and a state resumes with the design that it was begun with.
+    On coarse lattices bounds do not quite rise with the shift, so the result depends on where the
+    search looks, and a state must resume with the design that it was begun with.
     """
     low, high = 0, about
     while fits(high):
@@ -325,7 +325,7 @@ class Lattice:
         return None
 
     def _follows(self, table: SelectionTable, places: int, sequel: Sequel | None) -> bool:
-        """Whether it may follow a look, beside all that the budget leaves of the sequel's delta."""
+        """Whether a table may follow a look, with the rest of the sequel's delta beside it."""
         if sequel is None:
             return True
         beside = Loss(delta=sequel.delta - (self.setting.budget.delta or 0))
@@ -347,7 +347,7 @@ class Lattice:
 
 
 class Losses:
-    """About the delta of a table with every shift, in floats."""
+    """The approximate delta of a table for any shift, in floats."""
 
     def __init__(self, setting: Setting, step: Fraction, worst: Float64[Array, " nodes"]) -> None:
         self.setting, self.step, self.worst = setting, float(step), worst
@@ -355,7 +355,7 @@ class Losses:
         self._rest: Float64[Array, " n"] = np.zeros(0)
 
     def delta(self, places: int) -> float:
-        """About the delta with that many steps of shift, selection and releases together."""
+        """The approximate delta of selection and releases together, with so many steps of shift."""
         most = 0.0
         for curve in (curve_without, curve_with):
             law = law_near(curve(self.worst, self.step, places), self.step)
@@ -366,7 +366,7 @@ class Losses:
         return most + float(doubt(values, DRAWS)) * (1 + exp(self._at))
 
     def _beside(self, first: int, count: int) -> Float64[Array, " n"]:
-        """The curve of the releases where so many losses, from a first one on, leave epsilon."""
+        """The curve of the releases at epsilon minus each of `count` losses from `first` on."""
         far = max(-first, first + count)
         if len(self._rest) < 2 * far:
             losses = np.arange(-far, far) * self.step
@@ -392,7 +392,7 @@ def _half(horizon: int, chances: Float64[Array, " gaps"], shift_epsilon: float) 
     return low + (high - low) * (0.5 - below) / (above - below)
 
 
-# ---- families of tables, and about what one does: the core certifies what was found
+# ---- families of tables, and approximately what each does: the core certifies the result
 
 
 @dataclass(frozen=True)
@@ -455,8 +455,8 @@ def opening_chance(
 ) -> float:
     """The chance that a key with this path of units has opened by its end; for forecasts.
 
-    Given Z, every test adds ln(1 - pi) at its gap: for all Z at once, the sum of a slice of these
-    for each number of units that the path has, as often as it has it.
+    Given Z, every test adds ln(1 - pi) at its gap. For all Z at once, this is the sum of one slice
+    of the logarithms for each number of units, times how often the path has that number.
     """
     threshold = len(chances)
     shifts = np.arange(int(40 / shift_epsilon) + 2)
@@ -475,7 +475,7 @@ def opening_chance(
 
 
 def law_near(points: CurvePoints, step: float) -> LossLaw:
-    """About `law_under`, in floats: for searches, whose result is then certified by that."""
+    """Approximately `law_under`, in floats: for searches; `law_under` then certifies the result."""
     order = np.argsort(points.gammas)
     gammas, heights = points.gammas[order], points.heights[order]
     nodes, slopes = hull_near(gammas, heights)
