@@ -4,15 +4,15 @@
 inserted last goes (last in, first out). Both are deterministic functions of the stream in which
 one record's updates never change which other records are alive.
 
-A deletion without a record, an insertion of an id that is alive or has used up its lives, is a
-no-op on the data. Whether a no-op still counts for a partition depends on what is protected. For
+A deletion without a record is a no-op on the data; so is an insertion of an id that is alive or has
+used up its lives. Whether a no-op still counts for a partition depends on what is protected. For
 'update' it must: without its insertion a deletion becomes a no-op, and a count that moved by two
 would break the guarantee for one. For 'record' it must not: ids may have any number of no-ops, but
 only two effective updates per life.
 
-With ids one row alone ('event', 'update') is not protected: without it a later insertion of its id,
-else a no-op, counts. One record goes and another comes, in batches and buckets of their own. All
-rows of an id are protected: `protected`.
+With ids, one row alone ('event', 'update') is not protected: without it, a later insertion of its
+id counts that would be a no-op with it. Then one record goes and another comes, each in its own
+batch and bucket. Instead all rows of an id are protected: see `protected`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from streamveil.errors import PlanError, StoreError, require_one_of, require_pos
 from streamveil.types import Array, Int64
 
 BORN, GONE, NOTHING = 1, 2, 0
-DEAD, FREE = -1, -2  # in the place of a label
+DEAD, FREE = -1, -2  # instead of a label
 START = 1024
 Table = dict[str, Array]
 
 
 def protected(protects: Neighbours, matching: str) -> Neighbours:
-    """What a mechanism that protects events protects when ids name records: all rows of an id.
+    """The protection of a mechanism for events when ids name records: all rows of an id.
 
-    One that protects updates is refused: without an insertion of an id the next one counts instead.
+    A mechanism that protects updates is refused: without an insertion of an id the next insertion
+    counts instead.
     """
     if matching == "ids" and protects.relation == "update":
         raise PlanError(
@@ -50,7 +51,7 @@ def protected(protects: Neighbours, matching: str) -> Neighbours:
 
 @njit(cache=True)
 def slot_of(key, keys, labels):  # type: ignore[no-untyped-def]
-    """Where a key of two words is, or the free slot where it would go."""
+    """The slot of a key of two words, or the free slot that it would take."""
     mask = len(keys) - 1
     word = np.uint64(key[0]) * np.uint64(0x9E3779B97F4A7C15)
     at = np.int64((word ^ (word >> np.uint64(29))) & np.uint64(mask))
@@ -83,7 +84,7 @@ def match_ids(signs, ids, points, step, most, keys, labels, births, lives, out):
 
 @njit(cache=True)
 def match_labels(signs, points, step, heads, nexts, births, free, out):  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    """The same for labels; stacks are linked lists, `free[0]` heads the list of unused links."""
+    """`match_ids` for labels; stacks are linked lists, `free[0]` heads the list of unused links."""
     for i in range(len(points)):
         point = points[i]
         out[0, i] = NOTHING
@@ -112,7 +113,7 @@ def refill(old_keys, old_labels, old_births, old_lives, keys, labels, births, li
 
 @dataclass(repr=False)  # secret
 class RecordsState:
-    """The table of living records, and operator-only counts of what was ignored."""
+    """The table of living records, and operator-only counts of ignored updates."""
 
     arrays: Table
     used: int = 0  # slots of the table of ids
@@ -142,7 +143,7 @@ class Records:
     """
 
     matching: Literal["ids", "labels"]  # what a deletion names: a record by id, or a value by label
-    domain: int  # points that a record may be, >= 1
+    domain: int  # number of points of the domain, >= 1
     counts_no_ops: bool  # protects 'update'
     lives: int = 1  # times that an id may be inserted, >= 1
 
@@ -165,10 +166,10 @@ class Records:
         labels: Int64[Array, " n"],
         step: int,
     ) -> tuple[Changes, Int64[Array, " n"]]:
-        """Applies updates in order, in place; also what happened to each (BORN, GONE, NOTHING).
+        """Applies updates in order, in place; also returns their effects (BORN, GONE, NOTHING).
 
-        An id is one word or a pair of them. Words of other types than int64 would be rounded where
-        they are kept, not found again, and could live any number of times.
+        An id is one word or a pair of them. Words of other types than int64 would be rounded when
+        stored: they would not be found again, and could live any number of times.
 
         Args:
             state: what `init` returned.

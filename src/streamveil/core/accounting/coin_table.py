@@ -1,11 +1,11 @@
-"""What a table of coins costs: the exact laws of one key's AboveThreshold, and of all that run.
+"""The loss of a table of coins: the exact laws of one key's AboveThreshold, and of all keys.
 
 A key with S distinct units has the gap a = threshold + Z - S, Z geometric: P(Z = j) = (1-q) q^j
 with q = e^-shift_epsilon. At every trigger it opens with probability pi(a), by a fresh coin.
 
 `Coins` holds pi as exact 64-bit coins. `worst_openings` bounds how much likelier an extra unit can
 make any set of opening times; `selection.SelectionTable` proves what follows for a whole job.
-`near` in a name: about the same in floats, for a search whose result is then certified.
+`near` in a name: approximately the same, in floats, for a search whose result is then certified.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def worst_openings(
 def worst_near(
     chances: Float64[Array, " gaps"], horizon: int, step: float, reach: float
 ) -> Float64[Array, " nodes"]:
-    """About `worst_openings`, from `Coins.chances`: of gaps that are much alike, one is tried."""
+    """`worst_openings` approximately, from `Coins.chances`: one of several like gaps is tried."""
     more, less = chances[:-1], chances[1:]
     logit = np.log(more[1:]) - np.log1p(-more[1:])
     kept = np.concatenate([[True, True], np.diff(np.floor(logit * THIN)) != 0])
@@ -141,7 +141,7 @@ def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> floa
 def _worst(
     rows: Float64[Array, "gaps 4"], horizon: int, step: float, reach: float
 ) -> Float64[Array, " nodes"]:
-    """See `worst_openings`; of each gap: pi with one unit more, pi, 1 - pi, rho."""
+    """See `worst_openings`; a row for each gap: pi with one unit more, pi, 1 - pi, rho."""
     nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
     rows = rows * (1 + np.array([1e-15, -1e-15, 1e-15, 1e-15]))
     jump, rows[:, 3] = _chords(rows[:, 3], step)
@@ -169,7 +169,7 @@ def _chords(
 def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array) -> Array:
     """See `worst_openings`; each of `rows` is a gap's more, less, stay and weight.
 
-    Where an opening gains nothing, and in a row that fills a pair, the gain is -inf.
+    The gain is -inf where an opening gains nothing, and in a row that only completes a pair.
     """
     count, paired = len(nodes), len(rows) + len(rows) % 2
     gains, ends = np.full((paired, count), -np.inf), np.zeros(paired, np.int64)
@@ -200,7 +200,7 @@ def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array
 def _next(worst: Array, gains: Array, ends: Array, kept: Array, place: Array) -> Array:
     """The worst with one test more, raised. Rows go in pairs: nodes are read half as often.
 
-    Raising the largest value is raising each of them, as rounding keeps order: it is done once.
+    Raising only the largest value equals raising each, as rounding keeps order.
     """
     most = np.zeros(gains.shape[1])
     for a in range(0, len(gains), 2):
@@ -279,8 +279,9 @@ def waits(
 ) -> Int64[Array, " draws"]:
     """Floor(-ln(U) / rate) for each row, NEVER when above the horizon.
 
-    `rates` are `exact_rates` as floats, `which` says whose of them a row is: the first of all that
-    are before them, the last of all behind. A rate of infinity waits 0, a rate of 0 for ever.
+    `rates` are `exact_rates` as floats. `which` is the place of each row's rate: places before the
+    first mean the first, places behind the last mean the last. A rate of infinity waits 0, a rate
+    of 0 for ever.
     """
     found = _fast(words, rates, which, horizon)
     for row in np.flatnonzero(found == UNCLEAR):
@@ -291,7 +292,7 @@ def waits(
 
 @njit(cache=True)
 def _fast(words: Array, rates: Array, which: Array, horizon: int) -> Array:
-    """The result where the first word decides it, else UNCLEAR."""
+    """The result if the first word decides it, else UNCLEAR."""
     found = np.empty(len(words), np.int64)
     for row in range(len(words)):
         rate = rates[min(max(which[row], 0), len(rates) - 1)]
@@ -326,14 +327,14 @@ def wait_word(word: np.uint64, rate: float, horizon: int) -> np.int64:
 
 @cache
 def context() -> mpmath.MPContext:
-    """Of that precision: nobody else's settings reach it, and no thread changes it."""
+    """A context of `PRECISION` bits: no settings of others reach it, and no thread changes it."""
     mp = mpmath.MPContext()
     mp.prec = PRECISION
     return mp
 
 
 def _slow(words: list[int], rate: Any, horizon: int) -> int:
-    """All words, in high precision."""
+    """The result from all words, in high precision."""
     bits = 64 * len(words)
     value = 0
     for word in words:
@@ -344,7 +345,7 @@ def _slow(words: list[int], rate: Any, horizon: int) -> int:
 
 
 def doubt(values: int, draws: int) -> Fraction:
-    """How far, in total variation, that many draws are from exact, for values 0 .. values - 1.
+    """The distance of so many draws from exact ones, in total variation, for values below `values`.
 
     A draw is decided wrongly only when U's interval of width 2^(-64 WORDS) holds one of the
     thresholds e^(-rate n), n <= values; spare digits make the ends themselves certain.
@@ -363,7 +364,7 @@ Tables: TypeAlias = "tuple[tuple[CoinTable | Sequel, int], ...]"  # and how ofte
 
 @dataclass(frozen=True)
 class CoinTable:
-    """What the losses of one `SelectionTable` (`core.selection.coins`) follow from.
+    """The numbers from which the losses of one `SelectionTable` (`core.selection.coins`) follow.
 
     Guarantee: each of `keys_per_unit` keys has the curves of `SelectionTable`, whatever was
         released before the unit entered it.
@@ -394,18 +395,18 @@ class CoinTable:
 
     @property
     def distance(self) -> Fraction:
-        """How far the words at hand let all draws be from exact, in total variation."""
+        """How far all draws of a deployment are from exact ones, in total variation."""
         return doubt(self._values, DRAWS)
 
     @property
     def tilt(self) -> Fraction:
-        """By how much losses may grow because draws are not exact, rare outcomes aside."""
+        """How much losses may grow because draws are not exact, apart from rare outcomes."""
         relative = Fraction(2, 1 << (64 * WORDS)) / RARE
         return 2 * relative * self._draws  # -log(1 - x) <= 2 x
 
     @property
     def rare(self) -> Fraction:
-        """The chance of rare outcomes, and what draws are off by in total variation."""
+        """The chance of rare outcomes, plus the error of draws in total variation."""
         q = Fraction(exp(-self.shift_epsilon))
         spread = 2 * self.horizon + 1 + 2 / (q * (1 - q))  # 2 / ...: q is a float
         return self._draws * (RARE * spread + doubt(self._values, 1))

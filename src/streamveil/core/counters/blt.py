@@ -247,7 +247,7 @@ class BltSchedule:
 
     @property
     def recursion(self) -> Recursion:
-        """What decides how rounding errors spread."""
+        """The recursion that decides how rounding errors spread."""
         return Recursion(
             amplification=self.amplification,
             norm=self.norm,
@@ -269,7 +269,7 @@ class BltSchedule:
         return float(self.scales(t, t)[0])
 
     def scales(self, first: int, last: int) -> Float64[Array, " steps"]:
-        """Those of the steps first..last."""
+        """The scales D_t of the steps first..last."""
         start, end = (first - 1) // SPAN, (last - 1) // SPAN
         found = np.concatenate([_column_scales(self, at) for at in range(start, end + 1)])
         return found[first - 1 - start * SPAN : last - start * SPAN]
@@ -409,7 +409,7 @@ def _variances(keep: Array, drain: Array, columns: Array) -> Array:
 
 
 def buffers_for(horizon: int) -> int:
-    """The default number of buffers: within half a percent of more of them."""
+    """The default number of buffers: its error is within half a percent of that with more."""
     limits = (50, 1_000, 10_000, 200_000)
     return 2 + sum(horizon > limit for limit in limits)
 
@@ -472,7 +472,7 @@ class BltCounter(Stepping):
 
     @cached_property
     def schedule(self) -> BltSchedule:
-        """What depends on the factorization and the horizon alone."""
+        """The numbers that depend only on the factorization and the horizon."""
         return prepare(self.blt, self.horizon, self.weighting)
 
     @cached_property
@@ -561,7 +561,7 @@ def scales_up_to(counter: BltCounter, steps: int) -> Float64[Array, " steps"]:
 def decoded(counter: BltCounter, scales: Float64[Array, " steps"]) -> Float64[Array, " steps"]:
     """B = A D C^-1: B_tj = D_j - sum_i drain_i sum_(u = j+1..t) D_u keep_i^(u-1-j).
 
-    Steps are counted where the counter took them: it may have left some out.
+    Steps are those that the counter took: it may have skipped some.
     """
     from scipy.signal import lfilter  # slow to load, and rarely needed
 

@@ -1,8 +1,8 @@
-"""The cells of a sketch: what is pending becomes public with the change of their noise.
+"""The cells of a sketch: pending counts become public with the change of the cells' noise.
 
-A push of column j for the k-th time adds to the shown count what is pending and the change of the
-noise: shown += pending + (Z_k - Z_(k-1)). Exact parts telescope, so no exact total is ever kept.
-`cells` says what the noise is and what one item moves.
+The k-th push of column j adds to the shown count the pending one and the change of the noise:
+shown += pending + (Z_k - Z_(k-1)). Exact parts telescope, so no exact total is ever kept. `cells`
+says what the noise is and what one item moves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Law(NamedTuple):
     omega: Array  # in units of the buffers
     theta: Array
     bits: int  # binary places of a buffer
-    decay: int  # (1 - theta) 2^32 where one buffer of 32 bits is all there is; 0 elsewhere
+    decay: int  # (1 - theta) 2^32 if the only buffer has 32 bits; else 0
     unit: float  # buffer units in one count
     limit: float  # buffers are clamped to this
 
@@ -160,7 +160,7 @@ def push_run(
 def push_one_buffer(
     flat: Flat, law: Law, keys: Array, run: tuple[int, int, int], scratch: Scratch
 ) -> None:
-    """`push_run` for one buffer, the usual case, with as little between the loops as possible."""
+    """`push_run` for one buffer, the usual case, with as little work as possible between loops."""
     push, begin, stop = run
     sigma, omega, omegas = law.sigmas[0], law.omega[0], law.omega
     words, normal, noise = scratch.words, scratch.normal, scratch.noise
@@ -211,7 +211,7 @@ def next_buffer(buffer: Array, noise: Array, theta: float, unit: float, limit: f
 
 @njit(cache=True)
 def show(shown: Array, pending: Array, change: Array) -> None:
-    """What is pending becomes public, with the change of the noise."""
+    """Publishes the pending counts, with the change of the noise."""
     for c in range(len(shown)):
         shown[c] += pending[c] + change[c]
         pending[c] = 0
@@ -262,7 +262,7 @@ def keep_totals(totals: Array, start: int, end: int, change: Array, k: int) -> N
         add_line(change, totals[base, start:end], 1)
     for c in range(end - start):
         totals[level, start + c] = change[c]
-    if before >= 0:  # another level than the one written: of k and k - 1, one is odd
+    if before >= 0:  # not the level written: one of k and k - 1 is odd
         add_line(change, totals[before, start:end], -1)
 
 
@@ -284,7 +284,7 @@ def next_push(tables: Tables, law: Law) -> int:
 
 @njit(cache=True)
 def advance(tables: Tables, law: Law, keys: Array, time: int) -> None:
-    """Moves the clock to `time` and pushes what falls due."""
+    """Moves the clock to `time` and does the pushes that fall due."""
     flat, scratch = flatten(tables), new_scratch()
     tables.clock[0] = time
     while next_push(tables, law) <= time:
@@ -302,7 +302,7 @@ def push_all(tables: Tables, law: Law, keys: Array) -> None:
 
 
 class ReleasedCells(NamedTuple):
-    """What pushes have made public."""
+    """The cells that pushes have made public."""
 
     shown: Int64[Array, "depth width"]
     pushes: Int64[Array, " blocks"]  # of each block of columns so far
@@ -311,6 +311,6 @@ class ReleasedCells(NamedTuple):
 
 
 def released(tables: Tables) -> Noisy[ReleasedCells]:
-    """A copy of what may leave: the counts shown, in which every push left its noise."""
+    """A copy of what may be released: the counts shown, in which every push left its noise."""
     shown, pushes, at = tables.shown.astype(np.int64), tables.pushes.copy(), tables.pushed_at.copy()
     return drawn(ReleasedCells(shown, pushes, at, int(tables.clock[0])))

@@ -1,4 +1,4 @@
-"""The hot loop of the product: one BLT step for many keys, noise included, in one pass."""
+"""The hottest loop: one BLT step for many keys, noise included, in one pass."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def blt_step(
 
 
 def wider(columns: Array, keys: int) -> Array:
-    """Columns of zeros put behind those that are there."""
+    """The columns, with columns of zeros appended up to `keys`."""
     missing = keys - columns.shape[-1]
     zeros = np.zeros((*columns.shape[:-1], missing), columns.dtype)
     return np.concatenate([columns, zeros], axis=-1) if missing else columns
@@ -118,7 +118,7 @@ def wider(columns: Array, keys: int) -> Array:
 
 @dataclass(frozen=True)
 class StepRun:
-    """The public numbers of some steps in a row."""
+    """The public numbers of several consecutive steps."""
 
     keep: Float64[Array, " d"]
     drain: Float64[Array, " d"]
@@ -126,15 +126,15 @@ class StepRun:
     spreads: Float64[Array, " steps"]  # sigma D_t
 
     def step(self, i: int) -> Coefficients:
-        """One of them."""
+        """The coefficients of step `i` of the run."""
         return Coefficients(self.keep, self.drain, float(self.scales[i]), float(self.spreads[i]))
 
 
 def blt_run(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
     """(total, buffers) after steps without increments, in one compiled pass.
 
-    A key uses the words 0, 1, .. of its own at this address, one per step, and what it draws from
-    them has the bits of `plain_step`.
+    A key uses its own words 0, 1, .. at this address, one per step. Its draws have the bits of
+    `plain_step`.
     """
     if ids is None:
         return _run_of(pair, run, draws, None)
@@ -145,7 +145,7 @@ def blt_run(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
 
 
 def _run_of(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
-    """`blt_run` of keys whose words are held together."""
+    """`blt_run` of keys whose words fit into memory together."""
     total, real = pair[0].copy(), pair[1].copy(order="C")
     steps, sure = len(run.scales), np.empty(len(total), np.bool_)
     words = draws.words(len(total) * steps) if ids is None else draws.words_for(ids, steps)
@@ -194,7 +194,7 @@ def _run(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for n
 def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for numba)
     words, total, increments, real, keep, drain, scale, spreads, table, totals, after, sure
 ):
-    """In blocks that stay in the first cache, so that the draws become vector instructions."""
+    """A step in blocks that stay in the first cache, so that the draws are vectorised."""
     known, keys = len(total), len(totals)
     offsets, drawn = np.empty(BLOCK), np.empty(BLOCK, np.int64)
     for start in range(0, keys, BLOCK):
@@ -204,7 +204,7 @@ def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop f
         _offsets(real[:, start:old], drain, scale, offset)
         scales = spreads if len(spreads) == 1 else spreads[start:stop]
         fill(words[start:stop], offset, scales, table, fresh, sure[start:stop])
-        for k in range(len(offset)):  # in the place of the offset: the noise that is used
+        for k in range(len(offset)):  # the noise that is used replaces the offset
             offset[k] = (fresh[k] - offset[k]) / scale
         _add(total[start:old], increments[start:stop], fresh, totals[start:stop])
         for i in range(len(keep)):
@@ -213,7 +213,7 @@ def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop f
 
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped
 def _offsets(real, drain, scale, offset):  # type: ignore[no-untyped-def]
-    """`Coefficients.offset` of the columns that are there; 0 behind them."""
+    """`Coefficients.offset` of the columns of the state; 0 behind them."""
     offset[:] = 0.0
     known = real.shape[1]
     for i in range(len(drain)):
@@ -226,7 +226,7 @@ def _offsets(real, drain, scale, offset):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped
 def _add(total, increments, fresh, totals):  # type: ignore[no-untyped-def]
-    """Totals after a step; those of keys that are new begin at 0."""
+    """Totals after a step; those of new keys begin at 0."""
     known = len(total)
     for k in range(known):
         totals[k] = total[k] + increments[k] + fresh[k]

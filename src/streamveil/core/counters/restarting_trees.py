@@ -1,4 +1,4 @@
-"""Honaker trees: what they cost and how far they are off; many small ones that restart."""
+"""Honaker trees: their loss and their error; many small trees that restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDING = 1 / 12  # variance of rounding a draw to an integer
 
 @dataclass(frozen=True, kw_only=True)
 class RestartingTrees:
-    """The trees of all keys, each at its own step; the public numbers of one of them.
+    """The trees of all keys, each at its own step, and the public numbers of one tree.
 
     Algorithm: Honaker's bottom-up estimates (see `HonakerCounter`), of which only the largest block
         that a step completes is computed: a smaller block that completes at the same step is never
@@ -52,12 +52,12 @@ class RestartingTrees:
 
     @classmethod
     def over(cls, horizon: int, sigma: Exact | float) -> RestartingTrees:
-        """Trees of at most so many steps, with such noise in a node."""
+        """Trees of at most `horizon` steps, with noise `sigma` in a node."""
         return cls(levels=levels_over(horizon), sigma=float(np.nextafter(float(sigma), np.inf)))
 
     @classmethod
     def paid_by(cls, counter: Counter) -> RestartingTrees:
-        """Trees of a counter's horizon and noise, if what it charges covers theirs."""
+        """Trees of a counter's horizon and noise, if the counter's loss covers theirs."""
         made = cls.over(counter.horizon, counter.sigma)
         if counter.loss(1).gaussian < tree_loss(made.sigma, made.levels, 1).gaussian:
             raise ValueError("this counter charges less than the trees of rounds cost")
@@ -65,7 +65,7 @@ class RestartingTrees:
 
     @property
     def weights(self) -> Float64[Array, " levels"]:
-        """How far a block's own node is trusted, by level."""
+        """The weight of a block's own node in its estimate, by level."""
         return refined_variances(self.levels)
 
     @property
@@ -77,7 +77,7 @@ class RestartingTrees:
         return np.asarray(self.sigma * np.sqrt(squares) * (1 + 1e-15))
 
     def init(self) -> dict[str, Array]:
-        """No keys. Arrays have spare rows; `keys` of them are in use."""
+        """The state without keys. Arrays have spare rows; `keys` of them are in use."""
         empty = np.zeros(SMALLEST, np.int64)
         return {
             "keys": np.zeros(1, np.int64), "round": empty, "begun": empty.copy(),
@@ -86,7 +86,7 @@ class RestartingTrees:
         }  # fmt: skip
 
     def add_keys(self, state: dict[str, Array], keys: int) -> None:
-        """Rows for further keys; new arrays where there is no room or no right to write."""
+        """Rows for further keys; in new arrays if the old ones are full or not writeable."""
         rows = int(state["keys"][0]) + keys
         state["keys"] = np.array([rows])
         for name in ("round", "begun", "units", "whole", "real"):
@@ -107,8 +107,8 @@ class RestartingTrees:
     ) -> Noisy[Int64[Array, " keys"]]:
         """Runs `steps` steps (the last of `at`) of some trees, in place; returns their estimates.
 
-        `index` is the number of the last of these steps in each tree; the increments belong to it,
-        those before are zero. Every step needs words of its own.
+        `index` is the number of the last of these steps in each tree. The increments belong to it;
+        the steps before have none. Every step needs words of its own.
         """
         draws, names, steps = at
         whole, real = trees
@@ -151,12 +151,12 @@ class RestartingTrees:
 
 
 def levels_over(horizon: int) -> int:
-    """Blocks that one of so many steps can lie in. The two halves of 2^h steps are just added."""
+    """How many blocks a step can lie in. The two halves of 2^h steps are just added."""
     return max(1, (horizon - 1).bit_length())
 
 
 def tree_loss(sigma: Exact | float, levels: int, moved: Exact | float) -> Loss:
-    """Of trees whose leaves one unit moves by `moved` in L2: a leaf lies in one node per level."""
+    """The loss if one unit moves leaves by `moved` in L2: a leaf lies in one node per level."""
     return gaussian_loss(sigma, sqrt(levels) * UP, moved)
 
 
@@ -242,7 +242,7 @@ def grow(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for n
             estimate = block + fresh
             for inner in range(done):
                 whole[row, inner], real[row, inner] = 0, 0
-            if level > top:  # the two halves of a tree without a root are added
+            if level > top:  # the tree has no root: its two halves are added
                 whole[row, done] += block
                 real[row, done] += estimate
             else:

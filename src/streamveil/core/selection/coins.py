@@ -1,6 +1,6 @@
 """Keys published by coins on their numbers of units: the table, and the selection that runs it.
 
-What it needs from the operator that runs it:
+The selection needs this from the operator that runs it:
 - a privacy unit counts at most once per key while the key is unopened (distinct units), and for at
   most `keys_per_unit` keys in all, a function of the unit's own rows and of what was released; a
   unit's place is not given back when the key opens;
@@ -113,7 +113,7 @@ class SelectionTable:
         return self.coins.threshold
 
     def certificate(self, epsilon: Number, places: int = FINE) -> CoinTable:
-        """What it costs, for a job that is stated at an epsilon."""
+        """The record of the table's losses, for a job that is stated at an epsilon."""
         return CoinTable(
             horizon=self.horizon,
             keys_per_unit=self.keys_per_unit,
@@ -124,7 +124,7 @@ class SelectionTable:
         )
 
     def loss(self, epsilon: Number, mu: Number = 0, places: int = FINE) -> Loss:
-        """Selection and mu-GDP releases together, for a job that is stated at an epsilon."""
+        """The loss of selection and mu-GDP releases, for a job that is stated at an epsilon."""
         return Gdp(mu) + Loss(tables=((self.certificate(epsilon, places), 1),))
 
     def delta_at(self, epsilon: Number, mu: Number = 0, places: int = FINE) -> float:
@@ -142,7 +142,7 @@ class SelectionTable:
 
     @cached_property
     def _shift_rate(self) -> tuple[Float64[Array, " 1"], list[Any]]:
-        """Of the geometric law of Z, as a float and exactly."""
+        """The rate of the geometric law of Z, as a float and exactly."""
         rate = context().mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator
         return np.array([float(self.shift_epsilon)]), [rate]
 
@@ -185,11 +185,11 @@ def take_units(
     undrawn: Int32[Array, " keys"],
     able: Int32[Array, " keys"],
 ) -> tuple[int, int]:
-    """Moves new units of keys that are not shown to their totals, and clears them.
+    """Adds the pending units of keys that are not shown to their totals, and clears them.
 
-    `held`: units, shifts and opening times of all keys. Of the keys that changed and have at least
-    `least` units, lists those without a shift, and those that have that many more than their shift;
-    returns how many there are of each.
+    `held`: units, shifts and opening times of all keys. Changed keys with at least `least` units
+    are listed in `undrawn` if they have no shift, and in `able` if they have at least `least` more
+    units than their shift. Returns the lengths of both lists.
     """
     units, shift, opens = held
     new = known = 0
@@ -242,7 +242,7 @@ def put_times(
     far: int,
     soon: Int64[Array, " some"],
 ) -> int:
-    """Writes opening times, `far` for all that are later; lists the keys that had none before."""
+    """Writes opening times, at most `far`; lists the keys that had none before."""
     found = 0
     for i in range(len(rows)):
         row, time = rows[i], min(times[i], far)
@@ -278,7 +278,7 @@ class CoinSelection:
     Memory: 12 bytes per key. A key's shift is drawn when it first matters: it has an address.
     """
 
-    bounds: Bounds  # whose `slots` are the keys of a unit
+    bounds: Bounds  # its `slots` are the most keys of a unit
     horizon: int  # triggers of a window
     coins: Coins
     shift_epsilon: Fraction
@@ -293,7 +293,7 @@ class CoinSelection:
 
     @cached_property
     def table(self) -> SelectionTable:
-        """The coins of one key, and what those of all keys of one unit cost."""
+        """The coins of one key, and the loss of those of all keys of one unit."""
         assert self.bounds.slots is not None  # noqa: S101  (a type narrowing, never data)
         return SelectionTable(
             horizon=self.horizon,
@@ -316,7 +316,7 @@ class CoinSelection:
 
     @property
     def usual(self) -> float:
-        """Units with which half of all keys are published, those that do not count included."""
+        """Units with which half of all keys are published, including those that do not count."""
         return self.half + self.offset
 
     once: ClassVar[bool] = True
@@ -330,8 +330,8 @@ class CoinSelection:
     def step(self, state: Held, units: PerKey, names: Names, trigger: int, at: Address) -> Stepped:
         """See `Selection.step`, in place. A key whose units did not change keeps its opening time.
 
-        Only keys of which some coin could be heads are looked at: with a gap of threshold - 1 and
-        more, which is that of any key with one unit, none is.
+        Only keys with a coin that could be heads are visited: no coin can with a gap of threshold -
+        1 or more, which every key with one unit has.
         """
         if not len(units):
             return state, np.zeros(0, np.int64)
@@ -366,7 +366,7 @@ class CoinSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
-    """Coins discover groups: what bounds and triggers do not imply."""
+    """The settings of coins that discover groups, beside bounds and triggers."""
 
     slots: int  # hidden groups in which a unit is counted
     coins: Coins
@@ -385,7 +385,7 @@ class TableSettings:
 
 
 def withdrawn(state: Held, rows: Int64[Array, " some"], trigger: int) -> Held:
-    """The same without coins for keys that were published at a trigger by other means."""
+    """The state without coins for keys that were published at a trigger by other means."""
     state["opens"][rows] = trigger
     due = state["due"]
     return state | {"due": due[state["opens"][due] > trigger]}
@@ -401,7 +401,7 @@ def _asked(
 
 
 def _with_room(state: Held, keys: int) -> Held:
-    """The same with places for so many keys; they have no units, no shift and do not open."""
+    """The state with room for `keys` keys; new ones have no units and no shift, and do not open."""
     room = len(state["units"])
     if room >= keys:
         return state

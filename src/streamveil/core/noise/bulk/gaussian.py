@@ -33,11 +33,11 @@ from streamveil.core.noise.bulk.precise import precise_rounded
 from streamveil.errors import PlanError
 from streamveil.types import Array, Float32, UInt32, UInt64
 
-PIECE = 1024  # cells noised together: little work space beside a first-level cache
+PIECE = 1024  # cells noised together: their work space is small for a first-level cache
 DOUBT = 2e-6  # bound on the error of a single-precision standard Gaussian (largest seen 1e-6)
 FINE_DOUBT = 2.0**-40  # bound on the error of one in double precision (largest seen 2^-50)
 LOW_EDGE, HIGH_EDGE = 2**18, 2**12  # upper words of u so near 0 or 2^32 go to double precision
-LARGEST_NORMAL = 4.5  # beyond what `standard_pairs` gives outside the end zones of u
+LARGEST_NORMAL = 4.5  # above all values of `standard_pairs` outside the end zones of u
 UNSURE = np.int32(-(2**31))  # in place of an integer that single precision cannot decide
 SMALLEST_SIGMA = 0.5
 LOW_HALF = np.uint64(0xFFFFFFFF)
@@ -217,7 +217,7 @@ def careful_draw(
 
 @njit(inline="always")
 def centre_of(omega: Array, buffers: Array, cell: int) -> float:
-    """What the noise of a cell is rounded about, in double precision."""
+    """The centre about which the noise of a cell is rounded, in double precision."""
     centre = 0.0
     for i in range(len(omega)):
         centre -= omega[i] * np.float64(buffers[i, cell])
@@ -251,7 +251,7 @@ def rounded_piece(
 
 @njit(cache=True)
 def round_silently(omega: Array, buffers: Array, start: int, end: int, noise: Array) -> None:
-    """No noise: the centres, rounded."""
+    """The rounded centres, without noise."""
     for c in range(end - start):
         noise[c] = np.int64(np.rint(centre_of(omega, buffers, start + c)))
 
@@ -267,7 +267,7 @@ def settle(
     """Decides the doubtful cells of a piece with more precision."""  # fmt: skip
     group, start, end = place
     cells, noise, words = end - start, scratch.noise, scratch.words
-    doubts, at = 0, 0  # how many, and the sum of their places: the place, if there is one
+    doubts, at = 0, 0  # their number and the sum of their places: for one doubt, its place
     for c in range(cells):
         doubts += noise[c] == UNSURE
         at += c if noise[c] == UNSURE else 0

@@ -63,7 +63,7 @@ SBOX = np.array(_substitution(), np.uint8)
 def key_schedule(draws: Draws) -> Schedule:
     """The round keys of one address, each four times over (a 512-bit register). Secret.
 
-    Behind them stands which instructions this processor has. Silent draws give an empty schedule,
+    The last row says which instructions this processor has. Silent draws give an empty schedule,
     which stands for no noise.
     """
     if draws.silent:
@@ -90,7 +90,7 @@ def key_schedule(draws: Draws) -> Schedule:
 def _emit(builder: Any, lanes: int, args: Any) -> None:
     """AES-CTR on `registers` vectors of `lanes` 64-bit lanes (two per block)."""
     keys, high, block, out, registers = args
-    wanted = ",".join(f"+{name}" for name in NEEDS[lanes])  # of this function, whatever the target
+    wanted = ",".join(f"+{name}" for name in NEEDS[lanes])  # for this function, on any target
     set.add(builder.function.attributes, f'"target-features"="{wanted}"')
     vector, places = (ir.VectorType(ir.IntType(bits), lanes) for bits in (64, 32))
     suffix = ".512" if lanes == 8 else ""
@@ -132,7 +132,7 @@ def _emit(builder: Any, lanes: int, args: Any) -> None:
 
 
 def _made_by(lanes: int, registers: int) -> Any:
-    """A group of words, or fewer, with vectors of `lanes`."""
+    """The intrinsic that makes at most a group of words, with vectors of `lanes`."""
 
     @intrinsic
     def some(context: Any, keys: Any, high: Any, block: Any, out: Any) -> Any:
@@ -231,5 +231,5 @@ def _one_of_any(keys: Schedule, high: np.uint64, block: np.uint64, out: Pair) ->
         one_narrow(keys, high, block, out)
 
 
-X86 = platform.machine() in ("x86_64", "AMD64")  # what others compile has no such instructions
+X86 = platform.machine() in ("x86_64", "AMD64")  # other machines lack these instructions
 fill, one_block = (_fill_any, _one_of_any) if X86 else (fill_soft, _one_soft)

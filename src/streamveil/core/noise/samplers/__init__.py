@@ -58,7 +58,7 @@ from streamveil.core.noise.samplers.quantiles import (
 from streamveil.errors import PlanError
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
-GUARD = 32  # bits of a multiprecision value that are not believed
+GUARD = 32  # bits of a multiprecision value that are not trusted
 LOCK = RLock()  # an mpmath context holds its precision in a global
 
 Number: TypeAlias = Any  # an mpmath number
@@ -68,7 +68,7 @@ Tail: TypeAlias = Callable[[int], UInt64[Array, " n"]]  # the first n further wo
 
 @cache
 def context() -> mpmath.MPContext:
-    """Our own multiprecision context: nobody else's settings reach it, nor ours theirs."""
+    """Our own multiprecision context: it and the contexts of others do not affect each other."""
     return mpmath.MPContext()
 
 
@@ -161,7 +161,7 @@ def bisect(at_least: Callable[[int], bool], guess: int) -> int:
 
 
 def around(value: Number) -> tuple[Number, Number]:
-    """What a computed value may stand for."""
+    """The interval of true values that a computed one may stand for."""
     slack = context().mpf(2) ** (GUARD - context().prec)
     return value * (1 - slack), value * (1 + slack)
 
@@ -321,7 +321,7 @@ def _rounded(
 
 @dataclass(frozen=True)
 class Asked:
-    """Where the words of an array of draws came from, so that more bits can be had for any."""
+    """Where the words of an array of draws came from, so that any draw can get more bits."""
 
     draws: Draws
     ids: UInt64[Array, "keys 2"] | None = None

@@ -26,7 +26,7 @@ TRUST = 2.0**-30  # relative error a logarithm may have
 
 @njit(cache=True)
 def race(words, table, times, spread):  # type: ignore[no-untyped-def]
-    """Exponentials E_i of every word, and how far off ln E_i may be before its own rounding."""
+    """The exponential E_i of every word, and the error of ln E_i before its own rounding."""
     for i in range(len(words)):
         x, bound, tabulated = quantile_word(words[i], table)
         known = tabulated & (x > 2.0 * bound)  # then |ln(1 + bound / x)| <= 2 bound / x

@@ -94,7 +94,7 @@ def kept(name: str) -> Float64[Array, "rows 8"]:
 
 
 def write_tables() -> None:
-    """Builds both tables and keeps them."""
+    """Builds both tables and writes them to their file."""
     np.savez_compressed(FILE, gaussian=build(gaussian_taylor), laplace=build(laplace_taylor))
 
 
