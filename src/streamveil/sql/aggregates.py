@@ -1,4 +1,4 @@
-"""The aggregate functions of a private SELECT: their SQL forms and what they plan."""
+"""The aggregate functions of a private SELECT: their SQL forms and the aggregates they plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Contribution bounds, whichever kind was given."""
+        """Contribution bounds of the kind that was given, if any."""
         for argument in BOUNDS:
             if argument in self.named:
                 return _pair(self.named[argument], argument)
@@ -38,7 +38,7 @@ class Call:
 
     @property
     def per_group(self) -> bool:
-        """Whether the bounds are of a unit's total in a group."""
+        """Whether the bounds apply to a unit's total in a group."""
         return BOUNDS[1] in self.named
 
     def column(self) -> str:
@@ -102,7 +102,7 @@ def _count_if(call: Call) -> list[Aggregate]:
 
 
 def _any_row(negation: str) -> Form:
-    """Counts the rows that decide: whether there are any is read off the interval."""
+    """Counts the rows that decide: the interval shows whether there are any."""
 
     def form(call: Call) -> list[Aggregate]:
         return [call.plan("count", f"IF({negation}({call.column()}), TRUE, NULL)")]
@@ -111,7 +111,7 @@ def _any_row(negation: str) -> Form:
 
 
 def decided(name: str, column: str) -> exp.Expr | None:
-    """What LOGICAL_OR and LOGICAL_AND say, from the count of rows that decide."""
+    """The answer of LOGICAL_OR or LOGICAL_AND, from the count of rows that decide it."""
     if name not in ("LOGICAL_OR", "LOGICAL_AND"):
         return None
     certain = exp.GT(
@@ -242,7 +242,7 @@ def _arguments(
 
 
 def _report_format(named: dict[str, exp.Expr], name: str) -> None:
-    """Every number already comes with its noise and interval, as columns."""
+    """Refuses other report formats: every number comes with columns of its noise and interval."""
     wanted = named.pop("report_format", None)
     if wanted is not None and options.word(wanted, "report_format").upper() != "DEFAULT":
         raise PlanError(

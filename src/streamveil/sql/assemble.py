@@ -1,8 +1,8 @@
 """From the pieces a query names to its plan. Both spellings end here.
 
-The options of a query arrive by the names of `options.OPTIONS`, whoever wrote them; a default of
-the plan that depends on another option is decided here. What also depends on the mechanism is
-decided by `compiler.group_by`, with its reason (`GroupBy.defaults`).
+The options of a query arrive by the names of `options.OPTIONS`, in SQL and in Python. Defaults of
+the plan that depend on another option are decided here. Defaults that also depend on the mechanism
+are decided by `compiler.group_by`, with their reasons (`GroupBy.defaults`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WHOLE, ONE_SHOT = Window(), Ticks()
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a query says outside of its options."""
+    """The parts of a query other than its options."""
 
     source: SourceSpec
     aggregates: tuple[Aggregate, ...]
@@ -60,8 +60,8 @@ class Draft:
     per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
     sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
     copies: int = 1  # of a row, one for each of several sets of groups
-    named: Mapping[str, str] = field(default_factory=dict)  # options that name columns, looked up
-    post: tuple[Post, ...] = ()  # what is done with released rows
+    named: Mapping[str, str] = field(default_factory=dict)  # options that name columns, resolved
+    post: tuple[Post, ...] = ()  # steps over released rows
 
 
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
@@ -109,10 +109,10 @@ def _zone(window: Window, values: Mapping[str, Any]) -> str:
 
 
 def _periods(window: Window, length: Length | int | None) -> dict[str, Any]:
-    """The unit-periods of a length; they begin where windows do, so that they share none.
+    """The unit-periods of a length; they begin where windows do, so that no window spans two.
 
-    Weeks begin on Mondays where they are made of whole windows: all queries of a ledger that
-    protect weeks then protect the same ones.
+    Weeks that consist of whole windows begin on Mondays: so all queries of a ledger that protect
+    weeks protect the same ones.
     """
     if length is None:
         return {}
@@ -160,7 +160,7 @@ def _ticks(draft: Draft, values: Mapping[str, Any]) -> Ticks:
 
 
 def _with_limits(source: SourceSpec, values: Mapping[str, Any]) -> SourceSpec:
-    """The source, with what its joins keep on live data."""
+    """The source, with limits on the rows that its joins keep on live data."""
     rows, within_us = options.JOIN_ROWS.of(values), options.JOIN_WITHIN.of(values)
     if rows is None and within_us is None:
         return source
@@ -170,10 +170,10 @@ def _with_limits(source: SourceSpec, values: Mapping[str, Any]) -> SourceSpec:
 
 
 def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str, Any]]:
-    """Bounds on a unit's total in a group, in terms the pipeline has.
+    """Bounds on a unit's total in a group, expressed as bounds that the pipeline has.
 
     Proof: a COUNT(*) clamped to (0, k) per unit and group is a COUNT of at most k rows per group,
-        as every row counts; so is any COUNT where no more rows are let in. With at most one row per
+        as every row counts; so is any COUNT if no more rows are admitted. With at most one row per
         group, the total of a unit in a group is that row's value.
     """
     if not draft.per_group:
@@ -205,7 +205,7 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
 
 
 def _within(draft: Draft, values: Mapping[str, Any]) -> tuple[Aggregate, ...]:
-    """The aggregates; of values between known ends, such as IF(x, 1, 0), these are the bounds."""
+    """The aggregates, bounded by the known ends of values without bounds, such as IF(x, 1, 0)."""
     if isinstance(draft.source, TableSource) or values.get("combine"):
         return draft.aggregates
     return tuple(
@@ -233,7 +233,7 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
     if groups is not None and groups < 1:
         raise PlanError(f"max_groups_contributed must be at least 1, not {groups}")
     if rows is None and squares is None and groups is None and combine:
-        groups = 1  # GoogleSQL's default; else a forecast chooses
+        groups = 1  # GoogleSQL's default; without `combine` a forecast chooses
     if combine and each not in (None, 1):
         raise PlanError(
             "with contribution_bounds_per_group the rows of a unit in a group are one contribution;"
@@ -244,10 +244,10 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
         rows = groups * each
         counted = any(agg.function == "count_units" for agg in draft.aggregates)
         if not (counted and each > 1 and draft.window.side_by_side):
-            groups = None  # it would cut rows, and no noise would be less
+            groups = None  # it would cut rows without reducing any noise
     elif combine:
         each = 1
-    if draft.copies > 1:  # what bounds say is of one set, in which each row counts once
+    if draft.copies > 1:  # bounds are given for one set, in which each row counts once
         each = each or rows
         rows = None if rows is None else rows * draft.copies
         groups = None if groups is None else groups * draft.copies
@@ -262,7 +262,7 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
 
 
 def all_groups(draft: Draft, values: Mapping[str, Any]) -> int:
-    """max_groups_contributed = NULL: how many groups there are, where that is public."""
+    """max_groups_contributed = NULL: the number of groups, if it is public."""
     if draft.window.kind == "whole" and not draft.keys:
         return 1
     public = _key_set(draft, values).public
@@ -301,7 +301,7 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
 
 
 def public_file(path: object, what: str, **options: Any) -> pa.Table:
-    """All rows of a public file; `what` it is, for messages. `options`: see `declared_csv`."""
+    """All rows of a public file. `what`: its name in messages. `options`: see `declared_csv`."""
     kind = Path(path).suffix.lower() if isinstance(path, str) else None
     if kind not in PUBLIC_FILES:
         raise PlanError(f"{what} must be one .parquet or .csv file")
@@ -321,7 +321,7 @@ def declared_csv(
     *,
     allow_quoted_newlines: bool = False,
 ) -> pa.Table:
-    """Rows of CSV; columns that are declared have those types, in which an empty field is null."""
+    """Rows of CSV; declared columns have their declared types, and empty fields there are null."""
     declared, newlines = columns or {}, allow_quoted_newlines
     table = pa.csv.read_csv(
         path,
@@ -336,7 +336,7 @@ def declared_csv(
 
 
 def groups_of(table: pa.Table, names: list[str]) -> tuple[tuple[Any, ...], ...]:
-    """Public groups of a public table: its columns of those names, or as many as there are."""
+    """Public groups from a public table: its columns of those names, else all if as many."""
     if names and set(names) <= set(table.column_names):
         table = table.select(names)
     elif table.num_columns != max(1, len(names)):  # a sketch has no names, and one column
@@ -347,7 +347,7 @@ def groups_of(table: pa.Table, names: list[str]) -> tuple[tuple[Any, ...], ...]:
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes into Plan.options; a value equal to its default is left out."""
+    """The values for Plan.options; a value equal to its default is left out."""
     kept = dict(options.kept(values))
     if options.STEPS.of(values) == "unbounded":
         kept["horizon"] = "unbounded"

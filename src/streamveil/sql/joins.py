@@ -1,7 +1,7 @@
 """JOIN, IN (SELECT ...) and UNION ALL of one person's rows, and JOIN with public tables.
 
-Rows of two relations meet by the privacy unit, or where one of them is declared public; every other
-join is refused (`HABITS["join"]`). What is read becomes steps (`plan.joins`).
+Two relations are joined by the privacy unit, or if one of them is declared public; every other join
+is refused (`HABITS["join"]`). Joins become steps (`plan.joins`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamveil.sql.names import From, InReach, resolved, row_text
 from streamveil.sql.own_rows import texts_of
 
 Relation = Callable[[exp.Expr, InReach], From]
-Pair = tuple[exp.Expr, exp.Expr]  # equal in a join: of the rows so far, and of the table it adds
+Pair = tuple[exp.Expr, exp.Expr]  # equal in a join: over the rows so far, and over the added table
 AMONG_OTHERS = (
     "EXISTS and IN (SELECT ...) stand alone in WHERE, or after AND and NOT.\n"
     "  to fix  LEFT JOIN (SELECT DISTINCT user_id FROM ...) AS s USING (user_id), and s.user_id IS"
@@ -41,7 +41,7 @@ NOT_EQUAL = (
 
 
 def with_join(join: Any, left: From, own: str, known: InReach, relation: Relation) -> From:
-    """What FROM brings into scope after one more JOIN. `own`: what the rows so far are called."""
+    """What FROM brings into scope after one more JOIN. `own`: the name of the rows so far."""
     how = how_of(join)
     name = name_of(join.this)
     if not (join.args.get("on") or join.args.get("using")):
@@ -79,7 +79,7 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
         if at is None:
             raise no_unit(join, left, known, relation)
         found = relation(join.this, replace(known, unit=pairs[at][1]))
-        if how == "left":  # what asks of one row alone leaves room for rows that may match
+        if how == "left":  # conditions on the added rows alone filter them before they match
             theirs = [part for part in rest if of_tables(part, {name})]
             rest = [part for part in rest if part not in theirs]
             found.where += [row_text(without_side(part), found) for part in theirs]
@@ -105,13 +105,13 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
 
 
 def of_one_name(one: exp.Expr, other: exp.Expr) -> bool:
-    """Whether both are columns, and have one name."""
+    """Whether both are columns of the same name."""
     columns = isinstance(one, exp.Column) and isinstance(other, exp.Column)
     return columns and one.name.lower() == other.name.lower()
 
 
 def how_of(join: exp.Expr) -> How:
-    """Inner or left; every other kind says what to write."""
+    """Inner or left; other kinds are refused, with what to write instead."""
     side = str(join.args.get("side") or "").upper()
     if side in ("RIGHT", "FULL"):
         raise PlanError(
@@ -123,14 +123,14 @@ def how_of(join: exp.Expr) -> How:
 
 
 def name_of(node: Any) -> str:
-    """What a relation is called: its alias, or the table's own name."""
+    """The name of a relation: its alias, or the table's own name."""
     if node.alias:
         return str(node.alias)
     return PurePath(".".join(part.name for part in node.parts)).stem if is_table(node) else ""
 
 
 def name_in(node: Any) -> str:
-    """The whole name of a table in small letters; '' of everything else."""
+    """The whole name of a table in small letters; '' for everything else."""
     return ".".join(part.name for part in node.parts).lower() if is_table(node) else ""
 
 
@@ -140,7 +140,7 @@ def is_table(node: Any) -> bool:
 
 
 def equal(join: exp.Expr, left: From, name: str) -> tuple[list[Pair], list[exp.Expr]]:
-    """What is equal on both sides, and the conditions that say something else."""
+    """The pairs that must be equal on both sides, and all other conditions."""
     using = join.args.get("using") or []
     if using:
         columns = [exp.column(one.name, quoted=True) for one in using]
@@ -158,7 +158,7 @@ def equal(join: exp.Expr, left: From, name: str) -> tuple[list[Pair], list[exp.E
 
 
 def side_of(tree: exp.Expr, left: From, name: str) -> int:
-    """0: of the rows so far; 1: of the table that a join adds; 2: of neither, or of both."""
+    """Whose columns a tree has: 0 the rows so far, 1 the table that a join adds, 2 both or none."""
     found = set()
     for column in tree.find_all(exp.Column):
         side = column.args.get("table")
@@ -177,7 +177,7 @@ def side_of(tree: exp.Expr, left: From, name: str) -> int:
 
 
 def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
-    """The conditions that AND joins."""
+    """The conditions that AND connects."""
     tree = tree.unnest()
     if isinstance(tree, exp.And):
         yield from conjuncts(tree.this)
@@ -187,7 +187,7 @@ def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def without_side(tree: exp.Expr) -> exp.Expr:
-    """The same over columns of one table, which need not say so."""
+    """The tree with unqualified columns."""
     copy = tree.copy()
     for column in copy.find_all(exp.Column):
         column.set("table", None)
@@ -195,7 +195,7 @@ def without_side(tree: exp.Expr) -> exp.Expr:
 
 
 def keys_of(pairs: list[Pair], left: From) -> tuple[KeyColumn, ...]:
-    """Pairs as plans keep them: the other table's expression is the name."""
+    """Pairs as plans store them: the other table's expression is the name."""
     own = without_side if left.columns is not None else lambda tree: resolved(tree, left)
     return tuple(
         KeyColumn(name=texts_of(other), expression=texts_of(own(one))) for one, other in pairs
@@ -203,7 +203,7 @@ def keys_of(pairs: list[Pair], left: From) -> tuple[KeyColumn, ...]:
 
 
 def needs_unit(known: InReach) -> exp.Expr:
-    """Who is protected, which a join must know."""
+    """The privacy unit; refuses a join without one."""
     if known.unit is None:
         raise PlanError(
             "a join needs to know who is protected.\n"
@@ -213,9 +213,9 @@ def needs_unit(known: InReach) -> exp.Expr:
 
 
 def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int | None:
-    """Which pair says that both rows are of one unit; a join without one (None) mixes people.
+    """Which pair says that both rows are of one unit; a join without such a pair mixes people.
 
-    Proof: it is the unit of the rows so far, as they compute it, and becomes that of the others.
+    Proof: one side is the unit of the rows so far, and the other becomes that of the added rows.
     """
     unit = texts_of(resolved(needs_unit(known), left))
     for place, (one, _) in enumerate(pairs):
@@ -225,7 +225,7 @@ def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int | None:
 
 
 def no_unit(join: Any, left: From, known: InReach, relation: Relation) -> PlanError:
-    """Why a join is refused that is not by the unit."""
+    """The error for a join that is not by the unit."""
     plain = name_in(join.this) not in known.named
     if plain and public_table(join.this, known.sources) is not None:
         name = shown(name_of(join.this))
@@ -247,14 +247,14 @@ def no_unit(join: Any, left: From, known: InReach, relation: Relation) -> PlanEr
             " DISTINCT or totals, give a table that holds their result"
         )
     if is_table(join.this):
-        relation(join.this, known)  # which complains where there is no such table
+        relation(join.this, known)  # raises if there is no such table
     return HABITS["join"].error()
 
 
 def unit_before(joins: Sequence[Any], unit: exp.Expr) -> exp.Expr:
-    """The unit over the first of several relations, from that over any: `e.id` for `p.person`.
+    """The unit as a column of the first relation, from one of any: `e.id` for `p.person`.
 
-    Proof: what an inner join says is equal is so in all of its rows.
+    Proof: the columns that an inner join equates are equal in all of its rows.
     """
     for join in reversed(joins):
         on = join.args.get("on")
@@ -269,7 +269,7 @@ def unit_before(joins: Sequence[Any], unit: exp.Expr) -> exp.Expr:
 
 
 def as_relation(found: From, unit: exp.Expr) -> OwnRows:
-    """Another relation, whose rows name their unit: its columns, after its conditions."""
+    """Another relation as a source whose rows name their unit; its conditions are applied."""
     if found.window.kind != "whole":
         raise PlanError(
             "TUMBLE, HOP and CUMULATE go around the first table of a join.\n"
@@ -284,7 +284,7 @@ def as_relation(found: From, unit: exp.Expr) -> OwnRows:
 
 
 def materialized(found: From, unit: exp.Expr) -> OwnRows:
-    """A source whose columns are those that a subquery selects, under their names."""
+    """A source with the columns that a subquery selects, under their names."""
     text = row_text(unit, found)
     if found.columns is None:
         return with_step(found.source, text)
@@ -352,7 +352,7 @@ def with_members(
 
 
 def members_of(tree: exp.Expr) -> tuple[exp.Expr, list[Pair]]:
-    """The SELECT of an IN, and what is equal."""
+    """The SELECT of an IN, and the pairs that must be equal."""
     query = tree.args["query"].unnest()
     items = query.expressions if isinstance(query, exp.Select) else []
     if len(items) != 1 or items[0].is_star:
@@ -363,7 +363,7 @@ def members_of(tree: exp.Expr) -> tuple[exp.Expr, list[Pair]]:
 
 
 def those_that_exist(tree: exp.Expr, outside: From) -> tuple[exp.Expr, list[Pair]]:
-    """The SELECT of an EXISTS, of what must be equal to columns outside; and the pairs."""
+    """The SELECT of an EXISTS, which lists what must equal columns outside; and the pairs."""
     query, pairs, rest = tree.this.unnest().copy(), list[Pair](), list[exp.Expr]()
     where, clause = query.args.get("where"), query.args.get("from_")
     out = outside.names - ({name_of(clause.this)} if clause is not None else set())
@@ -393,7 +393,7 @@ def those_that_exist(tree: exp.Expr, outside: From) -> tuple[exp.Expr, list[Pair
 
 
 def of_tables(tree: exp.Expr, names: set[str]) -> bool:
-    """Whether columns are named, all of them of these tables."""
+    """Whether a tree names columns, and only those of these tables."""
     columns = [*tree.find_all(exp.Column)]
     return bool(columns) and all(column.table in names for column in columns)
 
@@ -433,7 +433,7 @@ def names_of(tree: exp.Expr) -> list[str]:
 
 
 def require_one_unit(unit: str, theirs: str | None) -> None:
-    """Refuses a join with a relation that protects another column, or was combined by one."""
+    """Refuses a join with a relation that protects another column, or was combined by another."""
     if theirs is not None and normalize_expression(theirs) != normalize_expression(unit):
         raise PlanError(
             f"the join is by {shown(unit)}, and the other relation protects {shown(theirs)}.\n"
@@ -445,7 +445,7 @@ def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and 
     source: SourceSpec, unit: str, where: Sequence[str], other: SourceSpec,
     theirs: Sequence[str], on: Sequence[str], how: How,
 ) -> OwnRows:  # fmt: skip
-    """The steps of `Stream.join`: columns of the same names are equal, the unit among them."""
+    """The steps of `Stream.join`: columns of the same names must be equal, with the unit."""
     if how not in ("inner", "left", "semi", "anti"):
         raise PlanError(f"how must be 'inner', 'left', 'semi' or 'anti', not '{shown(str(how))}'")
     texts = [texts_of(exp.column(name, quoted=True)) for name in on]

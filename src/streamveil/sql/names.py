@@ -23,10 +23,10 @@ class From:
     where: list[str] = field(default_factory=list)
     columns: dict[str, exp.Expr] | None = None  # of a row-wise subquery; None: the table's own
     names: set[str] = field(default_factory=set)  # qualifiers that mean this table
-    rest: bool = False  # whether all columns of the table are there besides `columns`
+    rest: bool = False  # whether all columns of the table are in scope besides `columns`
     sides: dict[str, str] = field(default_factory=dict)  # of a join: qualifier -> side it names
-    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) of the unit, in no side
-    parts: dict[str, frozenset[str]] = field(default_factory=dict)  # made by UNNEST -> tables then
+    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) of the unit, on no side
+    parts: dict[str, frozenset[str]] = field(default_factory=dict)  # UNNEST column -> tables then
 
     def expression(self, text: str, what: str) -> str:
         """An expression of the clause, over columns of the source."""
@@ -36,9 +36,9 @@ class From:
             raise PlanError(f"{what}: {error}") from None
 
     def own_column(self, name: str, what: str) -> str:
-        """A column by which rows are read: of the source, under whatever name.
+        """The source's own name of a column by which rows are read.
 
-        What a subquery computes is known only after a row was read.
+        A column that a subquery computes is refused: it is known only after a row was read.
         """
         if self.columns is None:
             return name
@@ -52,7 +52,7 @@ class From:
         return self._as_read(value.name)
 
     def _as_read(self, name: str) -> str:
-        """A column of the source, by its own name where it is the time of a join's first table."""
+        """A column of the source; the time of a join's first table by the name it is read with."""
         time = self.source.event_time
         if time is None or not self.source.combines:
             return name
@@ -89,7 +89,7 @@ def only(tree: exp.Expr, allowed: set[str], reasons: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class InReach:
-    """What a relation may name, and who is protected."""
+    """The tables that a relation may name, and who is protected."""
 
     sources: Mapping[str, SourceSpec]
     named: Mapping[str, exp.Expr]  # by WITH
@@ -97,7 +97,7 @@ class InReach:
 
 
 def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
-    """The tree over columns of the source: qualifiers dropped, subquery columns put in."""
+    """The tree over columns of the source: without qualifiers, with subquery columns expanded."""
     copy = tree.copy()
     for column in list(copy.find_all(exp.Column)):
         if isinstance(column.parent, exp.Kwarg):

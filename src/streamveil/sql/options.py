@@ -30,7 +30,7 @@ NO_UNIT = (
 
 
 def echo(tree: exp.Expr) -> str:
-    """What stands in the query, for a message."""
+    """The text of a part of the query, for a message."""
     return shown(canonical(tree))
 
 
@@ -65,7 +65,7 @@ def whole(tree: exp.Expr, what: str) -> int:
 
 
 def positioned(item: exp.Expr, items: list[exp.Expr], clause: str) -> exp.Expr:
-    """An item of GROUP BY or ORDER BY; a number is the position of one that SELECT lists."""
+    """An item of GROUP BY or ORDER BY; a number is the position of an item of SELECT."""
     if not isinstance(item, exp.Literal):
         return item
     place = whole(item, f"a position in {clause}")
@@ -119,7 +119,7 @@ def interval(tree: exp.Expr, what: str) -> int:
 
 
 def length(tree: exp.Expr, what: str) -> Length:
-    """INTERVAL n UNIT, of a calendar too."""
+    """INTERVAL n UNIT, including units of a calendar."""
     if not isinstance(tree, exp.Interval):
         raise PlanError(
             f"{what} must be written INTERVAL n UNIT, such as INTERVAL 15 MINUTE, not {echo(tree)}"
@@ -209,17 +209,17 @@ REFUSED_OPTIONS: dict[str, str] = {
 
 
 OLD_NAMES = {"kappa": MAX_GROUPS.name}
-ALL_GROUPS = "all_groups"  # max_groups_contributed = NULL: as many as there are
+ALL_GROUPS = "all_groups"  # max_groups_contributed = NULL: no limit but the number of groups
 
 
 def unknown_argument(of: str, name: str, known: Collection[str]) -> PlanError:
-    """What says that a function has no such argument, and where an option of the query goes."""
+    """The error for an argument that a function does not have; says where options belong."""
     fault = f"{of} has no argument '{shown(name)}'"
     return PlanError(fault + (_place_of(name) or nearest(name, known)))
 
 
 def refuse_options(values: Collection[str], source: str) -> None:
-    """Refuses what a table or stream is given and only a query takes."""
+    """Refuses options of a table or stream that only a query takes."""
     for name in values:
         if place := _place_of(name):
             raise PlanError(f"the source '{shown(source)}' has no option '{name}'{place}")
@@ -231,7 +231,7 @@ def _place_of(name: str) -> str:
 
 
 def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
-    """The values of a clause by option name; unknown names fail with the nearest known one."""
+    """The values of a clause by option name; the error for an unknown name suggests a known one."""
     found: dict[str, Value] = {}
     for written, tree in pairs:
         name = OLD_NAMES.get(written.lower(), written.lower())
@@ -263,7 +263,7 @@ PYTHON: dict[Kind, tuple[tuple[type, ...], str]] = {  # how each option is writt
 
 
 def own_values(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The values of options, each of the kind that its reader in SQL gives; else PlanError."""
+    """The values of options, each of the kind that its SQL reader returns; else PlanError."""
     found = {name: own(value) for name, value in values.items()}
     for name, value in found.items():
         option = OPTIONS.get(name)

@@ -33,7 +33,7 @@ from streamveil.plan.own_rows import (
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.options import NO_UNIT, sort_key, text, whole
 
-CHOSEN = {"MIN_BY": False, "MAX_BY": True}  # totals: whether the order of the second is descending
+CHOSEN = {"MIN_BY": False, "MAX_BY": True}  # whether the order by the second argument descends
 CALLS = frozenset({*TOTALS, *CHOSEN, "COUNTIF"} - {"COUNT DISTINCT"})
 WHOLE = ("UNBOUNDED", "PRECEDING", "UNBOUNDED", "FOLLOWING")  # frames: the partition, up to a row
 SO_FAR = (("RANGE", *WHOLE[:2], None, None), ("RANGE", *WHOLE[:2], "CURRENT ROW", None))
@@ -42,7 +42,7 @@ COMBINING = ("group", "having", "qualify", "distinct")  # clauses of a subquery
 
 @dataclass
 class OwnScope:
-    """A subquery in the making: trees over columns of its table, as far as steps have come."""
+    """A subquery that is being read: trees over columns of its table after the steps so far."""
 
     source: SourceSpec
     where: list[str]  # conditions that hold from here on
@@ -67,13 +67,13 @@ class OwnScope:
             setattr(self, name, tree and tree.copy().transform(change))
 
     def add(self, step: OwnStep, unit: exp.Expr) -> None:
-        """One step more, which takes the conditions so far; `unit`: over the columns it reads."""
+        """Adds a step, which takes the conditions so far; `unit`: over the columns it reads."""
         where = conjunction(self.where) if self.where else None
         self.source = with_step(self.source, texts_of(unit), replace(step, where=where))
         self.where = []
 
     def named(self, tree: exp.Expr, stem: str, taken: set[str]) -> str:
-        """A new column's name: that of the item it is, if no other column is called so."""
+        """A name for a new column: that of the item it computes, unless it is taken."""
         text = canonical(tree)
         own = [name for name, value in self.items.items() if canonical(value) == text]
         more = (f"{stem}_{place}" for place in itertools.count(2))
@@ -83,7 +83,7 @@ class OwnScope:
 
 
 def combines(tree: exp.Expr) -> bool:
-    """Whether a subquery does more than to compute and filter row by row."""
+    """Whether a subquery does more than compute and filter row by row."""
     return any(tree.args.get(name) for name in COMBINING) or any(
         isinstance(node, exp.Window) or is_total(node)
         for item in tree.expressions
@@ -92,13 +92,13 @@ def combines(tree: exp.Expr) -> bool:
 
 
 def is_total(node: exp.Expr) -> bool:
-    """Whether a node is a total over rows, and no function of a window."""
+    """Whether a node is a total over rows, and not a window function."""
     over = isinstance(node.parent, exp.Window) and node.arg_key == "this"
     return isinstance(node, exp.Anonymous) and not over and function_name(node) in CALLS
 
 
 def unnamed_windows(tree: exp.Expr) -> exp.Expr:
-    """A SELECT whose named windows stand where they are used."""
+    """A SELECT with its named windows written out where they are used."""
     named = {one.name.lower(): one for one in tree.args.get("windows") or ()}
     if not named:
         return tree
@@ -106,7 +106,7 @@ def unnamed_windows(tree: exp.Expr) -> exp.Expr:
     copy.set("windows", None)
     own = [one for one in copy.find_all(exp.Window) if one.parent_select is copy]  # not of others
     for window in own:
-        for _ in named:  # one may be made of another
+        for _ in named:  # a window may refer to another
             alias = window.args.get("alias")
             found = named.get(alias.name.lower()) if alias else None
             if found is None:
@@ -140,7 +140,7 @@ def combined(scope: OwnScope) -> OwnScope:
 
 
 def time_of(scope: OwnScope, time: str | None, earlier: int) -> str | None:
-    """The column of times after these steps: one of the same name, if it is still there."""
+    """The column of times after these steps: that of the same name, if steps kept it."""
     assert isinstance(scope.source, OwnRows)  # noqa: S101  (steps were just added)
     for name, tree in scope.items.items():
         if time and name.lower() == time.lower() and isinstance(tree, exp.Column):
@@ -150,7 +150,7 @@ def time_of(scope: OwnScope, time: str | None, earlier: int) -> str | None:
 
 
 def nodes(scope: OwnScope) -> Iterator[exp.Expr]:
-    """All nodes of what is selected, and of conditions on it."""
+    """All nodes of the selected items and of conditions on them."""
     for tree in (*scope.items.values(), scope.having, scope.qualify):
         if tree is not None:
             yield from tree.walk()
@@ -318,9 +318,9 @@ def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
 
 
 def is_whole(node: exp.Expr) -> bool:
-    """Whether a function is over the whole partition by its frame, or as good as that.
+    """Whether a function's frame is the whole partition, or equivalent to it.
 
-    Raises PlanError for a frame that is neither this nor the one that holds without words.
+    Raises PlanError for a frame that is neither the whole partition nor the default one.
     """
     spec, function = node.args.get("spec"), function_name(node.this)
     if spec is None:
@@ -339,7 +339,7 @@ def is_whole(node: exp.Expr) -> bool:
 
 
 def of_whole(function: str, order: tuple[SortKey, ...]) -> tuple[str, tuple[SortKey, ...]]:
-    """A function over a whole partition as one that has no frame, and its order."""
+    """A function over a whole partition as one without a frame, and its order."""
     if function in CALLS:
         return function, ()
     if function != "LAST_VALUE":
@@ -404,7 +404,7 @@ def with_sets(
     source: SourceSpec, keys: tuple[KeyColumn, ...], sets: tuple[tuple[str, ...], ...],
     where: Sequence[str], unit: str | None,
 ) -> tuple[OwnRows, tuple[KeyColumn, ...], str]:  # fmt: skip
-    """The source, each row once for each set of keys, the keys over those, and the unit."""
+    """The source with each row once for each set of keys, the keys over its columns, the unit."""
     if unit is None:
         raise PlanError(NO_UNIT)
     if any(key.name.lower() == SET for key in keys):

@@ -38,15 +38,15 @@ Instant = str | datetime
 
 
 class Length(NamedTuple):
-    """A length of time as it is written: so many microseconds, or so many months."""
+    """A length of time as it is written: a number of microseconds, or of months."""
 
     us: int = 0
     months: int = 0
-    weeks: bool = False  # written in weeks, which begin on a day of their own
+    weeks: bool = False  # written in weeks, which begin on Mondays
 
 
 def length_of(value: Duration, what: str = "a duration") -> Length:
-    """The length that '1 month', '2 weeks', '15 min' or a timedelta says.
+    """The length of '1 month', '2 weeks', '15 min' or a timedelta.
 
     >>> length_of("1 quarter"), length_of("1 week") == length_of("7 days")
     (Length(us=0, months=3, weeks=False), False)
@@ -61,7 +61,7 @@ def length_of(value: Duration, what: str = "a duration") -> Length:
 
 
 def require_months(months: int, what: str) -> int:
-    """A number of months that a cell of a calendar may have."""
+    """The number of months, if a calendar cell may have it; else PlanError."""
     if not 1 <= months <= MOST_MONTHS:
         raise PlanError(f"{what} must be between 1 month and 100 years, not {months} months")
     return months
@@ -74,7 +74,7 @@ def origin_us(
     offset: Duration | int | None = None,
     week_start: str | None = None,
 ) -> int:
-    """What clocks show where a window begins: midnight of 1970-01-01, or of a Monday for weeks."""
+    """The clock time at which windows begin: midnight of 1970-01-01, or of a Monday for weeks."""
     if week_start is not None and (not length.weeks or origin is not None):
         raise PlanError(
             "week_start goes with a size in weeks (1 week, not 7 days), and without an origin"
@@ -171,7 +171,7 @@ def _pieces(text: str, what: str) -> list[tuple[int, str]]:
 
 
 def instant_us(value: Instant, what: str, zone: str = "") -> int:
-    """Microseconds since 1970 of an ISO 8601 text or a datetime; without an offset: in the zone."""
+    """Microseconds since 1970 of an ISO 8601 text or a datetime, in the zone if without offset."""
     value = moment_of(value, what)
     aware = value if value.tzinfo else value.replace(tzinfo=UTC)
     found = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -211,7 +211,7 @@ def _pair(name: str, bounds: Any) -> tuple[float, float]:
 
 
 def real_number(value: Any, what: str) -> float:
-    """A float from any class of numbers; PlanError where it is none."""
+    """A float from any class of numbers; PlanError for anything else."""
     number = own(value)
     if type(number) not in (int, float, Fraction, Decimal):
         raise PlanError(f"{what} must be a number, not {got(value)}")
@@ -222,7 +222,7 @@ def real_number(value: Any, what: str) -> float:
 
 
 def moment_of(value: object, what: str) -> datetime:
-    """The time that an ISO 8601 text or a datetime says."""
+    """The time of an ISO 8601 text or a datetime."""
     found = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -234,11 +234,11 @@ def moment_of(value: object, what: str) -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class Ticks:
-    """When releases happen, as a query says it: EMIT EVERY (`every=`) and options about time."""
+    """When releases happen, as a query states it: EMIT EVERY (`every=`) and options about time."""
 
     every_us: int | None = None
     months: int | None = None  # instead of every_us
-    zone: str = ""  # whose clocks start, end and days follow
+    zone: str = ""  # time zone of start, end and days
     rows: int | None = None
     kind: str | None = None  # 'event' or 'wall'
     start: Instant | None = None
@@ -248,7 +248,7 @@ class Ticks:
     unbounded: bool = False  # the source never ends
 
     def clock(self) -> Clock:
-        """The clock these words describe."""
+        """The clock that these settings describe."""
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if self.steps is not None and not whole and not self.endless:
             raise PlanError(f"steps is a whole number or 'unbounded', not {got(self.steps)}")
@@ -305,7 +305,7 @@ class Ticks:
 
 
 def ends(clock: Clock) -> Clock:
-    """The clock with its end, or its number of steps, where one follows from the other."""
+    """The clock with both its end and its number of steps, if one follows from the other."""
     start, end, steps = clock.start_us or 0, clock.end_us, clock.steps
     if clock.months and day_of_month(clock_of(start, clock.zone)) > LAST_DAY:
         raise PlanError(
@@ -335,11 +335,11 @@ def quoted(column: str) -> str:
 
 
 def without_idle_rows(plan: Plan) -> Plan:
-    """The plan without rows that add to no answer, which would use up bounds of their units.
+    """The plan without rows that add to no answer, which would use up the bounds of their units.
 
-    Where every aggregate asks for a value that IF or CASE may leave out, as COUNTIF does. Only with
-    public groups, or without groups: a group of such rows alone is one that SQL shows, and its
-    units would not be counted.
+    It applies if IF or CASE may leave out the value of every aggregate, as in COUNTIF, and only
+    with public groups or without groups: SQL shows a group that has only such rows, and its units
+    would not be counted.
 
     Proof: a row's own values decide, before bounding, as those of a WHERE by the query do.
     """
@@ -374,4 +374,4 @@ def finish(plan: Plan) -> Plan:
     else:
         check_plan(done)
     kept = {name: value for name, value in done.options.items() if name != "horizon"}
-    return replace(done, options=kept)  # which only the checks read
+    return replace(done, options=kept)  # only the checks read the others

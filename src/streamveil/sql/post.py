@@ -63,14 +63,14 @@ class PostScope:
     """The columns of released rows, as expressions may name them."""
 
     columns: tuple[str, ...]
-    sides: Sides = field(default_factory=dict)  # table -> its columns -> what they are called here
-    stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> what it is
+    sides: Sides = field(default_factory=dict)  # table -> its columns -> their names here
+    stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> its column
     aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
-    beside: dict[str, Beside] | None = None  # columns that a step adds, as met; None: none may be
+    beside: dict[str, Beside] | None = None  # columns that a step adds; None: it may add none
     group: tuple[str, ...] | None = None  # GROUP BY: SUM and the like are over these
 
     def column(self, name: str) -> str | None:
-        """The column of that name, in any case of letters where that is unambiguous."""
+        """The column of that name, in any case of letters if that is unambiguous."""
         added = (self.beside or {}).values()
         if name in self.columns or any(
             name in (one.name, getattr(one, "here_column", "")) for one in added
@@ -81,7 +81,7 @@ class PostScope:
 
     @property
     def main(self) -> list[str]:
-        """What SELECT * gives: all but the columns that go with others."""
+        """The columns of SELECT *: all but those of noise and intervals, and the reserved ones."""
         beside = {name + suffix for name in self.columns for suffix in SUFFIXES}
         return [name for name in self.columns if name not in {*beside, *RESERVED}]
 
@@ -89,7 +89,7 @@ class PostScope:
         """The tree over columns of the release.
 
         Raises:
-            PlanError: it names something else.
+            PlanError: it names another column.
         """
         place = self.column_of(tree)
         if place is not None:
@@ -100,7 +100,7 @@ class PostScope:
         return copy
 
     def column_of(self, tree: exp.Expr) -> exp.Expr | None:
-        """What stands for a tree as a whole."""
+        """The expression over released columns that replaces a whole tree; None: its parts do."""
         known = self.stands_for.get(canonical(tree))
         if known is not None:
             return known.copy()
@@ -126,7 +126,7 @@ class PostScope:
         return exp.column(name, quoted=True)
 
     def name_of(self, tree: exp.Expr | None) -> str | None:
-        """The column that an expression is, if it is nothing more."""
+        """The name of the column that an expression is; None for any other expression."""
         if tree is None:
             return None
         known = self.stands_for.get(canonical(tree))
@@ -135,7 +135,7 @@ class PostScope:
         return known.name if isinstance(known, exp.Column) else None
 
     def named(self, tree: exp.Column) -> str | None:
-        """The column that is named; refuses one that both sides of a join have."""
+        """The column that a tree names; refuses a name that is in several tables."""
         table, name = tree.args.get("table"), tree.name.lower()
         if table is not None:
             if table.name.lower() not in self.sides:
@@ -153,7 +153,7 @@ class PostScope:
         return normalize_expression(canonical(self.rewritten(tree)))
 
     def added(self, what: str, make: Callable[[int], Beside]) -> Any:
-        """A column that a step adds, made once for what it is; its number makes its name unique."""
+        """A column that a step adds, made once per `what`; its number makes its name unique."""
         assert self.beside is not None  # noqa: S101  (`over` looked)
         return self.beside.setdefault(what, make(len(self.beside) + 1))
 
@@ -162,7 +162,7 @@ OVER = (
     "LAG(x, n), LEAD(x, n), AVG(x) or SUM(x) with ROWS BETWEEN n PRECEDING AND CURRENT ROW or over "
     "a whole partition, COUNT(*), RANK, DENSE_RANK, ROW_NUMBER"
 )
-MOST_FRAME = 53  # rows, of which each becomes a column
+MOST_FRAME = 53  # rows, each of which becomes a column
 
 
 def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
@@ -194,7 +194,7 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
 
 
 def place(call: exp.Expr, node: exp.Expr, released: PostScope) -> exp.Expr:
-    """RANK and its like."""
+    """RANK, DENSE_RANK or ROW_NUMBER over released rows, as a column that a step adds."""
     if call.expressions or node.args.get("spec") or not node.args.get("order"):
         raise PlanError(
             f"{shown(canonical(node))}: write {function_name(call)}() OVER (ORDER BY n)"
@@ -282,7 +282,7 @@ WITHOUT_ORDER = (
 
 
 def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: PostScope) -> None:
-    """Refuses an order of rows that only noise would decide, or nothing."""
+    """Refuses an order of rows that noise alone would decide, or that nothing decides."""
     read = {name for text in (*by, *(one.expression for one in order)) for name in columns_of(text)}
     if read & (noisy(released.columns) | ends(released.columns)):
         raise PlanError(WITHOUT_ORDER)
@@ -295,7 +295,7 @@ def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: P
 
 
 def _frame(node: exp.Expr) -> list[int]:
-    """How many rows before each a frame holds, from the first to the last."""
+    """How far before the current row each row of a frame is, from the first to the last."""
     spec, ends = node.args.get("spec"), []
     for end in ("start", "end"):
         value = spec.args.get(end) if spec else None
@@ -327,14 +327,14 @@ def released_columns(plan: Plan) -> tuple[str, ...]:
 
 
 def after(columns: Iterable[PostColumn], before: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns that a SELECT leaves; what is made of columns of groups alone has no interval."""
+    """The columns after a SELECT; those computed from columns of groups alone have no interval."""
     groups = {*before} - noisy(before) - ends(before)
     found = {one.name: not {*columns_of(one.expression)} <= groups for one in columns}
     return with_intervals(found)
 
 
 def with_intervals(columns: Mapping[str, bool]) -> tuple[str, ...]:
-    """Columns, those of intervals beside noisy ones, and what every release has."""
+    """Columns with those of the intervals of noisy ones, and the columns of every release."""
     names = [name + end for name, is_noisy in columns.items()
              for end in ("", *SUFFIXES[: is_noisy * len(SUFFIXES)])]  # fmt: skip
     return tuple(dict.fromkeys([*names, *KEPT]))
@@ -362,9 +362,9 @@ def around_windows(
     tree: exp.Expr, early: str, late: tuple[str, ...], released: PostScope,
     items: Mapping[str, exp.Expr],
 ) -> tuple[tuple[Post, ...], Post]:  # fmt: skip
-    """The steps of a SELECT but for its columns, in the order of SQL.
+    """The steps of a SELECT except its columns, in the order of SQL.
 
-    `early` filters what OVER sees; `late` clauses filter afterwards, in a step of their own.
+    `early` clauses filter the rows that OVER sees; `late` ones filter afterwards, in another step.
     """
     post = clauses_of(tree, early, released, items)
     aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
@@ -426,7 +426,7 @@ def read_outer(
 
 
 def _with_names(tree: exp.Expr, known: Mapping[str, exp.Expr]) -> dict[str, exp.Expr]:
-    """What names stand for, those of WITH among them."""
+    """The subqueries that names stand for, with those of WITH."""
     with_ = tree.args.get("with_")
     return {**known} | {cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())}
 
@@ -467,7 +467,7 @@ def _select(tree: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Step
 
 
 def _group(tree: exp.Expr, released: PostScope) -> tuple[str, ...] | None:
-    """What GROUP BY names; nothing of a SELECT that only adds up; None where rows stay."""
+    """The columns of GROUP BY; () for a SELECT of totals alone; None if rows are not grouped."""
     clause = tree.args.get("group")
     adds = any(
         is_aggregate(node) and not (isinstance(node.parent, exp.Window) and node.arg_key == "this")

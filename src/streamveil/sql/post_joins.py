@@ -19,7 +19,7 @@ HOWS: dict[str, How] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "
 
 
 class Relation(NamedTuple):
-    """Rows in FROM: the steps that make them, their columns, and who may be asked for which."""
+    """Rows in FROM: the steps that make them, their columns, and the columns of each table name."""
 
     steps: tuple[Post, ...]
     columns: tuple[str, ...]
@@ -27,13 +27,13 @@ class Relation(NamedTuple):
 
 
 def named_relation(steps: tuple[Post, ...], columns: tuple[str, ...], name: str) -> Relation:
-    """Rows under one name; without a name their columns are asked for by their own alone."""
+    """Rows under one name; without a name their columns have no qualifier."""
     own = {column.lower(): column for column in columns}
     return Relation(steps, columns, {name.lower(): own} if name else {})
 
 
 def joined(left: Relation, right: Relation, join: exp.Join) -> Relation:
-    """Rows of both, by columns of groups that are equal; without any, every row beside every."""
+    """Pairs of rows with equal columns of groups; without such columns, all pairs."""
     only(join, {"this", "side", "kind", "using", "on"}, {"method": "NATURAL JOIN: write USING"})
     how = HOWS.get(join.side.upper())
     if how is None or join.kind.upper() not in ("", "INNER", "OUTER", "CROSS"):
@@ -42,7 +42,7 @@ def joined(left: Relation, right: Relation, join: exp.Join) -> Relation:
             "  to fix  JOIN, LEFT JOIN, RIGHT JOIN, FULL JOIN or CROSS JOIN"
         )
     written = [one.name for one in join.args.get("using") or ()]
-    using = [name for name in written if name.lower() not in KEPT]  # which are equal as it is
+    using = [name for name in written if name.lower() not in KEPT]  # those are equal anyway
     on = [(_find(left, name), _find(right, name)) for name in using]
     on += _equal(join.args.get("on"), left, right)
     if how != "inner" and not on and not written:
@@ -76,7 +76,7 @@ def joined(left: Relation, right: Relation, join: exp.Join) -> Relation:
 
 
 def noisy(columns: tuple[str, ...]) -> set[str]:
-    """Columns that have an interval beside them, as far as a plan tells."""
+    """Columns that have an interval beside them, as far as a plan shows."""
     return {name for name in columns if name + SUFFIXES[0] in columns}
 
 
@@ -108,7 +108,7 @@ def _equal(on: Any, left: Relation, right: Relation) -> Iterator[tuple[str, str]
                 "  to fix  ON a.day = b.day, and other conditions in WHERE"
             )
         (_, one), (_, other) = sorted(places)
-        if one in KEPT and one == other:  # rows of one window and trigger are put together
+        if one in KEPT and one == other:  # only rows of the same window and trigger are joined
             continue
         if one in KEPT or other in KEPT:
             raise PlanError(
@@ -119,7 +119,7 @@ def _equal(on: Any, left: Relation, right: Relation) -> Iterator[tuple[str, str]
 
 
 def _place(tree: exp.Expr, left: Relation, right: Relation) -> tuple[int, str]:
-    """Of which side a column is; -1: of none, or of both."""
+    """The side of a column, and its name there; -1: neither or both."""
     if isinstance(tree, exp.Column):
         table = tree.args.get("table")
         found = []
@@ -135,7 +135,7 @@ def _place(tree: exp.Expr, left: Relation, right: Relation) -> tuple[int, str]:
 
 
 def _names(left: Relation, right: Relation, shared: set[str]) -> tuple[dict[str, str], ...]:
-    """What the columns of both sides are called: by their own name where that is clear."""
+    """The names of the columns of both sides: their own names where those are unambiguous."""
     kept = [[c for c in one.columns if c not in RESERVED] for one in (left, right)]
     kept[1] = [column for column in kept[1] if column not in shared]
     bases = [{_base(c, one.columns).lower() for c in own} for one, own in
@@ -167,6 +167,6 @@ def _table_of(relation: Relation, column: str) -> str:
 
 
 def _base(column: str, columns: tuple[str, ...]) -> str:
-    """The number whose interval a column is an end of; else itself."""
+    """The noisy number to whose noise or interval a column belongs; else the column itself."""
     return next((column.removesuffix(end) for end in SUFFIXES if column.endswith(end)
                  and column.removesuffix(end) in noisy(columns)), column)  # fmt: skip

@@ -36,7 +36,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
             _check_time(plan.source, schema, column, what)
     if isinstance(plan.source, TableSource):
         _check_table(plan.source, schema)
-    if plan.source.kind == "files":  # the type of the first file, which others may not have
+    if plan.source.kind == "files":  # types come from the first file, and others may differ
         check_typed(plan.source, needed_columns(plan, schema), schema)
     _check_folders(plan, schema)
     check_searched(plan, schema)
@@ -47,7 +47,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
     for agg in plan.aggregates:
         named = agg.function == "count_distinct"
         if agg.expression is None or (isinstance(plan.source, TableSource) and not named):
-            continue  # of a changing table: compiled against its domains
+            continue  # expressions over a changing table are compiled against its domains
         value = (compile_key if named else compile_value)(agg.expression, schema)
         kind = value.kind
         if kind == "null":
@@ -61,7 +61,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
 
 
 def _check_folders(plan: Plan, schema: pa.Schema) -> None:
-    """Names the option that reads a column from names of folders, where a path has any."""
+    """Suggests the option that reads a column from folder names, if the path has such folders."""
     source, known = plan.source, {name.lower() for name in schema.names}
     paths = source.options.get("path") or []
     folders = [part for path in ([paths] if isinstance(paths, str) else paths)
@@ -123,7 +123,7 @@ def _check_names(plan: Plan, schema: pa.Schema) -> None:
 
 
 def check_typed(source: SourceSpec, columns: Iterable[str], schema: pa.Schema) -> None:
-    """Refuses columns of no type: a frame without rows, nothing but nulls there or in a file."""
+    """Refuses columns without a type: of a frame without rows, or of nulls alone."""
     for name in sorted(columns):
         if any(one.name == name and pa.types.is_null(one.type) for one in schema):
             if source.kind == "files":
@@ -141,7 +141,7 @@ def check_typed(source: SourceSpec, columns: Iterable[str], schema: pa.Schema) -
 
 
 def _check_public(plan: Plan, schema: pa.Schema) -> None:
-    """Public groups are values of their columns' types; others would be in no row."""
+    """Refuses public groups that are not values of their columns' types: no row can have them."""
     texts = [key.expression for key in plan.keys]
     if not texts:  # of a sketch
         texts = [agg.expression or "" for agg in plan.aggregates]
@@ -164,7 +164,7 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
 
 
 def _check_held(field: pa.Field, public: pa.Array) -> None:
-    """Refuses public groups that no row can have: a column of 32 bits has no 0.1."""
+    """Refuses public groups that no row can have: a 32-bit column cannot hold 0.1."""
     finite = public.filter(pc.is_finite(public))
     if not finite.cast(field.type).cast(public.type).equals(finite):
         raise PlanError(
@@ -175,7 +175,7 @@ def _check_held(field: pa.Field, public: pa.Array) -> None:
 
 
 def check_declared(source: SourceSpec, schema: pa.Schema, names: set[str]) -> None:
-    """Refuses a unit that is read as another type than it has, which keeps fewer digits."""
+    """Refuses a unit that is read as a type other than its own, with fewer digits."""
     declared = source.options.get("columns") or {}
     for name in sorted(names):
         field = schema.field(name)
@@ -192,7 +192,7 @@ def check_declared(source: SourceSpec, schema: pa.Schema, names: set[str]) -> No
 
 
 def _check_table(source: TableSource, schema: pa.Schema) -> None:
-    """The columns of a changing table are there, and hold what they are declared to hold."""
+    """Refuses a changing table whose columns are missing or differ from their declarations."""
     for name in source.columns:
         if name not in schema.names:
             raise PlanError(
@@ -233,10 +233,10 @@ def _check_time(source: SourceSpec, schema: pa.Schema, column: str, what: str) -
 def needed_columns(plan: Plan, schema: pa.Schema, *, scheduled: bool = True) -> list[str]:
     """The source's columns that the plan mentions, in the source's order.
 
-    Unless `scheduled`, without times that only say to which step of the clock a row belongs.
+    Unless `scheduled`, it leaves out times that only say to which step of the clock a row belongs.
     """
     texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
-    declared = isinstance(plan.source, TableSource)  # columns are what its other counts are over
+    declared = isinstance(plan.source, TableSource)  # its other counts need all declared columns
     texts += [
         one.expression
         for one in plan.aggregates

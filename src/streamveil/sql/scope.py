@@ -1,8 +1,8 @@
 """What FROM brings into scope: a source, its windows, and subqueries computed row by row.
 
-A subquery of columns and WHERE is the same as computing them where they are used. What the clause
-names by column (who is protected, the time of windows, arrival) is looked up as SQL does: among
-the columns of the subquery, not behind it.
+A subquery of columns and WHERE is the same as computing them where they are used. The columns that
+the clause names (privacy unit, time of windows, arrival) are looked up as in SQL: among the columns
+of the subquery, not among those of its source.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | Non
 
 
 def within(tree: exp.Expr, known: InReach) -> InReach:
-    """What is in reach of the first relation of a SELECT."""
+    """The tables in reach of the first relation of a SELECT."""
     if known.unit is None:
         return known
     return replace(known, unit=unit_before(tree.args.get("joins") or (), known.unit))
 
 
 def filtered(tree: exp.Expr, inner: From, known: InReach) -> From:
-    """What WHERE leaves of it; units that another relation holds are steps."""
+    """The scope after WHERE; conditions on units in another relation become steps."""
     clause = tree.args.get("where")
     inner, condition = with_members(clause.this if clause else None, inner, known, _relation)
     if condition is not None:
@@ -111,7 +111,7 @@ def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
 
 
 def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
-    """A subquery of columns and WHERE is the same as computing them here; more is `own_rows`."""
+    """The scope of a subquery: of columns and WHERE, or one that combines rows (`own_rows`)."""
     if not isinstance(tree, exp.Select):
         return union_of(tree.unnest(), alias, known, _subquery)
     tree = own_rows.unnamed_windows(tree)
@@ -133,7 +133,7 @@ def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
 
 
 def _unit_within(unit: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
-    """The privacy unit over what a subquery selects from, from that over what it selects."""
+    """The privacy unit over the FROM of a subquery, given the unit over the subquery's columns."""
     selected = {item.alias_or_name.lower(): item.unalias() for item in items if not item.is_star}
 
     def change(node: exp.Expr) -> exp.Expr:
@@ -152,7 +152,7 @@ def _unit_within(unit: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
 
 
 def _combined(tree: exp.Expr, inner: From, made: From, unit: exp.Expr | None) -> From:
-    """A subquery in which rows of one person meet."""
+    """The scope of a subquery that combines rows of one person."""
     if unit is None:
         raise PlanError(
             "a subquery that groups needs to know who is protected.\n"
@@ -168,7 +168,7 @@ def _combined(tree: exp.Expr, inner: From, made: From, unit: exp.Expr | None) ->
         raise PlanError("SELECT * with GROUP BY or DISTINCT.\n  to fix  name the columns")
 
     def own(clause: str) -> exp.Expr | None:
-        """HAVING and QUALIFY, which may name what is selected."""
+        """HAVING or QUALIFY, which may name items of the SELECT list."""
         given = tree.args.get(clause)
         if not given:
             return None
@@ -224,7 +224,7 @@ def _with_list(join: Any, inner: From, unit: exp.Expr | None) -> From:
 
 
 def _aliased(node: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
-    """A name of the SELECT list as what it stands for; in a total it is a column of FROM."""
+    """A name of the SELECT list as its expression; in a total it is a column of FROM."""
     if not isinstance(node, exp.Column) or node.args.get("table") or _is_in_total(node):
         return node
     for item in items:
@@ -239,7 +239,7 @@ def _is_in_total(node: exp.Expr) -> bool:
 
 
 def _grouped(tree: exp.Expr) -> list[exp.Expr]:
-    """What GROUP BY of a subquery names, as expressions."""
+    """The expressions of a subquery's GROUP BY."""
     group = tree.args.get("group")
     if not group:
         return []
@@ -260,7 +260,7 @@ def _grouped(tree: exp.Expr) -> list[exp.Expr]:
 
 
 def _columns(items: list[exp.Expr], inner: From) -> tuple[dict[str, exp.Expr] | None, bool]:
-    """The columns of a subquery by name, None for those of the table; and whether those go on."""
+    """The columns of a subquery by name, None for the table's own; and whether all those stay."""
     if len(items) == 1 and isinstance(items[0], exp.Star) and not any(items[0].args.values()):
         return inner.columns, inner.rest
     columns: dict[str, exp.Expr] = {}

@@ -1,7 +1,7 @@
 """A script cut into statements, before sqlglot sees the SELECTs.
 
 The words that no SQL dialect of sqlglot knows (the privacy clause, EMIT, CREATE STREAM, TABLE as an
-argument) are taken out here by their tokens, so that nothing hooks into the inside of its parser.
+argument) are removed here by their tokens, so that nothing depends on the inside of its parser.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import parse_query, parse_tokens, shown, tokenize
 
 Pairs = list[tuple[str, exp.Expr]]
-PRIVATE = "the private answer"  # what stands for it in the FROM of an outer SELECT
+PRIVATE = "the private answer"  # the name that replaces it in the FROM of an outer SELECT
 STAND_IN = f"SELECT * FROM `{PRIVATE}`"  # noqa: S608  (a fixed text)
 NAMES = {TokenType.VAR, TokenType.IDENTIFIER}
 STARTS = ("CREATE", "INSERT", "SELECT", "EXPLAIN", "ASK", "WITH")
 _AFTER_A_COLUMN = "AND AS BETWEEN DIV EMIT FROM GROUP HAVING IN IS LIKE LIMIT NOT OR ORDER WHERE"
-AFTER_A_COLUMN = frozenset(_AFTER_A_COLUMN.split())  # tells a column emit from the word EMIT
+AFTER_A_COLUMN = frozenset(_AFTER_A_COLUMN.split())  # distinguish a column emit from the word EMIT
 KINDS = ("STREAM", "TABLE", "SINK", "VIEW")
 
 
@@ -33,8 +33,8 @@ class Create:
 
     kind: str
     name: str
-    columns: tuple[tuple[str, str], ...]  # those with a type
-    checks: tuple[tuple[str, exp.Expr], ...]  # column -> what CHECK says of it
+    columns: tuple[tuple[str, str], ...]  # columns with a type
+    checks: tuple[tuple[str, exp.Expr], ...]  # column -> condition of its CHECK
     pairs: Pairs
 
 
@@ -48,12 +48,12 @@ class Private:
     sinks: tuple[str, ...] = ()
     explain: bool = False
     outer: exp.Expr | None = None  # the SELECTs around it, which read from `PRIVATE`
-    view: str | None = None  # that holds it; it names the job
+    view: str | None = None  # the view that holds it, which names the job
 
 
 @dataclass(frozen=True)
 class PrivateSelects:
-    """Several private SELECTs and the one around them, which reads from `stand_in(i)`."""
+    """Several private SELECTs and the SELECT around them, which reads from `stand_in(i)`."""
 
     parts: tuple[Private, ...]  # each named by its `view`
     outer: exp.Expr
@@ -86,7 +86,7 @@ BRACKETS = {TokenType.L_BRACKET: 1, TokenType.R_BRACKET: -1}
 
 
 def depths(tokens: Sequence[Token], steps: Mapping[TokenType, int] = STEPS) -> Iterator[int]:
-    """How many parentheses each token is inside of. An opening one is inside, a closing one not."""
+    """The depth of each token in parentheses. An opening one is inside, a closing one is not."""
     return accumulate(steps.get(token.token_type, 0) for token in tokens)
 
 
@@ -97,7 +97,7 @@ class Cursor:
         self.tokens, self.source, self.at = list(tokens), source, 0
 
     def peek(self, ahead: int = 0) -> str:
-        """The next word in capitals, '' at the end. Quoted names and texts are no words."""
+        """The next word in capitals, '' at the end. Quoted names and texts are not words."""
         place = self.at + ahead
         if place >= len(self.tokens):
             return ""
@@ -113,7 +113,7 @@ class Cursor:
         return True
 
     def need(self, *words: str) -> None:
-        """Steps over these words or says that they are missing."""
+        """Steps over these words; PlanError if they do not come next."""
         if not self.take(*words):
             raise PlanError(f"expected {' '.join(words)}{self.place()}")
 
@@ -187,7 +187,7 @@ def _statement(cursor: Cursor, views: Views) -> Statement | None:
 
 
 def read_question(text: str) -> exp.Expr | None:
-    """The condition of a question: COUNT(*) WHERE ..., with or without SELECT; None: all."""
+    """The condition of a question: [SELECT] COUNT(*) WHERE ...; None: all are counted."""
     tokens = [t for t in tokenize(text, "the question") if t.token_type != TokenType.SEMICOLON]
     return _question(Cursor(tokens, text))
 
@@ -277,7 +277,7 @@ def _create(cursor: Cursor, views: Views) -> Create | None:
 
 
 def _column(tokens: list[Token], source: str) -> tuple[str, str, exp.Expr | None]:
-    """Name, type ('' when only checked) and the condition of CHECK (...)."""
+    """Name, type ('' if there is only a CHECK) and the condition of CHECK (...)."""
     cursor = Cursor(tokens, source)
     name = cursor.name("a column")
     type_ = "" if cursor.peek() in ("CHECK", "") else cursor.name("a type").upper()
@@ -321,7 +321,7 @@ def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
 def _private(
     cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: bool
 ) -> Private | PrivateSelects:
-    """Separates the private SELECT from its statement, and from it the privacy clause and EMIT."""
+    """Separates a private SELECT from its statement, then its privacy clause and EMIT from it."""
     source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
     rest, used = _with_views(rest, views)
@@ -352,7 +352,7 @@ def _private(
 def _joint(
     rest: list[Token], source: str, emit: list[Token], empty: PrivateSelects
 ) -> PrivateSelects:
-    """Every private SELECT of a statement on its own, and what is left around them."""
+    """Every private SELECT of a statement on its own, and the SELECT around them."""
     parts, outer, place = list[Private](), list[Token](), 0
     for start, end, depth in _private_spans(rest):
         if start < place:
@@ -374,12 +374,12 @@ def _joint(
 
 
 def stand_in(part: int) -> str:
-    """What stands for one of several private answers in the FROM of an outer SELECT."""
+    """The name that replaces one of several private answers in the FROM of an outer SELECT."""
     return f"SELECT * FROM `{PRIVATE} {part}`"  # noqa: S608  (a fixed text and a number)
 
 
 def _end_of_part(tokens: Sequence[Token], start: int, end: int, outside: int) -> int:
-    """Where a private SELECT ends beside others: at UNION, or at what follows the last one."""
+    """Where one of several private SELECTs ends: at UNION, or before what follows the last one."""
     before = zip(tokens[:start], depths(tokens[:start]), strict=True)
     united = any(one.token_type == TokenType.UNION and depth == outside for one, depth in before)
     ends = (TokenType.UNION, *((TokenType.ORDER_BY, TokenType.LIMIT) if united else ()))
@@ -388,7 +388,7 @@ def _end_of_part(tokens: Sequence[Token], start: int, end: int, outside: int) ->
 
 
 def _name_of(tokens: Sequence[Token], start: int, end: int) -> str | None:
-    """What a private SELECT in parentheses is called: `name AS (...)` or `(...) AS name`."""
+    """The name of a private SELECT in parentheses: `name AS (...)` or `(...) AS name`."""
     before = [str(token.text) for token in tokens[max(0, start - 3) : start]]
     if len(before) == 3 and before[1].upper() == "AS" and before[2] == "(":
         return before[0]
@@ -398,7 +398,7 @@ def _name_of(tokens: Sequence[Token], start: int, end: int) -> str | None:
 
 
 def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
-    """Where private SELECTs begin and end, and inside how many parentheses."""
+    """Where private SELECTs begin and end, and their depth in parentheses."""
     cursor = Cursor(tokens, "")
     for place, depth in enumerate(depths(tokens)):
         if cursor.peek(place) == "SELECT" and cursor.peek(place + 1) == "WITH":
@@ -406,7 +406,7 @@ def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
 
 
 def _closing(tokens: Sequence[Token], start: int) -> int:
-    """Where the parentheses around a token close; the end where there are none."""
+    """Where the parentheses around a token close; the end if there are none."""
     own = enumerate(depths(tokens[start:]), start)
     return next((place for place, depth in own if depth < 0), len(tokens))
 
@@ -425,7 +425,7 @@ def _hand_down(outer: exp.Expr, inner: exp.Expr) -> None:
 
 
 def _without_clause(tokens: Sequence[Token], source: str) -> tuple[exp.Expr, Pairs]:
-    """A private SELECT without the words that no parser of SQL knows, and its options."""
+    """A private SELECT without the words that sqlglot does not know, and its options."""
     kept: list[Token] = []
     pairs: Pairs = []
     cursor = Cursor(_renamed(tokens), source)
@@ -442,7 +442,7 @@ def _without_clause(tokens: Sequence[Token], source: str) -> tuple[exp.Expr, Pai
     return parse_query(kept, source, "the query"), pairs
 
 
-ANON = {  # old names of functions -> their names, and what CLAMPED BETWEEN bounds in them
+ANON = {  # old names of functions -> new names, and the argument for CLAMPED BETWEEN
     "ANON_COUNT": ("COUNT", "contribution_bounds_per_group"),
     "ANON_SUM": ("SUM", "contribution_bounds_per_group"),
     "ANON_AVG": ("AVG", "contribution_bounds_per_group"),
@@ -454,7 +454,7 @@ ANON = {  # old names of functions -> their names, and what CLAMPED BETWEEN boun
 
 
 def _renamed(tokens: Sequence[Token]) -> list[Token]:
-    """The functions of WITH ANONYMIZATION under the names that they have now."""
+    """The functions of WITH ANONYMIZATION under their present names."""
     found: list[Token] = []
     cursor = Cursor(tokens, "")
     while cursor.at < len(tokens):

@@ -107,15 +107,15 @@ _OUTER = {
 
 @dataclass
 class Chosen:
-    """What a private SELECT lists: aggregates, plain columns, and what is computed from these."""
+    """The items of a private SELECT: aggregates, plain columns, and computed columns."""
 
     unit: str
     aggregates: list[Aggregate] = field(default_factory=list)
-    per_group: set[str] = field(default_factory=set)  # names of those bounded per group
+    per_group: set[str] = field(default_factory=set)  # names of aggregates bounded per group
     calls: dict[str, list[str]] = field(default_factory=dict)  # text of a call -> its columns
     plain: dict[str, exp.Expr] = field(default_factory=dict)  # by output name
     computed: dict[str, exp.Expr] = field(default_factory=dict)  # by output name
-    decisions: dict[str, exp.Expr] = field(default_factory=dict)  # text of LOGICAL_OR -> what it is
+    decisions: dict[str, exp.Expr] = field(default_factory=dict)  # text of LOGICAL_OR -> answer
     order: list[tuple[str, exp.Expr]] = field(default_factory=list)  # all items, as written
 
     def add(self, call: exp.Expr, scope: From, alias: str | None) -> None:
@@ -157,7 +157,7 @@ def is_computed(value: exp.Expr) -> bool:
 
 
 def aggregates_in(tree: exp.Expr) -> Iterator[exp.Expr]:
-    """The aggregates of rows in an expression; functions with OVER are of released groups."""
+    """The aggregates of rows in an expression; functions with OVER read released groups instead."""
     for call in tree.find_all(exp.Anonymous):
         is_over = isinstance(call.parent, exp.Window) and call.arg_key == "this"
         if is_aggregate(call) and not is_over:
@@ -167,8 +167,8 @@ def aggregates_in(tree: exp.Expr) -> Iterator[exp.Expr]:
 def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
     """The items of SELECT, and the aggregates of HAVING and ORDER BY.
 
-    Aggregates inside expressions come after those with names, in the order of their texts: the
-    private query stays the same whatever is computed with them.
+    Aggregates inside expressions come after those with names, in the order of their texts: so the
+    private query does not depend on what is computed from them.
     """
     chosen = Chosen("" if unit is None else normalize_expression(unit))
     for place, item in enumerate(tree.expressions, start=1):
@@ -239,7 +239,7 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
         which = exp.column(SET, quoted=True)
         told = [released.text(value) for value in items.values()]
         if SET in grouped and released.text(which) not in told:
-            items = {SET: which, **items}  # else a total would look like the group of NULL
+            items = {SET: which, **items}  # without it a total would look like the group of NULL
         made = (PostColumn(name=name, expression=released.text(value))
                 for name, value in items.items())  # fmt: skip
         post = replace(post, columns=tuple(made))
@@ -252,7 +252,7 @@ def is_new(name: str, value: exp.Expr) -> bool:
 
 
 def named_calls(tree: exp.Expr, chosen: Chosen) -> Iterator[str]:
-    """The columns of the aggregates that are selected as they are."""
+    """The columns of the aggregates that are selected themselves."""
     for item in tree.expressions:
         if is_aggregate(item.unalias()) and not is_computed(item.unalias()):
             yield from chosen.calls[canonical(item.unalias())]
@@ -280,7 +280,7 @@ def _group_by(
         name, value = _group_item(item, tree, plain)
         read = {column.name for column in value.find_all(exp.Column)}
         if read and read <= {*WINDOW_COLUMNS} and scope.window.kind != "whole":
-            windows |= read  # also of what is computed from it
+            windows |= read  # also for keys computed from it
             continue
         keys[name] = row_text(value, scope)
     _check_selected(plain, keys, windows, scope)
@@ -296,7 +296,7 @@ def _without(item: exp.Expr, windows: set[str]) -> list[exp.Expr]:
         return [] if item.name in windows else [item]
     copy = item.copy()
     parts = [found for part in item.expressions for found in _without(part, windows)]
-    if isinstance(item, exp.GroupingSets):  # a set of windows alone is all of each window
+    if isinstance(item, exp.GroupingSets):  # a set of windows alone is one group per window
         parts = [
             exp.Tuple(expressions=_without(part, windows)) if isinstance(part, exp.Tuple)
             else one for part in item.expressions
@@ -317,7 +317,7 @@ def _leaves(item: exp.Expr) -> list[exp.Expr]:
 
 
 def _named_sets(item: exp.Expr, tree: exp.Expr, plain: Mapping[str, exp.Expr]) -> exp.Expr:
-    """The same item, with the names of groups in place of their expressions."""
+    """The item with the names of groups instead of their expressions."""
     if not isinstance(item, (*SETS, exp.Tuple)):
         return exp.column(_group_item(item.unnest(), tree, plain)[0], quoted=True)
     copy = item.copy()
@@ -335,7 +335,7 @@ def _table_sets(tree: exp.Expr, scope: From) -> tuple[tuple[str, ...], ...]:
 
 
 def not_grouped(name: str, value: exp.Expr) -> PlanError:
-    """The error for an output that is no answer; a misspelled aggregate is named."""
+    """The error for an output that is no answer; it names a misspelled aggregate."""
     called = str(value.this) if isinstance(value, exp.Anonymous) else ""
     if called and called.upper() not in FUNCTIONS:
         return PlanError(f"unknown aggregate '{shown(called)}'{nearest(called, FORMS)}")

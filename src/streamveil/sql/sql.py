@@ -43,7 +43,7 @@ from streamveil.sql.script import Ask, Create, Private, PrivateSelects, split_sc
 from streamveil.sql.select import read_select
 from streamveil.sql.table import domain_of, points_where, table_source
 
-MOST_NAME = 60  # characters of the name of a statement, which is made of those of its answers
+MOST_NAME = 60  # characters of the name of a statement, made of the names of its answers
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """What tells it from others in its script: its first sink's name, else its job's."""
+        """Its name in its script: that of its first sink, else that of its job."""
         return self.plan.sinks[0].name if self.plan.sinks else self.plan.name
 
 
@@ -69,7 +69,7 @@ class PlannedJoint:
 
     @property
     def name(self) -> str:
-        """What tells it from others in its script."""
+        """Its name in its script."""
         return self.plan.sinks[0].name if self.plan.sinks else self.plan.name
 
 
@@ -80,7 +80,7 @@ NAMED = (
 
 @dataclass(frozen=True)
 class Script:
-    """What a script says: its sources, sinks and private queries."""
+    """The sources, sinks and private queries of a script."""
 
     sources: Mapping[str, SourceSpec]
     sinks: Mapping[str, SinkSpec]
@@ -105,7 +105,7 @@ class Script:
         return self.queries[0]
 
     def named(self, wanted: str | None) -> Planned | PlannedJoint:
-        """The only query or statement, or the one of a name."""
+        """The query or statement of a name; without a name, the only one."""
         joints = [one for one in self.joints if wanted in (None, one.name, one.plan.name)]
         if len(joints) == 1 and (wanted is not None or not self.queries):
             return joints[0]
@@ -279,7 +279,7 @@ def _table_settings(create: Create, values: dict[str, Any]) -> dict[str, Any]:
 def _table(
     create: Create, rows: SourceSpec, settings: dict[str, Any], sources: Mapping[str, SourceSpec]
 ) -> TableSource:
-    """A changing table over a connector, or over rows that a name stands for."""
+    """A changing table over a connector, or over the rows of a known name."""
     given = sources.get(rows.kind)
     if given is not None and not isinstance(given, TableSource):
         if rows.options:
@@ -310,8 +310,7 @@ def _setting(tree: Any, what: str) -> Any:
 #   FROM t RIGHT JOIN (SELECT DISTINCT item FROM UNNEST(['a', 'b']) AS item) USING (item)
 #   FROM t RIGHT JOIN (SELECT DISTINCT item FROM catalogue) USING (item)
 #
-# Such a join adds no row of anybody: it says which groups to show. The table must be declared
-# public.
+# Such a join adds nobody's rows: it says which groups to show. The table must be declared public.
 
 Groups = tuple[str, tuple[tuple[Any, ...], ...]]  # the column, and one tuple per group
 
@@ -378,7 +377,7 @@ def _from_table(
 def only_groups(
     groups: Groups, draft: Draft, values: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], ...]:
-    """The groups, when they are those of the query."""
+    """The groups, if they are for the query's only key."""
     column, found = groups
     names = [key.name.lower() for key in draft.keys]
     plain = [key.expression.strip("`").lower() for key in draft.keys]

@@ -42,7 +42,7 @@ def check_table(plan: Plan) -> None:
 
 
 def check_domains(domains: Sequence[Domain]) -> Iterator[str]:
-    """What is wrong with the domains of a table."""
+    """The complaints about the domains of a table."""
     if not domains:
         yield (
             "a changing table needs columns with public values: they are the points that queries "
@@ -95,7 +95,7 @@ def _aggregates(plan: Plan) -> Iterator[str]:
 
 
 def _distinct(plan: Plan, one: Aggregate) -> Iterator[str]:
-    """COUNT(DISTINCT x): what bounds how often one record moves it."""
+    """The complaints about COUNT(DISTINCT x): what bounds how often one record moves it."""
     name, text = shown(one.name), shown(one.expression or "x")
     alone = f"SELECT ... COUNT(DISTINCT {text}) AS {name}"
     source = plan.source
@@ -154,7 +154,7 @@ def _options(plan: Plan) -> Iterator[str]:
 
 
 def _questions(plan: Plan) -> Iterator[str]:
-    """What is wrong with the part of the budget for questions."""
+    """The complaints about the part of the budget for questions."""
     share = options.ASK_SHARE.of(plan.options)
     if share and not any(one.expression is None for one in plan.aggregates):
         yield "questions need the number of records: add COUNT(*) AS n to the SELECT list"
