@@ -1,9 +1,9 @@
-"""Plans, what may be asked: one frozen value that every spelling builds and every engine runs.
+"""Plans of queries: one frozen value that every spelling builds and every engine runs.
 
 A plan knows schemas and numbers, never rows. Its `fingerprint` names the query in durable state: a
-state directory refuses a plan whose fingerprint differs from the one it was created with. What is
-done with the rows of a release costs nothing, is no part of the fingerprint and may change while a
-job runs: filters, order, limits, and columns computed from those of the release.
+state directory refuses a plan whose fingerprint differs from the one it was created with. Steps
+over the rows of a release (filters, order, limits, computed columns) cost nothing, are not part of
+the fingerprint, and may change while a job runs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from streamveil.kinds import AGGREGATES, SOURCES, Function, SourceKind
 from streamveil.types import own
 
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
-KEPT = RESERVED[:3]  # what every release carries, whatever is selected
+KEPT = RESERVED[:3]  # columns of every release, whatever is selected
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostColumn:
-    """A column of what is shown: a name and an expression over columns of the release."""
+    """A column that is shown: a name and an expression over columns of the release."""
 
     name: str
     expression: str
@@ -55,7 +55,7 @@ class SortKey:
 class PostShift:
     """A released number some rows earlier in the same release, with its interval: LAG, LEAD.
 
-    Of a frame (AVG, SUM) with 0 where there is no such row; `here_column` then says where there is.
+    For frames (AVG, SUM) it is 0 if there is no such row; `here_column` then says if there is one.
     """
 
     name: str
@@ -67,12 +67,12 @@ class PostShift:
 
     @property
     def here_column(self) -> str:
-        """1 where the row is there, 0 where not."""
+        """The name of the column that is 1 if the row exists, else 0."""
         return self.name + "_here"
 
     @property
     def row_column(self) -> str:
-        """The row of the release that it comes from."""
+        """The name of the column that holds the row of the release it comes from."""
         return self.name + "_row"
 
 
@@ -100,13 +100,13 @@ class PostPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class PostJoin:
-    """Rows of one SELECT beside those of another; columns that are not named are dropped."""
+    """A join of the rows of two SELECTs; columns that are not named are dropped."""
 
     left: tuple[Post, ...]
     right: tuple[Post, ...]
     how: Literal["inner", "left", "right", "full"]
-    on: tuple[tuple[str, str], ...]  # columns of groups that must match; none: every row does
-    left_names: tuple[tuple[str, str], ...]  # a column, and what it is called afterwards
+    on: tuple[tuple[str, str], ...]  # columns of groups that must match; none: all rows match
+    left_names: tuple[tuple[str, str], ...]  # a column, and its name afterwards
     right_names: tuple[tuple[str, str], ...]
     using: tuple[tuple[str, str], ...] = ()  # a column afterwards, and the right one that fills it
 
@@ -120,17 +120,17 @@ class Post:
     limit: int | None = None
     offset: int = 0
     columns: tuple[PostColumn, ...] | None = None  # None: all of the release
-    shifts: tuple[PostShift, ...] = ()  # numbers of other rows that columns compute with
+    shifts: tuple[PostShift, ...] = ()  # numbers of other rows that columns are computed from
     totals: tuple[PostTotal, ...] = ()
     places: tuple[PostPlace, ...] = ()
-    one_for: tuple[str, ...] | None = None  # GROUP BY: the first row of each is left
-    branches: tuple[tuple[Post, ...], ...] = ()  # UNION ALL of what each makes, and nothing else
-    part: int | None = None  # begins with that one of several private answers, and nothing else
-    join: PostJoin | None = None  # of what two pipelines make, and nothing else
+    one_for: tuple[str, ...] | None = None  # GROUP BY: only the first row of each group stays
+    branches: tuple[tuple[Post, ...], ...] = ()  # UNION ALL of their results, and nothing else
+    part: int | None = None  # the private answer of this number, and nothing else
+    join: PostJoin | None = None  # of the results of two pipelines, and nothing else
 
     @property
     def words(self) -> str:
-        """What it does, for people."""
+        """A description for people."""
         if self.branches:
             return " and ".join(
                 "; ".join(one.words for one in steps) or "all" for steps in self.branches
@@ -158,13 +158,13 @@ class Post:
 
 
 UNKNOWN = SourceKind("")
-LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
+LATER = {"unsaid": True}  # a field unknown to older states: left out while it has its default
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
 
 
 def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a connector, with numbers and texts of Python's classes: a plan keeps these."""
+    """A connector's options as a plan keeps them: with numbers and texts of Python's classes."""
     return {name: own(value) for name, value in given.items()}
 
 
@@ -172,7 +172,7 @@ def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
 class SourceSpec:
     """Where rows come from. `kind` names a file in `connectors`; options are its own."""
 
-    name: str  # what the ledger and messages call it
+    name: str  # in the ledger and in messages
     kind: str  # 'files', 'memory', 'kafka', ...
     options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
     event_time: str | None = None  # column; required by windows and by the 'event' clock
@@ -186,17 +186,17 @@ class SourceSpec:
 
     @property
     def omitted(self) -> tuple[str, ...]:
-        """What its steps may leave out of every number, in words. Public."""
+        """The rows that its steps may leave out of every number, in words. Public."""
         return ()
 
     @property
     def relations(self) -> Sequence[SourceSpec]:
-        """Itself, and all others that its steps read."""
+        """This source, and all others that its steps read."""
         return [self]
 
     @property
     def known(self) -> SourceKind:
-        """The facts of its kind; empty ones where the kind is unknown."""
+        """The facts of its kind; empty ones if the kind is unknown."""
         return SOURCES.get(self.kind, UNKNOWN)
 
     @property
@@ -206,7 +206,7 @@ class SourceSpec:
 
     @property
     def has_one_row_each(self) -> bool:
-        """Whether its steps leave every unit one row at most."""
+        """Whether its steps leave at most one row of every unit."""
         return False
 
 
@@ -225,7 +225,7 @@ class TableSource(SourceSpec):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is read besides columns of expressions."""
+        """The columns that are read in addition to those of expressions."""
         named = (self.operation, self.record)
         return (*(name for name in named if name), *(name for name, _ in self.domains))
 
@@ -249,8 +249,8 @@ class Clock:
     end_us: int | None = None
     steps: int | None = None  # number of steps covered by the guarantee; None: unknown horizon
     arrival: str | None = None  # column; 'event' only
-    months: int = field(default=0, metadata=LATER)  # instead of microseconds: of a calendar
-    zone: str = field(default="", metadata=LATER)  # whose clocks steps of days or longer follow
+    months: int = field(default=0, metadata=LATER)  # calendar months, instead of microseconds
+    zone: str = field(default="", metadata=LATER)  # time zone of steps of days or longer
 
     @property
     def timed(self) -> bool:
@@ -282,7 +282,7 @@ class Clock:
         return ended if self.steps is None else min(ended, self.steps)
 
     def is_over(self, closed: int) -> bool:
-        """Whether no step is left after so many closed ones.
+        """Whether no step is left after `closed` closed ones.
 
         >>> Clock(kind="once").is_over(1), Clock(kind="rows", every=10).is_over(1)
         (True, False)
@@ -300,12 +300,12 @@ class Window:
     lateness_us: int = 0  # how long after its end a window still takes rows and triggers
     size_months: int = field(default=0, metadata=LATER)  # instead of size_us
     slide_months: int = field(default=0, metadata=LATER)
-    zone: str = field(default="", metadata=LATER)  # whose clocks long windows follow; '': UTC
-    origin_us: int = field(default=0, metadata=LATER)  # what they show where a window begins
+    zone: str = field(default="", metadata=LATER)  # time zone of long windows; '': UTC
+    origin_us: int = field(default=0, metadata=LATER)  # clock time there at which windows begin
 
     @property
     def size(self) -> Cells:
-        """Cells as long as a window. Windows consist of whole cells, except where they hop."""
+        """Cells as long as a window. Windows consist of whole cells, unless they hop."""
         return Cells(
             length_us=self.size_us,
             months=self.size_months,
@@ -315,12 +315,12 @@ class Window:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether each row is in one window alone."""
+        """Whether each row is in only one window."""
         return self.kind in ("whole", "tumble")
 
     @property
     def slide(self) -> Cells:
-        """Cells as long as the distance of two starts, or as the step by which windows grow."""
+        """Cells as long as the distance between starts, or the step by which windows grow."""
         if not self.slide_us and not self.slide_months:
             return self.size
         return replace(self.size, length_us=self.slide_us, months=self.slide_months)
@@ -401,7 +401,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
     sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
     period_months: int = 0  # instead of period_us
-    period_origin_us: int = 0  # what clocks show where a period begins
+    period_origin_us: int = 0  # clock time at which periods begin
     post: tuple[Post, ...] = ()  # of every release; free, so no part of the fingerprint
 
     def __post_init__(self) -> None:
@@ -424,7 +424,7 @@ class Plan:
 
     @property
     def asks_for_times(self) -> bool:
-        """Whether windows or periods of units follow from the times of rows."""
+        """Whether windows or periods of units depend on the times of rows."""
         return self.window.kind != "whole" or self.periods is not None
 
     @property
@@ -434,7 +434,7 @@ class Plan:
 
     @property
     def has_one_row_each(self) -> bool:
-        """Whether every unit has one row at most, in the only window that there is."""
+        """Whether every unit has at most one row, and there is only one window."""
         return self.source.has_one_row_each and self.window.kind == "whole"
 
     @property
@@ -447,8 +447,8 @@ class Plan:
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released.
 
-        Sinks, post-processing and the place of the source do not. A reader checks by itself that it
-        finds what was read before: by names below that place, sizes and more.
+        Sinks, post-processing and the place of the source do not. A reader itself checks that the
+        files it read before are there: by names below that place, sizes and more.
         """
         later = ("sets", "period_months", "period_origin_us")  # older states do not know them
         unsaid = {"sinks", "post", *(name for name in later if not getattr(self, name))}
@@ -456,14 +456,14 @@ class Plan:
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
         }
         unplaced(content["source"])
-        if self.zone:  # the same query by other rules is another division of time
+        if self.zone:  # other rules of the zone divide time differently
             content["rules"] = digest(self.zone)
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def unplaced(source: dict[str, Any]) -> None:
-    """Removes the places of a source, and of all that its rows are joined with."""
+    """Removes the places of a source, and of all sources that it is joined with."""
     for place in SOURCES.get(source["kind"], UNKNOWN).places:
         source["options"].pop(place, None)
         source["name"] = ""  # which may come from the place
@@ -472,11 +472,11 @@ def unplaced(source: dict[str, Any]) -> None:
             unplaced(step["other"])
 
 
-VALUES = (bytes, np.generic, time, timedelta, UUID)  # of groups: two of them are told apart
+VALUES = (bytes, np.generic, time, timedelta, UUID)  # of groups: the JSON form tells them apart
 
 
 def plain(value: Any) -> Any:
-    """The JSON form of a part of a plan; of a table in memory only its columns and types.
+    """The JSON form of a part of a plan; for a table in memory only its columns and types.
 
     >>> plain(np.int64(3)), plain(b"a"), plain(np.datetime64("2026-01-01"))
     (3, ['bytes', "b'a'"], ['datetime64', '2026-01-01'])
@@ -504,7 +504,7 @@ def plain(value: Any) -> Any:
 
 
 def combined_plan(plan: Plan) -> Plan:
-    """The plan over combined rows; any other plan as it is."""
+    """The plan over combined rows; any other plan unchanged."""
     if not plan.bounding.combine:
         return plan
     return replace(
@@ -521,7 +521,7 @@ def combined_plan(plan: Plan) -> Plan:
 
 
 def unit_column(plan: Plan) -> str:
-    """The name of the unit's column among combined rows: its own where that is a plain name."""
+    """The name of the unit's column in combined rows: its own if the unit is a plain column."""
     taken = plan.unit.startswith(("key_", "value_"))
     return plan.unit if plan.unit.isidentifier() and not taken else "unit"
 

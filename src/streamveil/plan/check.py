@@ -26,13 +26,13 @@ from streamveil.release_metadata import SUFFIXES
 LARGEST = 1e140  # a bound, and 1 / the least distance of two: squares of noise stay in 1e±308
 LARGEST_DELTA = 0.1
 MOST_BOUND = 10**9  # rows of a unit or of its group that a query may allow
-MOST_SQUARED = 2**31  # squared rows, as many as a query without bounds may choose
+MOST_SQUARED = 2**31  # squared rows, the most that may be chosen for a query without bounds
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "
     "contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
 )
 MOST_TRIGGERS = 1_000_000  # that a counter is sized for within seconds
-MOST_COINS = 100_000  # that a table of coins is
+MOST_COINS = 100_000  # that a table of coins is designed for
 TABLE_ONLY = {name for name, option in OPTIONS.items() if option.part_of == (TABLE,)}
 
 
@@ -127,14 +127,14 @@ HABITS: dict[str, Habit] = {
     ),
 }
 
-HABITUAL = {  # what other systems call an option that stands for a habit
+HABITUAL = {  # options of other systems that stand for a habit
     "watermark": "max-event-time", "late_data": "reopen", "metrics": "exact-metrics",
     "rerun_on_growth": "rerun-on-growth", "budget_refresh": "budget-refresh",
 }  # fmt: skip
 
 
 def require_known(name: str, known: Collection[str]) -> None:
-    """Refuses an option that there is not; one that stands for a habit, with the reason."""
+    """Refuses an unknown option; if it stands for a habit, with the habit's reason."""
     if name in HABITUAL:
         raise HABITS[HABITUAL[name]].error()
     if name not in known:
@@ -142,15 +142,15 @@ def require_known(name: str, known: Collection[str]) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises PlanError with the first thing that is wrong in what somebody asks."""
+    """Raises PlanError with the first fault of a plan that somebody asks for."""
     _raise(plan, RULES)
 
 
 def check_compiled(plan: Plan) -> None:
-    """Raises PlanError where bounds or shapes do not allow sums and noise that are right.
+    """Raises PlanError if bounds or shapes do not allow correct sums and noise.
 
-    Every compilation asks, so that nothing runs that nobody checked; what is left out is whether
-    the plan is meant and wise, which whoever asked has answered (options that say so are gone).
+    Every compilation calls this, so that no unchecked plan runs. It does not check whether the plan
+    is intended and wise: `check_plan` did, and the options that confirm it are no longer there.
     """
     _raise(plan, RULES_OF_SUMS)
 
@@ -190,7 +190,7 @@ def check_ends(plan: Plan) -> Complaints:
 
 
 def check_own_rows(plan: Plan) -> Complaints:
-    """Rows of one person are combined where all are there, and where they are one unit's."""
+    """Rows may be combined only if all are there, and all are one unit's."""
     if plan.source.combines:
         from streamveil.plan.check_own_rows import complaints  # loaded where rows are combined
 
@@ -233,7 +233,7 @@ def check_names(plan: Plan) -> Complaints:
 
 
 def _bounds_given(plan: Plan, why: str = "") -> Complaints:
-    """Of a plan that runs: a look has chosen what was left out."""
+    """Bounds of a plan that runs: a look has chosen those that were left out."""
     for agg in plan.aggregates:
         if is_open(agg):
             yield (
@@ -244,7 +244,7 @@ def _bounds_given(plan: Plan, why: str = "") -> Complaints:
 
 
 def _bounds_or_look(plan: Plan) -> Complaints:
-    """Of a plan that is asked: bounds may be left out where a look can choose them."""
+    """Bounds of a plan that is asked for: they may be left out if a look can choose them."""
     why = cannot_choose_bounds(plan)
     if why is not None:
         yield from _bounds_given(plan, f"; {why}")
@@ -270,7 +270,7 @@ def _aggregates(plan: Plan) -> Complaints:
 
 
 def _sums(plan: Plan) -> Complaints:
-    """Sums of the values that enter totals: where a unit's rows are combined, of its totals."""
+    """Sums of the values that enter totals; if a unit's rows are combined, of its totals."""
     for agg in combined_plan(plan).aggregates:
         bounded = agg.low is not None and agg.high is not None
         if agg.function in VALUED and agg.quantum is not None and bounded:
@@ -358,7 +358,7 @@ def _bounding(plan: Plan) -> Complaints:
 
 
 def _may_be_open(plan: Plan) -> bool:
-    """Whether a forecast may choose the bound: in the default group-by."""
+    """Whether a forecast may choose the bound, as in the default group-by."""
     return plan.preset == "default" and not any(one.function in SKETCHES for one in plan.aggregates)
 
 
@@ -518,7 +518,7 @@ def _slides(window: Window) -> Complaints:
 
 
 def longest(cells: Cells) -> int:
-    """Microseconds that no cell is longer than, but for hours that clocks show twice."""
+    """The most microseconds of a cell, apart from hours that clocks show twice."""
     return cells.length_us or 31 * DAY * cells.months
 
 
@@ -576,7 +576,7 @@ def _choices(plan: Plan) -> Complaints:
 
 
 def check_options(plan: Plan) -> Complaints:
-    """Options that are not what they are declared to be: out of range, or an unknown word."""
+    """Options whose values are not as declared: out of range, or an unknown word."""
     for name, value in plan.options.items():
         within = OPTIONS[name].within if name in OPTIONS else None
         if within is not None and not within.holds(value):

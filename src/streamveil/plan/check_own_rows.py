@@ -1,4 +1,4 @@
-"""The rules of rows that are combined per unit: all must be there, or what is kept is declared."""
+"""Rules of rows combined per unit: all must be there, or the query limits how many are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACED = ("stream", "table", "topic", "query", "url")  # options that say which 
 
 
 def complaints(plan: Plan) -> Iterator[str]:
-    """What is wrong with a plan whose source combines rows."""
+    """The complaints about a plan whose source combines rows."""
     source = plan.source
     assert isinstance(source, OwnRows)  # noqa: S101  (`SourceSpec.combines`)
     require_person(source, plan.unit)
@@ -49,9 +49,9 @@ def complaints(plan: Plan) -> Iterator[str]:
 
 
 def may_have_several_times(source: OwnRows) -> bool:
-    """Whether the rows that are made of one row may differ in their times.
+    """Whether rows that are made of one row may differ in their times.
 
-    Proof: a column that is `several` may differ among them; every other one is that of the row, or
+    Proof: a column in `several` may differ among them; every other one is that of the row, or
         computed from such columns.
     """
     several = set[str]()
@@ -71,7 +71,7 @@ def may_have_several_times(source: OwnRows) -> bool:
 
 
 def relations_of(plan: Plan) -> list[tuple[SourceSpec, str]]:
-    """What a plan reads, and the unit of the rows of each."""
+    """The sources that a plan reads, each with the unit of its rows."""
     source = plan.source
     if isinstance(source, OwnRows):
         return [(one, one.unit) for one in source.relations]
@@ -79,10 +79,10 @@ def relations_of(plan: Plan) -> list[tuple[SourceSpec, str]]:
 
 
 def of_two_people(relations: Iterable[tuple[SourceSpec, str]]) -> Iterator[str]:
-    """What is wrong with relations of the same rows that name different columns as the unit.
+    """The complaints about relations of the same rows that name different columns as the unit.
 
-    Proof: such a row is of two units. Without one of them, it is gone for the other as well, and
-        nothing bounds in how many rows a unit stands beside others.
+    Proof: such a row belongs to two units. If one of them is removed, the other loses the row, too,
+        and nothing bounds how many rows a unit shares with others.
     """
     for (one, unit), (other, theirs) in combinations(relations, 2):
         if _rows_of(one) & _rows_of(other) and _in_one_case(unit) != _in_one_case(theirs):
@@ -96,10 +96,10 @@ def of_two_people(relations: Iterable[tuple[SourceSpec, str]]) -> Iterator[str]:
 
 
 def of_two_times(sources: Iterable[SourceSpec]) -> Iterator[str]:
-    """What is wrong with the same rows whose periods are told by different times.
+    """The complaints about the same rows whose periods follow from different times.
 
-    Proof: a period of one time meets any number of the other's, so that without its rows an answer
-        that protects each of those alone changes in all of them.
+    Proof: a period by one time meets any number of periods by the other. So without its rows an
+        answer that protects each of those alone changes in all of them.
     """
     for one, other in combinations(sources, 2):
         times = [time_of(source) for source in (one, other)]
@@ -114,7 +114,7 @@ def of_two_times(sources: Iterable[SourceSpec]) -> Iterator[str]:
 
 
 def time_of(source: SourceSpec) -> str:
-    """The times of rows as an expression over the columns that they come with."""
+    """The times of rows as an expression over the columns of the source."""
     tree: exp.Expr = exp.column(source.event_time or "", quoted=True)
     for step in reversed(source.steps if isinstance(source, OwnRows) else ()):
         if isinstance(step, OwnSelect):
@@ -136,7 +136,7 @@ def _as_made(node: exp.Expr, made: dict[str, exp.Expr]) -> exp.Expr:
 
 
 def _rows_of(source: SourceSpec) -> set[str]:
-    """What tells that rows are the same: a name, or where they lie, however they are read there."""
+    """The facts that identify the rows of a source: its name, or their place, however read."""
     held, paths = source.options.get("table"), source.options.get("path")
     if isinstance(held, pa.Table):
         parts = (chunk.buffers() for column in held.columns for chunk in column.chunks)
@@ -184,7 +184,7 @@ def _all_there(plan: Plan, source: OwnRows) -> Iterator[str]:
 
 
 def _live_joins(plan: Plan, source: OwnRows) -> Iterator[str]:
-    """Joins of rows of which more may come: what is kept of each unit is declared."""
+    """Joins on live data: the query must say how many rows of each unit are kept."""
     joins = [step for step in source.steps if isinstance(step, OwnJoin)]
     rest = replace(source, steps=tuple(replace(step, kept=1) if isinstance(step, OwnJoin) else step
                                        for step in source.steps))  # fmt: skip
@@ -212,7 +212,7 @@ def _live_joins(plan: Plan, source: OwnRows) -> Iterator[str]:
 
 
 def _paired(plan: Plan, joins: list[OwnJoin]) -> Iterator[str]:
-    """Joins of which both relations are events, whose times decide what meets."""
+    """Joins of two relations of events, whose times decide which rows meet."""
     paired = [step for step in joins if step.within_us is not None]
     if any(step.how in ("semi", "anti") for step in paired):
         yield (
@@ -248,5 +248,5 @@ def _paired(plan: Plan, joins: list[OwnJoin]) -> Iterator[str]:
 
 
 def longest_step(clock: Clock) -> int:
-    """Microseconds that no step is longer than: a day may have 25 hours."""
+    """The most microseconds of a step: a day may have 25 hours."""
     return (clock.every or 31 * DAY * clock.months) + HOUR * bool(clock.zone)

@@ -4,9 +4,9 @@ GoogleSQL clamps the total of a unit in a group, not its rows. In a one-shot que
 there, so they can be combined before bounding: one row per (unit, group), whose values are the
 unit's own totals. After that the query is an ordinary one over those rows.
 
-Proof: a combined row and its place among its unit's are functions of that unit's rows, so adding or
-removing the unit adds or removes its combined rows and leaves all others as they are, in their
-order (which decides what bounding keeps): neighbours stay neighbours.
+Proof: a combined row and its place among its unit's rows are functions of that unit's rows. So
+adding or removing the unit adds or removes its combined rows, and leaves all others unchanged and
+in order (which decides what bounding keeps): neighbours stay neighbours.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from streamveil.plan import Aggregate, Plan, unit_column
 from streamveil.types import Array, Int64
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
-MOST_REPEATED = 1 << 24  # bytes of the texts and lists of a row of which several are made
-FIRST = "value_first"  # the place of a combined row's first row; no unit's column is called so
+MOST_REPEATED = 1 << 24  # bytes of texts and lists in all rows that are made of one row
+FIRST = "value_first"  # the place of a combined row's first row; no unit's column has this name
 
 
 class Combined(NamedTuple):
     """One row per unit and group, in the order of their first rows, with the unit's totals."""
 
     rows: pa.Table
-    unusable: pa.Table  # rows of the source of which a value is not a finite number
+    unusable: pa.Table  # rows of the source with a value that is not a finite number
 
 
 def combined_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:
@@ -81,7 +81,7 @@ def combine_rows(plan: Plan, table: pa.Table) -> Combined:
 
 
 def one_zero(column: Any) -> Any:
-    """Floats with one zero and one NaN, as they are named: the kernel that groups has several.
+    """Floats with one zero and one NaN, as in names of keys; Arrow's grouping has several.
 
     >>> one_zero(pa.array([-0.0, None])).to_pylist()
     [0.0, None]
@@ -98,7 +98,7 @@ def plain(column: Any) -> Any:
 
 
 def wide(column: Any) -> Any:
-    """A column in a type in which any rows fit together: offsets of 64 bits, and no dictionaries.
+    """A column in a type that holds any number of rows: 64-bit offsets, no dictionaries.
 
     >>> wide(pa.array(["a"]).dictionary_encode()).type
     DataType(large_string)
@@ -130,7 +130,7 @@ def wide_type(kind: Any) -> Any:
 
 
 def bytes_of(column: Any) -> Int64[Array, " rows"]:
-    """Bytes of the texts and lists of each row, as `wide` lays them; none of a plain number.
+    """Bytes of the texts and lists of each row in the layout of `wide`; 0 for a plain number.
 
     >>> bytes_of(wide(pa.array([["ab", None], [], None]))).tolist()
     [18, 0, 0]
@@ -148,7 +148,7 @@ def bytes_of(column: Any) -> Int64[Array, " rows"]:
 
 
 def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
-    """Numbers from 0, as they appear, that tell rows apart as these columns do; nulls are a value.
+    """Numbers of rows from 0, in order of appearance, equal if all columns are; null is a value.
 
     >>> numbered([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
     [0, 1, 2]
@@ -160,9 +160,9 @@ def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
 
 
 def pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-    """A number below the number of rows for every pair, as they appear; `left` is such already.
+    """A number below the number of rows for every pair, in order of appearance; so is `left`.
 
-    `right` may be anything: numbered first, no value of one row makes others' pairs overflow.
+    `right` may be any numbers: they are numbered first, so that no value makes pairs overflow.
 
     >>> pairs(np.array([1, 0, 1, 1]), np.array([-9, 7, 2**62, -9])).tolist()
     [0, 1, 2, 0]
@@ -172,7 +172,7 @@ def pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Ar
 
 
 def _appeared(column: Any) -> Int64[Array, " rows"]:
-    """A number for every distinct value, by a hash table: sorting takes twenty times as long."""
+    """A number for every distinct value, from a hash table: sorting takes twenty times as long."""
     coded = decoded(column).dictionary_encode(null_encoding="encode")
     return np.asarray(coded.indices).astype(np.int64)
 

@@ -9,9 +9,9 @@ Proof: codes compare the unit first (`matches`), so rows that match are one unit
     is added from another (`OwnUnion`) comes after all of them, in the order there: without one
     unit all other rows come out as they were. A row without a unit matches nothing.
 Live data: `newest` says which rows of a unit a join keeps; `runtime.live_joins` runs it.
-Bound: each row meets the first `MATCHES` rows that match it and no more, and fewer where it is one
-    of several that were made of one row: that one becomes so many in all steps together, whose
-    texts and lists take `MOST_REPEATED` bytes (`in_room`). So a join holds at most so many times
+Bound: each row meets only the first `MATCHES` rows that match it. Rows that were made of one row
+    share this limit: in all steps together one row becomes at most `MATCHES` rows, whose texts and
+    lists take at most `MOST_REPEATED` bytes (`in_room`). So a join holds at most `MATCHES` times
     the rows of its first relation, whatever the data are. `explain` says so.
 
 >>> matches(np.array([0, 1, 1]), np.array([1, 2, 1, 1]), most=2)
@@ -42,51 +42,51 @@ from streamveil.plan import LATER, KeyColumn, SourceSpec
 from streamveil.plan.combine import MOST_REPEATED, bytes_of, numbered, plain, wide
 from streamveil.types import Array, Bool, Int64
 
-MATCHES = 1000  # rows that one row is joined with, at most
-ORIGIN = f"{INNER}origin"  # column that says of which row of the first relation a row was made
+MATCHES = 1000  # most rows that one row is joined with
+ORIGIN = f"{INNER}origin"  # column with the row of the first relation of which a row was made
 FAR_US = 1 << 61  # beyond every time
 How = Literal["inner", "left", "semi", "anti"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSelect:
-    """The rows as they are, in other columns, each computed from one row."""
+    """The same rows with other columns, each computed from one row."""
 
     keys: tuple[KeyColumn, ...]
-    rest: bool = False  # whether the columns that there were stay beside these
+    rest: bool = False  # whether all other columns stay
     where: str | None = None
     columns: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """What all joins say. Columns of both sides have their own names, and `side:name` too."""
+    """The fields of all joins. Columns of both sides have their own names, and `side:name` too."""
 
     keys: tuple[KeyColumn, ...] = ()  # columns of these rows that must match, by the names there
     how: How = "inner"
-    sides: tuple[str, str] = ("", "")  # what the relations are called; '': columns know already
-    same: tuple[str, ...] = ()  # columns that need no side: those of both that match, the unit
+    sides: tuple[str, str] = ("", "")  # names of the relations; '': columns carry their sides
+    same: tuple[str, ...] = ()  # columns that need no side: the unit and those that must match
     time: str | None = None  # the column of times of these rows, which keeps its name
     where: str | None = None
-    on: str | None = field(default=None, metadata=LATER)  # of pairs; those that fail are none
+    on: str | None = field(default=None, metadata=LATER)  # condition that pairs must meet to match
     columns: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJoin(Joined):
-    """Each row beside rows of the same unit elsewhere. `how`: semi and anti only keep or drop."""
+    """A join with rows of the same unit elsewhere. `how`: semi and anti only keep or drop rows."""
 
-    other: SourceSpec  # of which each row names its unit (`own_rows.OwnRows`)
+    other: SourceSpec  # each of its rows names its unit (`own_rows.OwnRows`)
     kept: int | None = field(default=None, metadata=LATER)  # rows of a unit, on live data
-    within_us: int | None = field(default=None, metadata=LATER)  # between rows that meet, there
+    within_us: int | None = field(default=None, metadata=LATER)  # between rows that meet, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLookup(Joined):
-    """Each row beside the rows of a public table that match it."""
+    """A join of each row with the matching rows of a public table."""
 
     table: pa.Table = field(repr=False)
-    digest: str  # of its rows: a job goes on with the same table only
+    digest: str  # of its rows: a job continues only with the same table
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -98,7 +98,7 @@ class OwnLookup(Joined):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnUnion:
-    """The rows, and after them those of another relation, whose columns have the same places."""
+    """The rows, then those of another relation, whose columns correspond by place."""
 
     other: SourceSpec
     where: str | None = None
@@ -107,7 +107,7 @@ class OwnUnion:
 
 
 def digest_of(table: pa.Table) -> str:
-    """The same for the same rows, however they lie in memory."""
+    """A digest of rows, whatever their layout in memory."""
     found = hashlib.blake2b(digest_size=16)
     for batch in table.combine_chunks().to_batches():
         found.update(batch.serialize())
@@ -123,22 +123,22 @@ def selected(step: OwnSelect, table: pa.Table, units: Any) -> tuple[pa.Table, An
 
 
 class SharedRoom(NamedTuple):
-    """How many rows may be made of the one that each was made of, in all."""
+    """For each row, how many rows may be made in all of the one that it was made of."""
 
-    origin: Int64[Array, " rows"]  # equal where rows were made of one
-    rows: Int64[Array, " rows"]  # the least that any of these allows
+    origin: Int64[Array, " rows"]  # equal for rows that were made of one row
+    rows: Int64[Array, " rows"]  # the least limit of rows of the same origin
 
 
 class Side(NamedTuple):
     """One side of a join."""
 
     table: pa.Table
-    codes: Int64[Array, " rows"]  # equal where rows match
+    codes: Int64[Array, " rows"]  # equal for rows that match
     room: SharedRoom | None = None  # for pairs; None: `MATCHES` of each row
 
 
 def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
-    """Rows beside those of a public table."""
+    """Rows joined with those of a public table."""
     left, right = codes(step, table, step.table)
     room = room_beside(table, text_bytes(step.table).max(initial=0))
     return put_together(step, Side(table, left, room), Side(step.table, right), units)
@@ -147,7 +147,7 @@ def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, A
 def joined(
     step: OwnJoin, table: pa.Table, units: Any, other: tuple[pa.Table, Any], *, late: bool = False
 ) -> tuple[pa.Table, Any]:
-    """Rows beside those of the same unit. `late`: the others come later, and say the order."""
+    """Rows joined with those of the same unit. `late`: the others came later and give the order."""
     theirs, persons = other
     pair = of_one_kind(units, persons, "privacy unit")
     left, right = codes(step, table, theirs, [pair])
@@ -156,7 +156,7 @@ def joined(
 
 
 def largest_of(persons: tuple[Any, Any], sizes: Int64[Array, " others"]) -> Int64[Array, " rows"]:
-    """Of each row here, the largest size among the rows of its unit there."""
+    """For each row, the largest size among the other relation's rows of its unit."""
     unit = numbered([pa.concat_arrays(persons)])
     own, other = np.split(unit, [len(persons[0])])
     largest = np.zeros(len(unit), np.int64)
@@ -165,14 +165,14 @@ def largest_of(persons: tuple[Any, Any], sizes: Int64[Array, " others"]) -> Int6
 
 
 def room_beside(table: pa.Table, beside: int | Int64[Array, " rows"]) -> SharedRoom | None:
-    """For pairs that add so many bytes of texts and lists, at most; None: `MATCHES` of each row."""
+    """The room of pairs that add at most `beside` bytes; None: `MATCHES` for each row."""
     room = room_of(table, np.minimum(MATCHES, MOST_REPEATED // (1 + text_bytes(table) + beside)))
     alone = len(room.origin) == 0 or np.bincount(room.origin).max() == 1
     return None if alone and (room.rows >= MATCHES).all() else room
 
 
 def room_of(table: pa.Table, each: Int64[Array, " rows"]) -> SharedRoom:
-    """The room of rows of which each by itself allows so many.
+    """The room of rows, from how many rows `each` allows by itself.
 
     >>> room_of(pa.table({ORIGIN: [0, 0, 4]}), np.array([9, 7, 5])).rows.tolist()
     [7, 7, 5]
@@ -185,9 +185,9 @@ def room_of(table: pa.Table, each: Int64[Array, " rows"]) -> SharedRoom:
 
 
 def in_room(found: Int64[Array, " rows"], room: SharedRoom) -> Int64[Array, " rows"]:
-    """How many of those that a row would become it becomes: the first of each, then what is left.
+    """How many rows each row becomes, of the `found` ones: one each, and more while room is left.
 
-    Those that were made of one row share its room, and have it one after the other.
+    Rows that were made of one row share its room, and take it in order.
     Proof: the room, and what others take of it, is decided by rows that were made of the same one,
         and by those of its unit that these were joined with.
 
@@ -218,7 +218,7 @@ def text_bytes(table: pa.Table) -> Int64[Array, " rows"]:
 def added(
     step: OwnUnion, table: pa.Table, units: Any, other: tuple[pa.Table, Any]
 ) -> tuple[pa.Table, Any]:
-    """Rows of both relations, one after the other."""
+    """The rows of one relation, then those of the other."""
     theirs, persons = other
     if theirs.num_columns != table.num_columns:
         raise PlanError(
@@ -232,7 +232,7 @@ def added(
 
 
 def in_one_type(table: pa.Table, own: str, theirs: pa.Table, their: str) -> list[Any]:
-    """Two columns in one type, which their types alone decide."""
+    """Two columns in one type, which depends on their types alone."""
     columns = [wide(table.column(own)), wide(theirs.column(their))]
     types = [column.type for column in columns]
     if types[0] == types[1] and not pa.types.is_dictionary(types[0]):  # whose codes may run out
@@ -272,9 +272,9 @@ def codes(
 
 
 def of_one_kind(own: Any, their: Any, name: str) -> tuple[Any, Any]:
-    """Two columns of the same kind in one type: no value decides whether there is one.
+    """Two columns of the same kind in one type, whatever their values.
 
-    Both are values of expressions, so that a kind has one type, and texts two: rows of a join hold
+    Both are values of expressions, so a kind has one type; texts have two, as rows of a join hold
     the wider one.
     """
     if own.type == their.type:
@@ -287,7 +287,7 @@ def of_one_kind(own: Any, their: Any, name: str) -> tuple[Any, Any]:
 
 
 def two_kinds(name: str, own: Any, their: Any) -> PlanError:
-    """The complaint about columns of types that do not meet."""
+    """The error for columns whose types have no common type."""
     return PlanError(
         f"'{shown(name)}' is {own} on one side and {their} on the other.\n"
         "  to fix  CAST one of them in a subquery"
@@ -312,7 +312,7 @@ def matches(
 def met(
     step: OwnJoin, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
-    """Places of rows of one unit that meet; the second of both is the unit of each row."""
+    """Places of rows of one unit that meet; each side is a table and the unit of each row."""
     (table, units), (theirs, persons) = own, other
     left, right = codes(step, table, theirs, [of_one_kind(units, persons, "privacy unit")])
     return meeting(step, Side(table, left), Side(theirs, right), late=late)
@@ -321,7 +321,7 @@ def met(
 def meeting(
     step: Joined, own: Side, other: Side, *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
-    """Places of rows that meet, and of which the join's condition holds."""
+    """Places of rows that meet and fulfil the join's condition."""
     rows, places = near(step, own, other, late=late)
     if step.on is None:
         return rows, places
@@ -334,10 +334,10 @@ def meeting(
 def near(
     step: Joined, own: Side, other: Side, *, late: bool
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
-    """Places of rows that match: on live data all that are kept, where their times are close.
+    """Places of rows that match; on live data, of all kept rows if their times are close.
 
-    All pairs of a row that has just come stand together, whatever it came with, so that which pairs
-    of a unit are the first is decided by the order of its rows.
+    All pairs of a row that has just come stand together, whatever it came with. So the order of a
+    unit's rows decides which of its pairs are the first.
     """
     (table, left, room), (theirs, right, _) = own, other
     if not isinstance(step, OwnJoin) or step.kept is None:
@@ -358,7 +358,7 @@ def near(
 
 
 def newest(units: Any, times: Int64[Array, " rows"], most: int) -> Bool[Array, " rows"]:
-    """Which rows stay where each unit keeps so many: those of the latest times, then the last ones.
+    """Which rows stay if each unit keeps `most`: those with the latest times, then the last ones.
 
     Proof: whether a row stays is decided by the rows of its unit, by their times and their order.
         A row that goes has `most` later ones of its unit before it in that order, and so it goes
@@ -377,7 +377,7 @@ def newest(units: Any, times: Int64[Array, " rows"], most: int) -> Bool[Array, "
 
 
 def times_of(table: pa.Table, name: str | None) -> Int64[Array, " rows"]:
-    """Event times in microseconds; of a row without one it is before all others."""
+    """Event times in microseconds; a row without one gets a time before all others."""
     if name is None:
         return np.zeros(table.num_rows, np.int64)
     name = column_named(table.schema, name)
@@ -419,7 +419,7 @@ def side_by_side(step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table,
 
 
 def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple[int, str]]:
-    """The columns of a join: by name where one side has it, and by side and name."""
+    """The columns of a join: by name if only one side has it, and by side and name."""
     tables = (table, theirs)
     lower = [{name.lower() for name in one.column_names} for one in tables]
     same = {name.lower() for name in (*step.same, *filter(None, [step.time]))}

@@ -1,8 +1,8 @@
-"""Several private answers and what one SELECT makes of them: a join, a union, WITH clauses of both.
+"""Several private answers in one SELECT: a join, a union, or WITH clauses of both.
 
-Each answer has a budget, a job and a state of its own; they are released together, at the same
-windows and triggers, and the rows of one such time are put together. That is post-processing, so it
-costs nothing beyond the answers, which cost what they cost one after the other.
+Each answer has a budget, a job and a state of its own. They are released together, at the same
+windows and triggers, and the rows of one such time are combined. That is post-processing: it costs
+nothing in addition to the answers, whose losses add up as if they were asked one after the other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JointPlan:
 
 
 def require_one_person(parts: tuple[Plan, ...]) -> None:
-    """Refuses answers of which one takes rows of a person, or of a period, for another's."""
+    """Refuses answers that attribute the same rows to different people or periods."""
     from streamveil.plan import check_own_rows  # loaded where there are several answers
 
     relations = [one for part in parts for one in check_own_rows.relations_of(part)]
@@ -60,7 +60,7 @@ def require_one_person(parts: tuple[Plan, ...]) -> None:
 
 
 def parts_read(posts: Iterable[Post]) -> Iterator[int]:
-    """The answers that some steps begin with."""
+    """The numbers of the answers that steps begin with."""
     for post in posts:
         if post.part is not None:
             yield post.part
@@ -70,7 +70,7 @@ def parts_read(posts: Iterable[Post]) -> Iterator[int]:
 
 
 def require_together(first: Plan, other: Plan) -> None:
-    """Refuses answers that protect somebody else, or are not released at the same times."""
+    """Refuses answers that protect different units, or are not released at the same times."""
     if isinstance(other.source, TableSource):
         raise PlanError(
             "a changing table stands alone: its answers are not put together with others.\n"

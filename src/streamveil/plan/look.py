@@ -1,9 +1,9 @@
 """A look at the data before the first release: how many rows units have, for a share of the budget.
 
-Settings that fit the data halve the error, and nobody knows the shape of their data to tell it.
-Noisy histograms over units tell it (`survey`): over all rows, where they are there when a job
-begins, and over those of the first release, where the others come later. Where all rows are there,
-they also choose the bounds of values that nobody gave.
+Settings that fit the data halve the error, but nobody knows the shape of their data well enough to
+give them. Noisy histograms over units show it (`survey`): over all rows if they are there when a
+job begins, else over those of the first release. If all rows are there, a look also chooses bounds
+of values that were left out.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAX_ROWS = 2**34  # rows that one group must have room for: 17 billion
 
 
 def refuse_large_sums(reach: int) -> None:
-    """PlanError where MAX_ROWS rows of one group, each of `reach` quanta, could end the job.
+    """PlanError if MAX_ROWS rows of one group, each of `reach` quanta, could end the job.
 
-    Where more come, no sum wraps around: the job stops (`within_64_bits` of `core.sensitivity`).
+    If more rows come, no sum wraps around: the job stops (`within_64_bits` of `core.sensitivity`).
     """
     if reach * MAX_ROWS >= MOST_TOTAL:
         raise PlanError(
@@ -70,16 +70,16 @@ NO_BOUNDS = (
     "no number for {}: a look found no bounds, since too few units have values other than 0; give"
     " contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
 )
-Bounds = Mapping[str, tuple[float, float]]  # of an expression: what its values are clamped to
+Bounds = Mapping[str, tuple[float, float]]  # expression -> bounds to which its values are clamped
 
 
 def of_kept_rows(plan: Plan) -> bool:
-    """Whether every answer is a mean or quantile of kept rows, whose number it does not tell."""
+    """Whether every answer is a mean or quantile of kept rows, which does not show their number."""
     return all(agg.function in RATIOS for agg in plan.aggregates)
 
 
 def is_open(aggregate: Aggregate) -> bool:
-    """Whether it adds or orders values and nobody said which are plausible."""
+    """Whether an aggregate adds or orders values without given bounds."""
     return aggregate.function in VALUED and (aggregate.low is None or aggregate.high is None)
 
 
@@ -90,9 +90,9 @@ def open_values(plan: Plan) -> tuple[str, ...]:
 
 
 def whole_range(aggregate: Aggregate) -> tuple[float, float] | None:
-    """Bounds that hold every value of an expression, where it alone tells them: IF(x, 1, 0).
+    """Bounds of every value of an expression that follow from its form alone: IF(x, 1, 0).
 
-    None where columns decide, or where values may be so large that a look had better see them.
+    None if they depend on columns, or if values may be so large that a look had better see them.
     """
     if aggregate.function not in VALUED or aggregate.expression is None:
         return None
@@ -103,11 +103,11 @@ def whole_range(aggregate: Aggregate) -> tuple[float, float] | None:
 
 
 def with_bounds(plan: Plan, found: Bounds) -> Plan:
-    """The plan with bounds for values that have none; a sum's hold 0, as rows that are not there.
+    """The plan with bounds for values that have none; those of a sum include 0, as for no row.
 
-    Noise of a sum hides the larger of both ends, so the other one may as well be 0; a mean and the
-    like are centred, and gain from bounds that are close. A sum beside a mean has those of the mean
-    and is answered from the same lanes.
+    The noise of a sum hides the larger of both ends, so the other one may as well be 0. A mean and
+    the like are centred, and gain from close bounds. A sum beside a mean has the mean's bounds and
+    is answered from the same lanes.
     """
     if not open_values(plan):
         return plan
@@ -117,7 +117,7 @@ def with_bounds(plan: Plan, found: Bounds) -> Plan:
 
 
 def in_units(plan: Plan) -> Plan:
-    """The plan with bounds of 1 where a look will choose them: what `explain` shows is their part.
+    """The plan with bounds (0, 1) that a look will replace: `explain` shows noise relative to them.
 
     The account does not depend on bounds: noise is a multiple of the larger one.
     """
@@ -125,14 +125,14 @@ def in_units(plan: Plan) -> Plan:
 
 
 def in_any_case(plan: Plan) -> Plan:
-    """The plan with bounds that hold every value, which leave noise alone: see `why_unbounded`."""
+    """The plan with bounds that hold every value, and answers of only noise: `why_unbounded`."""
     return with_bounds(plan, dict.fromkeys(open_values(plan), WIDEST))
 
 
 def why_unbounded(plan: Plan, aggregate: Aggregate) -> str:
-    """Why there is no number, where a look was to choose the bounds of its values and found none.
+    """Why a number is left out if a look should have chosen its bounds and found none.
 
-    Noise for bounds that hold every value would be all that such a number tells.
+    With bounds that hold every value, such a number would be nothing but noise.
     """
     text, bounds = aggregate.expression, (aggregate.low, aggregate.high)
     none = text in plan.options.get(LOOKED, {}).get(NOT_FOUND, ()) and bounds == WIDEST
@@ -140,7 +140,7 @@ def why_unbounded(plan: Plan, aggregate: Aggregate) -> str:
 
 
 def refusals(plan: Plan) -> Iterator[str]:
-    """Why bounds cannot be left out, with all rows there and a budget that can look."""
+    """Why bounds cannot be left out, even with all rows there and a budget that allows a look."""
     if plan.bounding.combine:
         yield "other bounds are per unit and group, and those of a look are per row"
     if INTERVALS.of(plan.options) != INTERVALS.value:
@@ -150,9 +150,9 @@ def refusals(plan: Plan) -> Iterator[str]:
 
 
 def share_beyond(share: float, low: float, high: float) -> str:
-    """Which share of what values add up to lies beyond bounds, in words.
+    """The share of the total of values that lies beyond bounds, in words.
 
-    Where an end is the last size that a look tells, values beyond it may be of any size.
+    If an end is the last size that a look can see, values beyond it may be of any size.
 
     >>> share_beyond(0.02, 0.0, 512.0), share_beyond(0.163, 0.0, WIDEST[1])
     ('about 2.0%', 'at least about 16.3%')
@@ -162,7 +162,7 @@ def share_beyond(share: float, low: float, high: float) -> str:
 
 
 def unseen_values(units: float) -> str:
-    """That a few units may have values far beyond bounds, in words; nothing where none can.
+    """A warning that a few units may have values far beyond bounds; empty if none can.
 
     >>> unseen_values(140.0)
     '; a look does not see values, however large, that fewer than about 140 units have'
@@ -172,7 +172,7 @@ def unseen_values(units: float) -> str:
 
 
 def clamped_in_words(plan: Plan, aggregate: Aggregate) -> str:
-    """What values of an aggregate count as, where it is not what they are; else nothing."""
+    """How clamping and rounding change the values of an aggregate, in words; empty if nothing."""
     values = "totals of a unit in a group" if plan.bounding.combine else "values"
     parts = []
     if not (aggregate.low is None or why_unbounded(plan, aggregate) or _holds_all(plan, aggregate)):
@@ -185,7 +185,7 @@ def clamped_in_words(plan: Plan, aggregate: Aggregate) -> str:
 
 
 def _beyond(plan: Plan, aggregate: Aggregate) -> str:
-    """Which share a look says that bounds leave out; nothing where it says nothing."""
+    """The share beyond bounds according to a look, in words; empty if it says nothing."""
     told, text = expectations(plan.options), aggregate.expression
     squares = aggregate.function in SQUARED
     whole, shares = (
@@ -213,25 +213,25 @@ def _bounded(aggregate: Aggregate, found: Bounds, centred: Set[str | None]) -> A
 
 
 DEFAULT_SHARE = Fraction(1, 20)
-MOST_EPSILON = Fraction(600)  # a larger one is divided as this: e^710 is beyond all floats
-SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
-FOR_THRESHOLDS = Fraction(1, 10)  # of delta: the more, the less is said of several periods
+MOST_EPSILON = Fraction(600)  # a larger one is divided as if it were this: e^710 exceeds all floats
+SHARE_WITH_BOUNDS = Fraction(1, 10)  # of a look that also chooses the bounds of values
+FOR_THRESHOLDS = Fraction(1, 10)  # of delta: more would promise less over several periods
 STEEPEST = Fraction(18, 25)  # of mu: tables whose releases have less must lie lower after a look
-MOST_RELEASES = 100  # of which the first one tells: with more, it has too few rows
+MOST_RELEASES = 100  # that the first release can represent: with more, it has too few rows
 PRECISION_OF_LOOK = Fraction(1, 1000)
-LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
-LAWS = "laws"  # of groups, among the options that a look said; likewise
+LOOKED = "looked"  # option of a plan with the results of a look; no user writes it
+LAWS = "laws"  # of groups, among the results of a look
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
-MANY_ROWS = 63  # of a unit; of more, how far rows keep to few groups is told by logarithms
+MANY_ROWS = 63  # of a unit; beyond, logarithms measure how far rows keep to few groups
 CONCENTRATION = "concentration"  # of rows in groups of their unit, likewise; and its deviation
-MEAN_ROWS = "mean_rows"  # rows of a unit that are possible for the same rows of all units, likewise
-STREAMS = "streams"  # that a first release leaves possible, each as likely, likewise
-WAYS_OF_UNITS = "ways"  # histograms, one for each way in which units may have rows, likewise
+MEAN_ROWS = "mean_rows"  # possible mean rows of a unit, if the number of units is not known
+STREAMS = "streams"  # that a first release leaves possible, equally likely, likewise
+WAYS_OF_UNITS = "ways"  # possible histograms of the rows of units, likewise
 VALUES = "values"  # that are summed, likewise: expression and mean size
-NOT_FOUND = "not_found"  # beside what a look said: expressions that it found no bounds for
+NOT_FOUND = "not_found"  # likewise: expressions for which a look found no bounds
 UNSEEN = "unseen"  # likewise: expression and how many units may have values that a look misses
-CLAMPED = "clamped"  # likewise: expression and share of what values add up to, beyond their bounds
-CLAMPED_VARIANCE = "clamped_variance"  # likewise, of their variance, where that is asked
+CLAMPED = "clamped"  # likewise: expression and share of its total that lies beyond bounds
+CLAMPED_VARIANCE = "clamped_variance"  # likewise, share of its variance, if a query asks for that
 
 
 def look_share(plan: Plan) -> Fraction:
@@ -240,10 +240,11 @@ def look_share(plan: Plan) -> Fraction:
 
 
 def with_look(plan: Plan) -> Plan:
-    """The plan with a look, where it has something to tell and rows can be looked at.
+    """The plan with a look, if one would help and there are rows to look at.
 
-    Always where bounds of values are left out, if they may be (`cannot_choose_bounds`). Not by
-    itself where less could be said of a person in many periods than without it (`blurs_periods`).
+    If bounds of values are left out and may be (`cannot_choose_bounds`), there is always a look.
+    Otherwise there is none by default if it would weaken the promise over many periods
+    (`blurs_periods`).
     """
     if LOOK_SHARE.name in plan.options:
         if look_share(plan) and not can_look(plan):
@@ -269,7 +270,7 @@ def with_look(plan: Plan) -> Plan:
 
 
 def cannot_choose_bounds(plan: Plan) -> str | None:
-    """Why a look cannot choose the bounds of values; None where it can."""
+    """Why a look cannot choose the bounds of values; None if it can."""
     if LOOK_SHARE.name in plan.options and not look_share(plan):
         return "look_share = 0 leaves nothing of the budget to choose them with"
     if plan.budget.is_pure:
@@ -302,7 +303,7 @@ def all_there(plan: Plan) -> bool:
 
 
 def first_alone(plan: Plan) -> bool:
-    """Whether a look sees the rows of the first release alone: the job will read them again."""
+    """Whether a look sees only the rows of the first release, which the job will read again."""
     source, clock = plan.source, plan.clock
     again = (source.known.is_whole or source.known.keeps) and source.is_endless
     ends = clock.kind in ("rows", "wall") and bool(clock.steps) and plan.window.kind == "whole"
@@ -310,15 +311,15 @@ def first_alone(plan: Plan) -> bool:
 
 
 def keeps_apart(plan: Plan) -> bool:
-    """Whether no window meets two periods of a unit, so that a person loses for each by itself."""
+    """Whether no window meets two periods of a unit, so that each period has a loss of its own."""
     window = plan.window
     return never_meet(window.size if window.kind == "tumble" else None, plan.periods)
 
 
 def needs_no_table(plan: Plan) -> bool:
-    """Whether groups are discovered without a table: by totals or counts that are Gaussian.
+    """Whether groups are discovered without a table: by totals or counts with Gaussian noise.
 
-    It is so where a query says it, or where periods are apart and windows are released once.
+    This is so if a query says it, or if periods are apart and windows are released once.
     """
     window, asked = plan.window, SELECTION.of(plan.options)
     if asked != "auto" or not keeps_apart(plan) or window.lateness_us or not plan.clock.timed:
@@ -327,9 +328,9 @@ def needs_no_table(plan: Plan) -> bool:
 
 
 def blurs_periods(plan: Plan) -> bool:
-    """Whether what bounds all that a look may choose would say too little of many periods.
+    """Whether a bound on everything that a look may choose would promise too little over periods.
 
-    One curve for tables does; a budget in mu or rho fits none.
+    The one curve that covers tables would; a budget in mu or rho covers no table.
     """
     known = plan.key_set.public is not None or not plan.keys
     by_mu = known or plan.budget.epsilon is None or needs_no_table(plan)
@@ -345,9 +346,9 @@ def by_period(plan: Plan) -> bool:
 
 
 def releases_told(plan: Plan) -> tuple[int, int]:
-    """How many releases the first one tells of, and into how many of these rows of a unit come.
+    """How many releases the first one represents, and how many of these have rows of one unit.
 
-    Where windows are periods, it tells of its window alone. Months count as 30 days.
+    If windows are periods, it represents only its own window. Months count as 30 days.
     """
     clock, periods = plan.clock, plan.periods
     every = clock.steps or 1
@@ -361,15 +362,15 @@ def releases_told(plan: Plan) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Division:
-    """What a look may lose, and what is left after it: as a budget, and as a loss."""
+    """The loss of a look, and the rest after it: as a budget, and as a loss."""
 
     looking: Budget  # in mu
     rest: Budget
-    after: Loss | Sequel  # without a sequel all that follows is Gaussian, and mu adds up in squares
+    after: Loss | Sequel  # a loss if all that follows is Gaussian: squares of mu add up
 
 
 def divided(plan: Plan) -> Division:
-    """A budget between a look and what follows: the look takes a share of mu squared, or less.
+    """A budget divided between a look and the rest: the look takes at most a share of mu squared.
 
     Proof: whatever the look says, what follows keeps what is left. Gaussian privacy adds up in
         squares, also where the second part is chosen by what the first said; rho is half a square.
@@ -377,10 +378,11 @@ def divided(plan: Plan) -> Division:
         delta, and `Sequel` certifies the sum of both.
         Where the rest is mu or rho, thresholds may fail with `delta_share` of what delta leaves, as
         without a look: that is set aside, and what is chosen may lose no more (`core.mechanism`).
-        So n periods of a unit lose n such parts and sqrt(n) mu, as they would without one.
-        Its one curve for all designs, tables among them, says little of a person in several
-        periods. Where these are apart and no table is needed, a part of delta is therefore set
-        aside for thresholds, and the rest is mu, which says all of it; no table follows then.
+        So n periods of a unit lose n such parts and sqrt(n) mu, as they would without a look.
+        The one curve of `Sequel` for all designs, including tables, promises little for a person in
+        several periods. If periods are apart and no table is needed, a part of delta is therefore
+        set aside for thresholds, and the rest is mu, which states the whole loss; then no table
+        follows.
     """
     known = plan.key_set.public is not None or not plan.keys
     alone = known or SELECTION.of(plan.options) in ("gaussian", "totals")
@@ -392,11 +394,11 @@ def divided(plan: Plan) -> Division:
 
 
 def in_mu(budget: Budget, chance: Fraction, part: Fraction) -> Budget:
-    """A budget in mu of which (epsilon, delta) is worth no less; others as they are given.
+    """A budget in mu that is worth at most (epsilon, delta); other budgets unchanged.
 
-    Proof: thresholds have `part` of the delta that it leaves, which is a tenth of delta.
-        At epsilon, mu has the other nine of what `chance` leaves, and
-        delta adds up (`Loss`).
+    Proof: let delta' be what `chance` leaves of delta. Thresholds get a tenth of delta': `part` of
+        the new budget's delta beyond `chance`. At epsilon, mu gets the other nine tenths. Deltas
+        add up (`Loss`).
     """
     if budget.epsilon is None or budget.delta is None or budget.delta <= chance or not part:
         return budget
@@ -435,7 +437,7 @@ def _divided(
 
 
 def _followed(budget: Budget, chance: Fraction, mu: Fraction, steepest: Fraction) -> Division:
-    """A rest that is worth that mu, and the largest look that it leaves room for."""
+    """A rest that is worth `mu`, and the largest look that it leaves room for."""
     epsilon, delta = budget.epsilon or Fraction(0), (budget.delta or Fraction(0)) - chance
     part = short_below(Loss(gaussian=mu**2).delta_at(float_below(epsilon)))
     steepest = short_below(float(steepest))
@@ -456,7 +458,7 @@ def _followed(budget: Budget, chance: Fraction, mu: Fraction, steepest: Fraction
 
 
 def short_below(number: float) -> Fraction:
-    """A fraction of four digits not above a number: one that people read.
+    """A fraction of four digits, not above a number, that people can read.
 
     >>> short_below(0.123456), short_below(2.0)
     (Fraction(617, 5000), Fraction(2, 1))
@@ -466,7 +468,7 @@ def short_below(number: float) -> Fraction:
 
 
 def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | None = None) -> Plan:
-    """The plan with what a look said: numbers as options of expectation, bounds, and in words."""
+    """The plan with the results of a look: expectations as options, bounds, and words."""
     found = bounds or {}
     none = [text for text in open_values(plan) if text not in found]
     content = {"options": known, "said": said} | ({NOT_FOUND: none} if none else {})
@@ -479,7 +481,7 @@ def gives_options(plan: Plan) -> bool:
 
 
 def expectations(options: Any) -> dict[str, Any]:
-    """The options of a query, with what a look said."""
+    """The options of a query, with the results of a look."""
     return {**options, **options.get(LOOKED, {}).get("options", {})}
 
 
@@ -490,13 +492,13 @@ GUESSED = (
 
 
 def is_guessed(plan: Plan) -> bool:
-    """Whether bounds are chosen though nobody said anything of the rows, and they are not asked."""
+    """Whether bounds are chosen without any expectation of the rows and without a look."""
     known = EXPECTED_ROWS.given_in(plan.options) or plan.bounding != Bounding() or look_share(plan)
     return not known and not plan.counts_once and plan.preset == "default"
 
 
 def ways_to_know(plan: Plan) -> str:
-    """What ends a guess."""
+    """How a user can replace a guess by knowledge."""
     more = "; or look_share = 0.05: 'explain' says what it costs" if can_look(plan) else ""
     return (
         "max_rows_contributed, as many rows as most units have in a period or window; or"
@@ -505,7 +507,7 @@ def ways_to_know(plan: Plan) -> str:
 
 
 def why_no_look(plan: Plan) -> str | None:
-    """Why no look tells how many rows units have; None where one does, or would change nothing."""
+    """Why no look finds how many rows units have; None if one does, or would change nothing."""
     given, source = plan.options, plan.source
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     known = plan.key_set.public is not None or not plan.keys

@@ -23,7 +23,7 @@ BOTH = (GROUP_BY, TABLE)
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers that an option may be; its ends belong to it where it says so."""
+    """The numbers that an option may be; each end says whether it is included."""
 
     low: float
     high: float = inf
@@ -70,7 +70,7 @@ class Words(tuple[str, ...]):
 
 SHARE = Limits(0, 1)
 COUNTED = Limits(1, whole=True, with_low=True)
-PART = Limits(1e-6, 1 - 1e-6)  # of a budget: it leaves both sides some
+PART = Limits(1e-6, 1 - 1e-6)  # of a budget: both sides get some
 POSITIVE = Limits(0)
 MECHANISMS = Words((
     "auto", "counter", "tree_of_mwem", "rerun", "continual_mwem", "interval_tree", "two_streams",
@@ -81,9 +81,9 @@ MECHANISMS = Words((
 class Option:
     """One option of the clause.
 
-    `value` is the default where it is a constant, and `reason` why it was taken, for `explain`.
-    `part_of` names the queries whose plan keeps the option under its name; empty: it decides
-    another part of the plan.
+    `value` is the default if it is a constant; `reason` explains the default, for `explain`.
+    `part_of` names the queries whose plans keep the option under its name; empty: the option
+    decides another part of the plan.
     """
 
     name: str
@@ -355,7 +355,7 @@ EXPECTATIONS = (
 
 
 def kept(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What of the values of a clause a plan keeps under its name; a flag only where it is set."""
+    """The values of a clause that a plan keeps under their names; a flag only if it is set."""
     for option in OPTIONS.values():
         value = values.get(option.name)
         if option.part_of and value is not None and (option.kind != "flag" or value):
@@ -363,5 +363,5 @@ def kept(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def of_query(kind: str) -> set[str]:
-    """The names that plans of a kind of query keep."""
+    """The names of the options that plans of a kind of query keep."""
     return {option.name for option in OPTIONS.values() if kind in option.part_of}

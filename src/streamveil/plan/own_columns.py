@@ -1,4 +1,4 @@
-"""Values made of several rows of one unit: totals, and functions of windows."""
+"""Values made of several rows of one unit: totals, and window functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOTALS = {  # of the rows of a unit, or of a group or partition of them
 NUMBERS, CONDITIONS = ("SUM", "AVG"), ("LOGICAL_OR", "LOGICAL_AND")
 PLACES = ("ROW_NUMBER", "RANK", "DENSE_RANK")
 MOVED = ("LAG", "LEAD", "FIRST_VALUE")
-RUNNING = ("COUNT", "SUM")  # totals up to a row, where an order is given
+RUNNING = ("COUNT", "SUM")  # totals up to a row, if an order is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class OwnColumn:
     name: str
     function: str
     expression: str | None = None  # None: COUNT(*), ROW_NUMBER()
-    by: tuple[str, ...] = ()  # partitioned by the unit and these; of a window function
+    by: tuple[str, ...] = ()  # a window function is partitioned by the unit and these
     order: tuple[SortKey, ...] = ()
     distance: int = 1  # of LAG and LEAD
 
@@ -60,7 +60,7 @@ def total(column: OwnColumn, table: pa.Table, group: Int64[Array, " rows"]) -> A
 
 
 def values_of(column: OwnColumn, table: pa.Table) -> Any:
-    """What a column adds up or picks, by row."""
+    """The values that a column adds up or picks, by row."""
     if column.expression is None:
         return pa.repeat(1, table.num_rows)
     compiled = (compile_key if column.function == "COUNT DISTINCT" else compile_value)(
@@ -81,11 +81,11 @@ def values_of(column: OwnColumn, table: pa.Table) -> Any:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Rows sorted by group and order, where ties keep the order of the source."""
+    """Rows sorted by group and order; ties keep the order of the source."""
 
     rows: Int64[Array, " rows"]  # which row is where
     start: Int64[Array, " rows"]  # where the group of each begins
-    peers: Bool[Array, " rows"]  # whether it differs from the one before, in group or order
+    peers: Bool[Array, " rows"]  # whether each differs from the one before, in group or order
 
     @classmethod
     def of(cls, column: OwnColumn, table: pa.Table, group: Int64[Array, " rows"]) -> Ordered:
@@ -115,7 +115,7 @@ class Ordered:
     def moved(
         self, column: OwnColumn, place: Int64[Array, " rows"]
     ) -> tuple[Int64[Array, " rows"], None, Bool[Array, " rows"]]:
-        """From which row each takes its value (its type, and whether there is none)."""
+        """The row from which each row takes its value, with type and nulls."""
         away = {"LAG": -column.distance, "LEAD": column.distance}.get(column.function)
         to = self.start if away is None else place + away
         inside = (to >= 0) & (to < len(place))

@@ -1,16 +1,17 @@
 """A person's own rows, combined before anything is bounded: subqueries by the privacy unit.
 
-First and last events, new and returning, sums of a person's day, sessions: what such a row says is
-a function of one unit's rows. A step says what is done with the rows of one unit and never names
-the unit: every group and every partition is of one unit by construction, so that no step can be
-written down that mixes two. All rows must be there: the input ends, and is held in memory. (Joins
-of live data keep a declared number of rows of each unit: `runtime.live_joins`.)
+First and last events, new and returning users, sums of a person's day, sessions: such a row is a
+function of one unit's rows. A step describes what is done with the rows of one unit, and never
+names the unit. Every group and every partition is of one unit by construction, so no step can mix
+two units. All rows must be there: the input ends, and is held in memory. (Joins of live data keep a
+declared number of rows of each unit: `runtime.live_joins`.)
 
-Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), or put a public table beside each
-(`joins.OwnLookup`), which asks for no other row and goes on without end: rows that contribution
-bounds count as any others. How many is limited for each row by itself (`unnested`, `MATCHES` of
-`joins`), in all steps together (`joins.in_room`), so that no single row can fill the memory or an
-array. What joins a person's rows with the same person's elsewhere is `joins`.
+Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), or join each row with a public
+table (`joins.OwnLookup`). Such steps need no other row, so they also run on endless input, and
+contribution bounds count the new rows like any others. Their number is limited for each original
+row by itself (`unnested`, `MATCHES` of `joins`) and in all steps together (`joins.in_room`), so
+that no single row can fill the memory or an array. `joins` also joins a person's rows with rows of
+the same person elsewhere.
 
 Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
     in the order of the rows they begin with (`OwnGroup`) or come from (`OwnWindows`). Without one
@@ -74,7 +75,7 @@ from streamveil.plan.joins import (
 from streamveil.plan.own_columns import TOTALS, Ordered, OwnColumn, total
 from streamveil.types import Array, Int64
 
-MOST_PARTS = 1_000  # rows that UNNEST makes of one
+MOST_PARTS = 1_000  # most rows that UNNEST makes of one row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class OwnGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWindows:
-    """The rows as they are, with a column for each window function."""
+    """The same rows, with a column for each window function."""
 
     columns: tuple[OwnColumn, ...]
     where: str | None = None
@@ -107,10 +108,10 @@ class OwnUnnest:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSets:
-    """A row for each set of keys, in which other keys are null; the set's names are a column.
+    """A row for each set of keys, in which other keys are null; a column names the set.
 
-    Bounds of contributions are given for one set; `sql.assemble` multiplies them by the number of
-    sets, so what the union of all sets loses is derived from bounds like that of any groups.
+    Contribution bounds are given for one set, and `sql.assemble` multiplies them by the number of
+    sets. So the loss of all sets together follows from bounds, as for any groups.
     """
 
     keys: tuple[KeyColumn, ...]
@@ -119,11 +120,11 @@ class OwnSets:
     columns: tuple[OwnColumn, ...] = ()
 
     def column(self, place: int) -> str:
-        """The column of a key."""
+        """The name of the column of a key."""
         return f"{SET}_{place}"
 
     def words(self, chosen: tuple[int, ...]) -> str:
-        """What a set is called."""
+        """The name of a set."""
         return "(" + ", ".join(self.keys[place].name for place in chosen) + ")"
 
 
@@ -131,22 +132,22 @@ SET = "grouping_set"  # the column that tells sets apart
 OwnStep = OwnGroup | OwnWindows | OwnUnnest | OwnSets | OwnSelect | OwnLookup | OwnJoin | OwnUnion
 ALONE = (OwnUnnest, OwnSets, OwnSelect, OwnLookup)  # steps that look at one row
 WITH_OTHERS = (OwnJoin, OwnUnion)  # steps that read another relation
-Load = Callable[["OwnRows"], pa.Table]  # all rows of its source, as they came
+Load = Callable[["OwnRows"], pa.Table]  # reads all rows of a source, as they came
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRows(SourceSpec):
-    """Rows of a source, combined per unit: what a plan sees are the rows after the last step."""
+    """Rows of a source, combined per unit: a plan sees the rows after the last step."""
 
     combines: ClassVar[bool] = True
     unit: str  # per-row expression of the privacy unit, over columns of the source
-    person: str = ""  # the column that the unit is in the combined rows; the unit of the plan
+    person: str = ""  # the column of the unit in the combined rows, which is the plan's unit
     steps: tuple[OwnStep, ...]
 
     def reads(self, schema: pa.Schema, later: Sequence[str] | None = None) -> list[str]:
-        """The columns of the source that are needed: all those that steps do not throw away.
+        """The columns of the source that are needed: all that steps do not drop.
 
-        `later`: what is read after the last step, if that is known.
+        `later`: the columns that are read after the last step, if known.
         """
         if any(isinstance(step, OwnLookup | OwnJoin | OwnUnion) for step in self.steps):
             return list(schema.names)
@@ -165,12 +166,12 @@ class OwnRows(SourceSpec):
 
     @property
     def row_by_row(self) -> bool:
-        """Whether each row is used alone, so that more may always come."""
+        """Whether each row is used alone, so that the input may be endless."""
         return all(isinstance(step, ALONE) for step in self.steps)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether joins keep so many rows of a unit and no more, so that more may always come."""
+        """Whether joins keep a limited number of rows per unit, so that input may be endless."""
         return all(
             isinstance(step, ALONE)
             or (
@@ -183,9 +184,9 @@ class OwnRows(SourceSpec):
         )
 
     def as_read(self, name: str) -> str | None:
-        """Which column of the source a column after all steps is; None if a step makes it.
+        """The column of the source that a column after all steps is; None if a step makes it.
 
-        Of steps that leave each row as it is, or put others beside it.
+        Only for steps that use each row alone, and joins.
         """
         for step in reversed(self.steps):
             if isinstance(step, Joined):
@@ -205,7 +206,7 @@ class OwnRows(SourceSpec):
 
     @property
     def has_one_row_each(self) -> bool:
-        """Whether the first step leaves one row of each unit, and no later one adds any."""
+        """Whether the first step leaves one row of each unit, and no later step adds any."""
         first, *later = self.steps
         grouped = isinstance(first, OwnGroup) and {key.expression for key in first.keys} <= {
             self.unit
@@ -214,7 +215,7 @@ class OwnRows(SourceSpec):
 
     @property
     def words(self) -> str:
-        """What combines the rows, in words."""
+        """The steps that combine the rows, in words."""
         if any(isinstance(step, OwnJoin) for step in self.steps):
             return "a join by the privacy unit"
         if any(isinstance(step, OwnUnion) for step in self.steps):
@@ -229,12 +230,12 @@ class OwnRows(SourceSpec):
 
     @property
     def relations(self) -> list[OwnRows]:
-        """This one and all others, at any depth."""
+        """This relation and all others that it reads, at any depth."""
         return [self, *(one for other in self.others for one in other.relations)]
 
     @property
     def omitted(self) -> tuple[str, ...]:
-        """See `SourceSpec`: what steps leave out, told of each release."""
+        """See `SourceSpec`: the rows that steps leave out, stated with each release."""
         found = [words for other in self.others for words in other.omitted]
         for step in self.steps:
             if isinstance(step, OwnUnnest):
@@ -250,7 +251,7 @@ class OwnRows(SourceSpec):
 
 
 def kept_words(step: OwnJoin) -> str:
-    """What a join on live data keeps, and what is in no number therefore.
+    """The rows that a join on live data keeps, and those that are therefore in no number.
 
     >>> step = OwnJoin(other=SourceSpec(name="people", kind="files"), kept=1)
     >>> kept_words(step).partition(":")[0]
@@ -276,7 +277,7 @@ def keys_of(step: OwnStep) -> tuple[KeyColumn, ...]:
 
 
 def nothing_else(source: OwnRows) -> pa.Table:
-    """No rows of another relation are at hand."""
+    """Refuses to load another relation: only the rows of this one are given."""
     raise PlanError(
         f"the query joins '{source.name}', and a sample is of one relation.\n"
         "  to fix  leave the sample out, or store joined rows first and query these"
@@ -284,7 +285,7 @@ def nothing_else(source: OwnRows) -> pa.Table:
 
 
 def own_rows(source: OwnRows, table: pa.Table, load: Load = nothing_else) -> pa.Table:
-    """All rows of a source, combined; the unit among them is that of the rows they are made of."""
+    """All rows of a source, combined; their unit column is the unit of the rows they come from."""
     made, units = after_steps(source, table, load)
     columns = dict(zip(made.column_names, made.columns, strict=True))
     return pa.table({**columns, source.person: units})
@@ -293,9 +294,9 @@ def own_rows(source: OwnRows, table: pa.Table, load: Load = nothing_else) -> pa.
 def after_steps(
     source: OwnRows, table: pa.Table, load: Load, later: Sequence[OwnStep] = ()
 ) -> tuple[pa.Table, Any]:
-    """The rows after all steps, and the unit of each. `later`: what is done with these rows."""
+    """The rows after all steps, and the unit of each. `later`: steps that follow elsewhere."""
     for place, column in enumerate(table.columns):
-        if pa.types.is_dictionary(column.type):  # those of several chunks need not fit into one
+        if pa.types.is_dictionary(column.type):  # dictionaries of chunks may not fit into one
             table = table.set_column(place, table.column_names[place], wide(column))
     units = plain(compile_unit(source.unit, table.schema)(table))
     for place, step in enumerate(source.steps, 1):
@@ -315,7 +316,7 @@ def after_steps(
 
 
 def numbered_rows(table: pa.Table) -> pa.Table:
-    """The rows with their origin; where a step made new ones, each is its own."""
+    """The rows with their origin; rows without one are their own origins."""
     if ORIGIN in table.column_names:
         return table
     return table.append_column(ORIGIN, pa.array(np.arange(table.num_rows)))
@@ -329,7 +330,7 @@ def without_origin(table: pa.Table) -> pa.Table:
 def after_step(
     step: OwnStep, table: pa.Table, units: Any, later: Sequence[OwnStep]
 ) -> tuple[pa.Table, Any]:
-    """The rows that a step makes of those that it takes, where it reads no other relation."""
+    """The rows that a step without another relation makes of those that it takes."""
     if isinstance(step, OwnUnnest):
         return unnested(step, table, units, again=any(map(unnests_lists, later)))
     return RUN[type(step)](step, table, units)
@@ -361,7 +362,7 @@ def grouped(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
 
 
 def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
-    """A column more for each window function."""
+    """The rows with a new column for each window function."""
     made = dict(zip(table.column_names, table.columns, strict=True))
     for column in step.columns:
         by = [plain(compile_key(text, table.schema)(table)) for text in column.by]
@@ -376,12 +377,12 @@ def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
 def unnested(
     step: OwnUnnest, table: pa.Table, units: Any, *, again: bool = False
 ) -> tuple[pa.Table, Any]:
-    """The row once for each of its first parts, in order; none where there is no list.
+    """Each row once for each of its first parts, in order; no row for a null list.
 
-    A row has at most `MOST_PARTS`, and fewer where what is repeated beside them would take more
-    than `MOST_REPEATED` bytes, or where it is one of several that were made of one row (`in_room`):
-    a function of that row alone, whatever it holds. Lists are repeated where a later step unnests
-    some (`again`), and are null otherwise.
+    A row has at most `MOST_PARTS`. It has fewer if the repeated columns would take more than
+    `MOST_REPEATED` bytes, or if it shares its room with other rows made of the same row
+    (`in_room`): this depends on that row alone. Lists are repeated if a later step unnests some
+    (`again`), and are null otherwise.
     """
     lists = lists_of(step, table)
     columns = dict(zip(table.column_names, table.columns, strict=True))
@@ -390,7 +391,7 @@ def unnested(
         for name, column in columns.items()
         if again or kind_of(column.type) is not None
     }
-    parts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))  # what null covers is no part
+    parts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))  # a null list has no parts
     place = np.repeat(np.arange(len(parts)), parts)
     most = in_room(parts, room_of(table, most_parts([*repeated.values(), wide(units)])))
     first = np.arange(len(place)) - np.searchsorted(place, place) < most[place]
@@ -404,7 +405,7 @@ def unnested(
 
 
 def lists_of(step: OwnUnnest, table: pa.Table) -> Any:
-    """The list of each row, of which a text makes one part more than are used."""
+    """The list of each row; a list split from text may have one part more than are used."""
     if step.separator is None:
         lists = wide(table.column(column_named(table.schema, parse_text(step.expression).name)))
         if pa.types.is_large_list(lists.type):
@@ -421,7 +422,7 @@ def lists_of(step: OwnUnnest, table: pa.Table) -> Any:
 
 
 def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
-    """Into how many each row may be made, by the bytes of its own texts and lists.
+    """How many rows may be made of each row, by the bytes of its own texts and lists.
 
     >>> most_parts([pa.array(["a", "b" * 2**23, None])]).tolist()
     [1000, 2, 1000]
@@ -431,7 +432,7 @@ def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
 
 
 def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
-    """The row once for each set of keys, one after the other."""
+    """Each row once for each set of keys; copies follow each other."""
     keys = [wide(compile_key(key.expression, table.schema)(table)) for key in step.keys]
     number, count = len(step.sets), table.num_rows
     rows = pa.array(np.repeat(np.arange(count), number))
@@ -454,7 +455,7 @@ BESIDE: dict[type, Callable[..., tuple[pa.Table, Any]]] = {OwnJoin: joined, OwnU
 
 
 def with_step(source: SourceSpec, unit: str, *steps: OwnStep) -> OwnRows:
-    """A source with more steps after those it has, which are of the same unit."""
+    """A source with more steps over the same unit after those it has."""
     names = {step.name.lower() for step in steps if isinstance(step, OwnUnnest)}
     for name in columns_of(unit):
         if name.lower() in names:
@@ -477,12 +478,12 @@ def with_step(source: SourceSpec, unit: str, *steps: OwnStep) -> OwnRows:
 
 
 def column_text(name: str) -> str:
-    """A column as plans write it."""
+    """A column name as plans write it."""
     return normalize_expression(canonical(exp.column(name, quoted=True)))
 
 
 def require_person(source: OwnRows, unit: str) -> None:
-    """Refuses another unit than that of which rows were combined."""
+    """Refuses a unit other than that by which rows were combined."""
     if unit != column_text(source.person):
         raise PlanError(
             f"the privacy unit is {unit}, and rows were combined by {source.unit}.\n"
@@ -491,7 +492,7 @@ def require_person(source: OwnRows, unit: str) -> None:
 
 
 def with_limits(source: SourceSpec, rows: int | None, within_us: int | None) -> SourceSpec:
-    """The joins of a source with what they keep on live data; times are of relations of events."""
+    """The source with limits of its joins on live data; `within_us` is for timed relations."""
     if rows is None or not (
         isinstance(source, OwnRows) and any(isinstance(step, OwnJoin) for step in source.steps)
     ):
@@ -514,10 +515,7 @@ def with_limits(source: SourceSpec, rows: int | None, within_us: int | None) -> 
 
 
 def with_person(source: OwnRows, unit: str) -> tuple[OwnRows, str]:
-    """The source whose rows hold their unit in the column that a query says is protected.
-
-    The second is that column, as plans write it.
-    """
+    """The source with its unit in the column that a query protects, and that column's text."""
     tree = parse_text(unit, "the privacy unit").unnest()
     if source.row_by_row and normalize_expression(unit) == source.unit:
         name = tree.name if isinstance(tree, exp.Column) else "privacy_unit"
