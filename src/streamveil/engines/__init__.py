@@ -1,15 +1,15 @@
-"""Where it runs: one process, here, or Spark; the same operators. Within a memory limit if given.
+"""The engines: one process (here) or Spark, with the same operators; here within a memory limit.
 
 Few units live in one table. From `LARGE` units on (before rows that bring so many), or when
-doubling that table would pass the limit, they are divided into partitions, which grow one at a time
-and of which as many stay in memory as the limit allows. No release depends on where a unit lives.
+doubling that table would exceed the limit, units are divided into partitions. Partitions grow one
+at a time, and as many stay in memory as the limit allows. No release depends on where a unit lives.
 
-A unit belongs to one partition by the low bits of its fingerprint, so the rows of a micro-batch
-fall apart into rows of partitions that never meet. Without a limit one loop visits rows as they
-come, each in its own table. With one, each partition is bounded in turn. Either way a unit's rows
-keep their order and no unit sees another's, so the answer is the same, bit for bit.
+The low bits of a unit's fingerprint choose its partition, so the rows of a micro-batch fall into
+partitions that never meet. Without a limit one loop visits rows as they come, each in its own
+table. With a limit, each partition is bounded in turn. Either way a unit's rows keep their order
+and no unit sees rows of another, so the answer is the same, bit for bit.
 
-Where there are several threads, each visits the rows of its own partitions.
+With several threads, each visits the rows of its own partitions.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from streamveil.types import Array, Int64, UInt64
 # ---- dividing a unit table
 
 GROWTH = 50  # percent by which a part grows
-SAMPLE = 13  # bits of a number: of that many rows, or up to twice as many, units are counted
+SAMPLE = 13  # units are counted in about 2^13 to 2^14 rows
 
 
 def split(table: UnitTable, parts: int) -> list[UnitTable]:
-    """The units of a table in as many tables, by the low bits of their fingerprints."""
+    """The units of a table in `parts` tables, by the low bits of their fingerprints."""
     shape = table.shape
     words, link = WORDS[shape.layout], 2 + shape.width
     kind = np.array([shape.layout, words, link], np.int64)
@@ -79,24 +79,25 @@ def split(table: UnitTable, parts: int) -> list[UnitTable]:
 def part_of(shape: Shape, share: float) -> UnitTable:
     """An empty part of a set, of a size of its own; `share` in (0, 1] of the set.
 
-    The sizes of a set cover one growth evenly, and still do when all have grown: always some table
-    is growing, never many.
+    The sizes of a set cover one growth evenly, and still do when all have grown: so at any time
+    only a few tables are about to grow.
     """
     slots = int(4 * SMALLEST * (1 + GROWTH / 100) ** share) // BUCKET * BUCKET
     return UnitTable.of(shape._replace(growth=GROWTH), slots)
 
 
 def make_room(table: UnitTable, units: int) -> None:
-    """Grows a table at once so far that it takes so many units."""
+    """Grows a table in one go until it can take `units` units."""
     if units > table.most:
         grow_table(table, units)
 
 
 def unseen(unit: UInt64[Array, " rows"], heads: Int64[Array, " cells"], words: int) -> int:
-    """How many units of some rows are in none of the tables with these heads; rather too few.
+    """How many units of some rows are in none of the tables with these heads; a low estimate.
 
-    Fingerprints are uniform: those with some bits zero are a fair sample. Its deviation is taken
-    off, so that memory is not asked for in vain; where it was too little, a few parts grow again.
+    Fingerprints are uniform, so those with some bits zero are a fair sample. The sample's deviation
+    is subtracted, so that memory is not reserved in vain; if it was too little, a few parts grow
+    again.
     """
     bits = max(0, len(unit).bit_length() - SAMPLE - 1)
     met = np.zeros(2 * BUCKET * (1 + (len(unit) >> bits) // BUCKET), np.uint64)
@@ -105,7 +106,7 @@ def unseen(unit: UInt64[Array, " rows"], heads: Int64[Array, " cells"], words: i
 
 
 def share_of(rows: UnitRows, share: int, shares: int, scratch: BatchScratch) -> UnitRows:
-    """The rows of every 2^k-th partition from number `share` on, in their order."""
+    """The rows of every `shares`-th partition from number `share` on, in order."""
     n = len(rows.unit)
     room = tuple(
         scratch.take(name, n + 1, column.dtype.type)
@@ -128,8 +129,8 @@ def together(unit: UInt64[Array, " rows"], found: list[Passed]) -> Passed:
 
 PARTS = 32
 WORTH_THREADS = 1 << 14  # rows of a micro-batch from which on threads divide them
-MANY = 4  # times the rows of a micro-batch: with fewer units than that, they are counted first
-NEVER = np.iinfo(np.int64).max  # a partition is not needed any more
+MANY = 4  # new units are counted first if a table has fewer units than so many times the rows
+NEVER = np.iinfo(np.int64).max  # a partition is no longer needed
 PRIVATE = 0o600
 ALIGNMENT = 8
 Layout = list[tuple[str, np.dtype[Any], int, int]]  # name, dtype, first and last byte in the file
@@ -137,7 +138,7 @@ Layout = list[tuple[str, np.dtype[Any], int, int]]  # name, dtype, first and las
 
 @dataclass(repr=False)
 class Room:
-    """How many bytes of unit tables may stay in memory (None: all), and how many do."""
+    """How many bytes of unit tables may stay in memory (None: any number), and how many do."""
 
     limit: int | None
     scratch: Path
@@ -146,17 +147,17 @@ class Room:
     counters: int = 0  # bytes of the counters of all keys, after the last release
 
     def holds(self, more: int) -> bool:
-        """Whether so many bytes more may stay."""
+        """Whether `more` bytes may stay in memory, too."""
         return self.limit is None or self.resident + more <= self.limit
 
 
 class PartedTable:
     """The units of one scope in `PARTS` tables, some of them on disk.
 
-    A sweep visits them in order. When memory is full the table just left is the one written out:
-    it is the one needed last, so what stays, stays, and the rest streams past. Partitions grow
+    A sweep visits them in order. When memory is full, the table just left is written out: it will
+    be needed last, so the tables in memory stay there, and the others stream past. Partitions grow
     one after the other, each at a fill of its own, so that no micro-batch waits for all of them.
-    The files are a cache, not the state: log and checkpoint are what survives a crash.
+    The files are a cache, not the state: log and checkpoint survive a crash.
     """
 
     def __init__(self, room: Room, empty: UnitTable) -> None:
@@ -164,7 +165,7 @@ class PartedTable:
         self.tables: list[UnitTable | None] = [None] * PARTS
         self.stored: list[Layout | None] = [None] * PARTS
         self.sizes = [0] * PARTS
-        self.ahead = np.full(PARTS, -1)  # the last micro-batch that each holds, as loaded
+        self.ahead = np.full(PARTS, -1)  # the last micro-batch that each held when it was loaded
         self._metas = np.zeros((PARTS, len(empty.meta)), np.int64)  # of all, as compiled loops need
         self._heads = np.zeros((PARTS, HEAD), np.int64)
         self._empty = empty
@@ -197,9 +198,9 @@ class PartedTable:
         return self._sweep(rows, bounds) if one_by_one else self._visit(rows, bounds)
 
     def catch_up(self, rows: UnitRows, bounds: Bounds, batch: int) -> Passed:
-        """Charges the units of a logged micro-batch where partitions, as loaded, lack it.
+        """Charges the units of a logged micro-batch in partitions that lacked it when loaded.
 
-        The answer holds for these rows only: what the others had, the log knows.
+        The answer is valid only for the rows of these units; the log has the answers for others.
         """
         behind = self.ahead[rows.unit % np.uint64(PARTS)] < batch
         passed = Passed.none(len(behind))
@@ -208,9 +209,9 @@ class PartedTable:
         return passed
 
     def _visit(self, rows: UnitRows, bounds: Bounds) -> Passed:
-        """In one loop over all partitions, or over those of each thread.
+        """Decides rows in one loop over all partitions, or one over those of each thread.
 
-        They are made as long as they need to be before it.
+        Partitions are grown before the loop as far as needed.
         """
         for part, table in enumerate(self.tables):
             if table is None:
@@ -236,7 +237,7 @@ class PartedTable:
         return passed
 
     def _sweep(self, rows: UnitRows, bounds: Bounds) -> Passed:
-        """One partition after the other."""
+        """Decides rows, one partition after the other."""
         passed = Passed.none(len(rows.unit))
         homes = (rows.unit % np.uint64(PARTS)).astype(np.uint8)
         order = np.argsort(homes, kind="stable")
@@ -293,7 +294,7 @@ class PartedTable:
         return {name: getattr(table, name) for name in UnitTable.NAMES}
 
     def holder(self, unit: int) -> UnitTable | None:
-        """The partition of a unit, to read only, wherever it is; None where it has no unit yet."""
+        """The partition of a unit, read-only, wherever it is; None if it has no units yet."""
         part = unit % PARTS
         table = self.tables[part]
         if table is not None:
@@ -302,7 +303,7 @@ class PartedTable:
         return UnitTable(*(arrays[name] for name in UnitTable.NAMES)) if arrays else None
 
     def mapped(self, part: int) -> dict[str, Array]:
-        """The arrays of a partition on disk; none before it was stored."""
+        """The arrays of a partition on disk; none if it was never stored."""
         layout = self.stored[part]
         if layout is None:
             return {}
@@ -319,12 +320,12 @@ class PartedTable:
             self.room.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder = tempfile.TemporaryDirectory(
                 dir=self.room.scratch, ignore_cleanup_errors=True
-            )  # what is left, the next life removes
+            )  # the next start removes the rest
         return Path(self._folder.name) / f"{part}.units"
 
 
 def write(path: Path, table: UnitTable) -> Layout:
-    """A new file in place of the old one: whoever has mapped the old one keeps it."""
+    """Replaces a file by a new one; processes that have mapped the old file keep it."""
     partial = path.with_suffix(".partial")
     layout, at = [], 0
     try:
@@ -347,17 +348,17 @@ def write(path: Path, table: UnitTable) -> Layout:
 
 LARGE = 1 << 15  # units from which on a table is divided
 WORK = 200 << 20  # bytes for micro-batches being read, folded and written
-HELD = "held"  # names the last micro-batch that a saved partition holds
+HELD = "held"  # name of the number of the last micro-batch that a saved partition holds
 Portion = Callable[[], dict[str, Array]]
 SMALLEST_SHARE = 16 << 20  # bytes of units below which a limit is refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedGroupBy(GroupBy):
-    """`GroupBy` with its units in one table or, when they are many, in partitions.
+    """`GroupBy` with its units in one table or, if they are many, in partitions.
 
-    Memory: with a limit, `Room.limit` is what the limit leaves for units: less what the process had
-        before, `WORK`, and twice the keys with their counters (their tables double).
+    Memory: with a limit, `Room.limit` is the part of it that is left for units: without the memory
+        of the process before, `WORK`, and twice the keys with their counters (their tables double).
     """
 
     room: Room = field(compare=False, repr=False)
@@ -386,7 +387,7 @@ class EmbeddedGroupBy(GroupBy):
         return super().bound(state, period, rows)
 
     def _divides(self, state: State, table: UnitTable, rows: int) -> bool:
-        """Whether a table is too large to be one: it may double while it takes these rows."""
+        """Whether a table is too large to stay whole: it may double while it takes these rows."""
         if self.room.limit is None:
             return table.units >= LARGE
         tables = [table, *state.units.values()]
@@ -395,14 +396,14 @@ class EmbeddedGroupBy(GroupBy):
         return table.units >= LARGE or not self.room.holds(doubled)
 
     def _fills(self, table: UnitTable, rows: UnitRows) -> bool:
-        """Whether these rows bring so many units that a table would be divided right after them."""
+        """Whether these rows bring so many units that the table would be divided right after."""
         if self.room.limit is not None or table.units + len(rows.unit) < LARGE:
             return False
         heads = np.array(table.head, np.int64)
         return table.units + unseen(rows.unit, heads, WORDS[table.shape.layout]) >= LARGE
 
     def _make_room(self, state: State) -> None:
-        """Gives the units what the keys leave."""
+        """Gives units the memory that keys leave."""
         if self.available is None:
             return
         keys = sum(held.table.nbytes for held in state.windows.values())
@@ -452,7 +453,7 @@ class EmbeddedGroupBy(GroupBy):
         return arrays, [partial(self._portion, state, *where) for where in parts]
 
     def _portion(self, state: State, period: int, part: int) -> dict[str, Array]:
-        """One partition: a map of a file where a copy would pass the limit; nothing once over."""
+        """One partition: mapped if a copy would exceed the limit; nothing after the scope's end."""
         table: Any = state.units.get(period)
         if table is None:
             return {}
@@ -476,7 +477,7 @@ class EmbeddedGroupBy(GroupBy):
                 return PartedTable.of(table, self.room, self._no_units())
             return table.copied()
         parted = PartedTable(self.room, self._no_units())
-        parted.ahead[:] = NEVER  # what a scope had not saved when it was over
+        parted.ahead[:] = NEVER  # partitions that were not saved: their scope was over
         for part in range(PARTS):
             start = place(period, part)
             if f"{start}/{HELD}" in arrays:
@@ -487,7 +488,7 @@ class EmbeddedGroupBy(GroupBy):
 
 
 def place(period: int, part: int) -> str:
-    """How the arrays of one partition are named in a checkpoint."""
+    """The prefix of the names of one partition's arrays in a checkpoint."""
     return f"unit{period}.{part}"
 
 
@@ -497,7 +498,7 @@ def table_of(arrays: Mapping[str, Array], start: str) -> UnitTable:
 
 
 def embedded(operator: GroupBy, room: Room, available: int | None = None) -> EmbeddedGroupBy:
-    """The same group-by, keeping its units in a room."""
+    """The same group-by with its units in a room."""
     settings = {f.name: getattr(operator, f.name) for f in fields(operator) if f.init}
     return EmbeddedGroupBy(**settings, room=room, available=available)
 
@@ -505,7 +506,7 @@ def embedded(operator: GroupBy, room: Room, available: int | None = None) -> Emb
 def within(
     operator: GroupBy, memory: int | None, used: int, scratch: Path, threads: int = 1
 ) -> EmbeddedGroupBy:
-    """The same group-by in a process that has `used` bytes and may have `memory` (None: any)."""
+    """The same group-by in a process that uses `used` bytes and may use `memory` (None: any)."""
     if memory is None:
         return embedded(operator, Room(None, scratch, threads))
     available = memory - used - WORK

@@ -1,1 +1,1 @@
-"""The same query on Spark: its source log, shuffle, scheduling and recovery; our operators."""
+"""The same query on Spark: Spark's source log, shuffle, scheduling and recovery; our operators."""

@@ -1,10 +1,10 @@
 """Named columns as bytes, for the shuffle and for the state of shards.
 
 `head size u32 · crc32 u32 · head | columns`, each part padded to 8 bytes; the checksum starts from
-the head's size and covers all that follows. The head is JSON: facts of the whole, and of each
-column its name, dtype, shape, and how it is stored. A column of equal items is stored as one,
-integers in a narrow range as their distances from the least. Reading copies nothing that was stored
-as it is.
+the head's size and covers all that follows. The head is JSON: facts about the whole, and for each
+column its name, dtype, shape, and how it is stored. A column of equal items is stored as one item,
+integers in a narrow range as their distances from the least. Reading does not copy columns that
+were stored unchanged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from streamveil.types import Array
 PREFIX = struct.Struct("<II")
 ALIGNMENT = 8
 KINDS = "biuf"  # numbers only: nothing is ever unpickled
-SAMPLE = 64  # items looked at before all of them
+SAMPLE = 64  # items to check before all of them are
 
 
 class Head(NamedTuple):
-    """What the first bytes tell."""
+    """The contents of the first bytes."""
 
     facts: dict[str, Any]
     tag: int  # checksum of all
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
 
 def pack(facts: dict[str, Any], columns: dict[str, Array]) -> list[memoryview]:
-    """The bytes, as parts to write one after the other.
+    """The bytes of facts and columns, as parts to write one after the other.
 
     >>> data = b"".join(pack({"n": 1}, {"a": np.array([5, 5]), "b": np.arange(3)}))
     >>> facts, columns = unpack(data)
@@ -66,7 +66,7 @@ def pack(facts: dict[str, Any], columns: dict[str, Array]) -> list[memoryview]:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The facts and columns; StoreError when these are not the bytes that were packed."""
+    """The facts and columns; StoreError if the bytes are not as they were packed."""
     whole = memoryview(data)
     if len(whole) < PREFIX.size:
         raise StoreError("packed columns are cut short")
@@ -85,12 +85,12 @@ def unpack(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
 
 
 def tag_of(parts: list[memoryview]) -> int:
-    """The checksum that packed parts begin with."""
+    """The checksum at the start of packed parts."""
     return int(PREFIX.unpack(parts[0][: PREFIX.size])[1])
 
 
 def head_of(data: bytes) -> Head | None:
-    """What the prefix and the head tell, unchecked; None when they are cut short.
+    """The contents of prefix and head, unchecked; None if they are cut short.
 
     >>> data = b"".join(pack({"n": 1}, {"a": np.arange(9)}))
     >>> head_of(data[:150]).facts, head_of(data[:150]).size == len(data), head_of(data[:20])
@@ -110,7 +110,7 @@ def head_of(data: bytes) -> Head | None:
 
 
 def narrow(column: Array) -> Stored:
-    """The same items in fewer bytes, where they are equal or close together."""
+    """The same items in fewer bytes, if they are equal or close together."""
     if column.size < 2 or column.dtype.kind not in "iu":
         return Stored(column)
     flat = column.reshape(-1)

@@ -2,7 +2,7 @@
 
     rows -> by unit (stateless) -> combine, admit and bound -> by key: gather and release
 
-Combining asks for all rows of a unit at once, in the order of the source, and for no other unit's.
+Combining needs all rows of a unit at once, in the order of the source, and no rows of other units.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Combining:
     def combined(
         self, operator: GroupBy, pieces: list[Piece], step: int, noise: Noise
     ) -> list[Piece]:
-        """The combined and admitted rows of one shard as one piece; facts go on as they are."""
+        """The combined and admitted rows of one shard as one piece; facts are unchanged."""
         facts = [Piece(p.place, None, p.facts) for p in pieces]
         ordered = sorted((p for p in pieces if p.rows is not None), key=lambda p: p.place)
         if not ordered:
@@ -76,7 +76,7 @@ class Combining:
 
 
 def carried(table: pa.Table) -> Rows:
-    """Whole rows as the bytes of an Arrow stream; no rows are none."""
+    """Whole rows as the bytes of an Arrow stream; no bytes for no rows."""
     if not table.num_rows:
         return Rows({CELL: np.zeros(0, np.uint8)})
     sink = pa.BufferOutputStream()

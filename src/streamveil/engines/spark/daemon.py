@@ -1,8 +1,8 @@
 """Starts Spark's Python workers as forks of a process that has imported everything they need.
 
 A fresh worker would spend seconds on imports before its first task; a fork spends milliseconds.
-Spark collects garbage after every task: what was imported is kept out of that, which otherwise
-takes a tenth of a second of CPU each time.
+Spark collects garbage after every task. Imported objects are excluded from that; with them it would
+take a tenth of a second of CPU each time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Kafka topic, read by Spark's tasks through librdkafka: no jar is needed.
 
-A step takes, of every partition, the messages whose broker timestamp lies before the step's public
-time (Kafka's own look-up by time), up to what has arrived when the step is planned. The ranges go
-to Spark's log before any message is read. The canonical order is (partition, offset).
+A step takes from every partition the messages that have arrived when the step is planned and whose
+broker timestamp lies before the step's public time (Kafka's own look-up by time). The ranges go to
+Spark's log before any message is read. The canonical order is (partition, offset).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
 from streamveil.errors import SourceError
 from streamveil.plan import Clock
 
-PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
+PARTITION_BITS = 44  # bits for the offset in a place: 2^44 messages a partition
 
 
 @dataclass(frozen=True)
 class KafkaFeed:
-    """See `Feed`. What is seen: for every partition, where a step starts and stops; which topic."""
+    """See `Feed`. It sees where a step starts and stops in every partition, and which topic."""
 
     topic: Topic
     clock: Clock
@@ -74,7 +74,7 @@ class KafkaFeed:
         return True
 
     def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
-        """See `Feed`. Ranges that Spark logged before a stop may be of a topic that is gone."""
+        """See `Feed`. Ranges that Spark logged before a stop may belong to a deleted topic."""
         self._identified(seen.get("topic", ""))
         found = [
             [json.dumps(asdict(Range(int(p), low, min(low + PIECE, stop))))]
@@ -84,7 +84,7 @@ class KafkaFeed:
         yield from found or [[]]
 
     def _identified(self, known: str) -> str:
-        """What brokers tell the topic by; SourceError if it is another than the known one."""
+        """The brokers' id of the topic; SourceError if it is not the known one."""
         own = self.topic.identifier(self.topic.administrator())
         if own not in ("", known or own):
             raise made_anew(self.topic.topic)
@@ -99,7 +99,7 @@ class KafkaReading:
     schema: pa.Schema  # of the wanted columns
 
     def rows(self, split: str, step: int) -> Read:
-        """See `Reading`. The range was planned before schemas are asked for: see their proof."""
+        """See `Reading`. The range was planned before schemas are fetched: see their proof."""
         part, made = Range(**json.loads(split)), TopicRows(self.topic)
         made.refresh()
         with closing(self.topic.consumer()) as consumer:

@@ -1,7 +1,8 @@
-"""What the unit stage may know of published groups: key shards write it, workers keep it.
+"""The facts on published groups for the unit stage: key shards write them, workers keep them.
 
-All of it was released. If nothing of a group changes after it was published, a key shard writes new
-groups alone, and a worker adds them to those it has. Otherwise it writes all of them at every step.
+All of them were released. If no fact on a group changes after it was published, a key shard writes
+only new groups, and a worker adds them to those it has. Otherwise a key shard writes all groups at
+every step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Step(NamedTuple):
 
 @dataclass
 class MetGroups:
-    """What one worker has met of a job."""
+    """The published groups of a job that one worker knows."""
 
     version: int
     tags: list[int]  # of the key shards
@@ -47,7 +48,7 @@ MET: dict[str, MetGroups] = {}
 def tell(
     operator: GroupBy, shards: Shards, step: Step, state: State, before: dict[int, int]
 ) -> None:
-    """Writes what a key shard's step has published. `before`: what each window had by then."""
+    """Writes the groups that a key shard's step published. `before`: how many each window had."""
     place = STAGE, step.shard, step.number
     if not stages.facts_matter(operator):
         return
@@ -63,7 +64,7 @@ def tell(
 def of_shards(
     operator: GroupBy, shards: Shards, number: int, version: int
 ) -> stages.PublishedGroups:
-    """The published groups of so many key shards after a step, where bounding asks for them."""
+    """The published groups of `number` key shards after a step, if bounding needs them."""
     if not stages.facts_matter(operator):
         return stages.PublishedGroups.of(operator, stages.published_facts(operator, State()))
     if not stages.facts_last(operator):
@@ -83,7 +84,7 @@ def of_shards(
 
 
 def all_of(operator: GroupBy, found: list[stages.Facts]) -> stages.PublishedGroups:
-    """What several shards tell."""
+    """The published groups of several shards."""
     found = [stages.published_facts(operator, State()), *found]
     return stages.PublishedGroups.of(
         operator, {name: np.concatenate([facts[name] for facts in found]) for name in found[0]}
@@ -91,7 +92,7 @@ def all_of(operator: GroupBy, found: list[stages.Facts]) -> stages.PublishedGrou
 
 
 def caught_up(operator: GroupBy, shards: Shards, held: MetGroups, version: int) -> bool:
-    """Brings what a worker knows to a version; False where it is of another history."""
+    """Brings a worker's groups to a version; False if they have another history."""
     if not 0 <= version - held.version <= FARTHEST:
         return False
     try:
@@ -109,7 +110,7 @@ def caught_up(operator: GroupBy, shards: Shards, held: MetGroups, version: int) 
 
 
 def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> MetGroups:
-    """From storage alone."""
+    """The published groups, read from storage alone."""
     bases = [shards.newest_base(STAGE, shard, version) if version else 0 for shard in range(number)]
     parts = {
         shard: shards.get(STAGE, shard, base, BASE) for shard, base in enumerate(bases) if base
@@ -123,7 +124,7 @@ def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> M
 
 
 def require_tags(shards: Shards, version: int, told: list[int]) -> None:
-    """Raises StoreError when what was told is not of the key shards that are there."""
+    """Raises StoreError if the tags are not those of the stored key shards."""
     if version and shards.tags("key", version, len(told)) != told:
         raise StoreError(f"what was published at step {version} belongs to another state")
 
@@ -135,7 +136,7 @@ def follow(
     met: tuple[int, int, int],
     version: int,
 ) -> int:
-    """Adds what a shard told after `met` (shard, step, tag); returns the tag it has then."""
+    """Adds the groups that a shard wrote after `met` (shard, step, tag); returns its last tag."""
     shard, first, tag = met
     for step in range(first + 1, version + 1):
         part = shards.get(STAGE, shard, step, DELTA)

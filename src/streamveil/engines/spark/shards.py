@@ -1,15 +1,15 @@
 """Versioned state of shards on storage that all executors reach: a directory or an object store.
 
-A shard's version is a base, which holds all of it, or a delta, which holds what one step did to the
-version before it, or both. Files are written whole under a name that tells their version, and never
-change: a task that runs twice makes the same deltas, and bases that mean the same. Version i is
-read only by step i + 1, and all it is made of is kept until step i + 1 is published, so a replay
-always finds what it read the first time.
+A shard's version is a base, which holds the whole state, or a delta, which holds the change of one
+step from the version before, or both. Files are written whole, under a name with their version, and
+never change: a task that runs twice makes the same deltas, and equivalent bases. Version i is read
+only by step i + 1, and all its files are kept until step i + 1 is published. So a replay always
+finds what it read the first time.
 
 Protects: against the same noise on other rows. A delta is a function of the history and of the
-    step's rows, its tag the checksum of both. Whoever makes a version that is already there with
-    another tag has run a step again over other rows, and is refused before anything is published:
-    a step is published only when all of its shards are written. So it does not matter how the rows
+    step's rows; its tag is the checksum of both. A task that makes an existing version with another
+    tag has run a step again over other rows. It is refused before anything is published, since a
+    step is published only when all of its shards are written. So it does not matter how the rows
     changed: in their files, by a topic's retention, or for another job on a copy of the state.
 """
 
@@ -38,7 +38,7 @@ from streamveil.types import Array
 
 # ---- file systems that all executors reach, and one way to make a file on them: whole, and once
 #
-# A file that is there is never written over. Where two make the same name at once, one is told so.
+# An existing file is never overwritten. If two make the same name at once, one of them learns it.
 
 PARTIAL = "partial"
 OBJECTS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss"}
@@ -56,7 +56,7 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def through_fsspec(root: str) -> tuple[fs.FileSystem, str]:
-    """The same for the schemes of fsspec, where it is installed."""
+    """`opened` for the schemes of fsspec, if it is installed."""
     scheme = root.split("://", maxsplit=1)[0]
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-not-found]  # optional
@@ -71,10 +71,10 @@ def through_fsspec(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def create(system: fs.FileSystem, path: str, parts: list[memoryview]) -> bool:
-    """Writes a file whole. False, and nothing is written, where one is already there.
+    """Writes a file whole. False, and nothing is written, if it already exists.
 
-    The look and the writing are one act on local disks. Elsewhere another writer may come between;
-    then the last one's file stays, whole.
+    On local disks the check and the write are one atomic act. Elsewhere another writer may come
+    between; then the file of the last writer stays, whole.
     """
     if isinstance(system, fs.LocalFileSystem):
         return create_local(Path(path), parts)
@@ -98,7 +98,7 @@ def create(system: fs.FileSystem, path: str, parts: list[memoryview]) -> bool:
 
 
 def create_local(path: Path, parts: list[memoryview]) -> bool:
-    """The same on a local disk, durably: beside its name, synced, linked to its name."""
+    """`create` on a local disk, durably: writes under a temporary name, syncs, links the name."""
     for folder in reversed([f for f in (path.parent, *path.parent.parents) if not f.exists()]):
         folder.mkdir(exist_ok=True, mode=0o700)
         sync_directory(folder.parent)
@@ -149,7 +149,7 @@ def shows_whole_files(system: fs.FileSystem) -> bool:
 
 
 def partial_of(path: str) -> str:
-    """A name beside a file that no other writer takes."""
+    """A temporary name in the folder of a file, which no other writer uses."""
     own = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     folder, _, name = path.rpartition("/")
     return f"{folder}/{name.partition('.')[0]}.{own}.{PARTIAL}"
@@ -177,7 +177,7 @@ class File(NamedTuple):
 
 
 class ShardPart(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     facts: dict[str, Any]
     arrays: dict[str, Array]
@@ -190,7 +190,7 @@ class Shards:
     """The state of one job. `root` is a path, or a URI that pyarrow.fs or fsspec knows."""
 
     root: str
-    origin: str = ""  # tells states apart that lay in the same place: the job's epoch
+    origin: str = ""  # the job's epoch, which tells apart states that lay in the same place
 
     @property
     def start(self) -> int:
@@ -199,10 +199,10 @@ class Shards:
 
     @property
     def job(self) -> str:
-        """A short name of the state, for what lies elsewhere."""
+        """A short name of the state, for files outside of its place."""
         return blake2b(f"{self.root}|{self.origin}".encode(), digest_size=8).hexdigest()
 
-    # ---- whole versions, for states that are small or change everywhere
+    # ---- whole versions, for states that are small or change completely
 
     def read(self, stage: str, shard: int, version: int) -> ShardPart | None:
         """A version; None for version 0, which holds nothing."""
@@ -217,7 +217,7 @@ class Shards:
     # ---- files
 
     def get(self, stage: str, shard: int, version: int, kind: str) -> ShardPart:
-        """Reads a file; StoreError where it is missing or damaged. Its arrays may be changed."""
+        """Reads a file; StoreError if it is missing or damaged. Its arrays may be changed."""
         system, base = opened(self.root)
         what = f"version {version} of shard {shard} ({stage})"
         try:
@@ -242,9 +242,10 @@ class Shards:
         self, stage: str, shard: int, version: int, kind: str,
         content: Content,
     ) -> ShardPart:  # fmt: skip
-        """Writes a file of facts and arrays, unless the same is there; StoreError for another.
+        """Writes a file of facts and arrays, unless it exists; StoreError if another one does.
 
-        What names the tag of its history in its facts is the same if that is: its layout may vary.
+        Files whose facts name the tag of their history are the same if their facts are equal: their
+        layout may vary.
         """
         system, base = opened(self.root)
         path = f"{base}/{name_of(stage, shard, version, kind)}"
@@ -255,18 +256,18 @@ class Shards:
         for _ in range(2):  # once more if another was faster
             found = self._found(system, path, part)
             if found is not None and isinstance(system, fs.LocalFileSystem):
-                sync_directory(Path(path).parent)  # whoever made it may have died before it did so
+                sync_directory(Path(path).parent)  # its writer may have died before syncing
             if found is not None or create(system, path, parts):
                 return part if found is None else part._replace(tag=found)
         raise StoreError(f"version {version} of shard {shard} ({stage}) cannot be written")
 
     def _found(self, system: fs.FileSystem, path: str, part: ShardPart) -> int | None:
-        """The tag of a file that says the same, if one is there; one cut short is taken away."""
+        """The tag of an equal file, if it exists; removes a file that was cut short."""
         try:
             head, size = peek(system, path)
         except FileNotFoundError:
             return None
-        if head is None or size < head.size:  # of a writer that was stopped: published by nobody
+        if head is None or size < head.size:  # its writer was stopped, so it was never published
             if head is None or self._agrees(head, part):
                 remove(system, path)
                 return None
@@ -286,7 +287,7 @@ class Shards:
         return head.tag == part.tag
 
     def tag(self, stage: str, shard: int, version: int) -> int | None:
-        """The tag of a version's history: of its delta, or named by a base that is there alone."""
+        """The tag of a version's history: that of its delta, or the one that a lone base names."""
         system, base = opened(self.root)
         for kind in (DELTA, BASE):
             try:
@@ -298,19 +299,19 @@ class Shards:
         return None
 
     def tags(self, stage: str, version: int, shards: int) -> list[int | None]:
-        """The tags of all shards of a version; None for what is not there."""
+        """The tags of all shards of a version; None for missing ones."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda shard: self.tag(stage, shard, version), range(shards)))
 
     def newest_base(self, stage: str, shard: int, version: int) -> int:
-        """The last version up to a given one that is there whole; 0 without any."""
+        """The last version up to a given one that has a base; 0 without any."""
         found = self._files(f"{stage}/{shard:05d}")
         return max((f.version for f in found if f.kind == BASE and f.version <= version), default=0)
 
     # ---- all of it
 
     def newest(self) -> int:
-        """The last version of which anything is there; 0 without any."""
+        """The last version with any file; 0 without any."""
         found = (file for stage in STAGES for file in self._files(stage))
         return max((file.version for file in found if file.kind != PARTIAL), default=0)
 
@@ -330,7 +331,7 @@ class Shards:
             return None
 
     def claim(self) -> None:
-        """Makes this place the state's own; StoreError where it is another's."""
+        """Claims this place for the state; StoreError if another state has it."""
         system, base = opened(self.root)
         create(system, f"{base}/{OWNER}", [memoryview(self.origin.encode())])
         if self.owner() != self.origin:
@@ -340,7 +341,7 @@ class Shards:
             )
 
     def tidy(self, oldest: int) -> None:
-        """Deletes what versions from `oldest` on are not made of."""
+        """Deletes files that no version from `oldest` on needs."""
         system, _ = opened(self.root)
         for stage in STAGES:
             shards: dict[int, list[File]] = {}
@@ -355,7 +356,7 @@ class Shards:
                         remove(system, file.path)
 
     def _files(self, folder: str) -> Iterator[File]:
-        """What lies there; files of others, such as a file manager's, are passed over."""
+        """The files of shards in a folder; other files, such as a file manager's, are ignored."""
         system, base = opened(self.root)
         where = fs.FileSelector(f"{base}/{folder}", allow_not_found=True, recursive=True)
         for found in system.get_file_info(where):
@@ -388,7 +389,7 @@ def read_whole(system: fs.FileSystem, path: str) -> Array:
 
 
 def peek(system: fs.FileSystem, path: str) -> tuple[Head | None, int]:
-    """The head of a file, None if it is not whole, and the bytes that are there."""
+    """The head of a file (None if it is cut short), and the number of bytes of the file."""
     with system.open_input_file(path) as file:
         prefix = file.read(PREFIX.size)
         wanted = PREFIX.unpack(prefix)[0] if len(prefix) == PREFIX.size else 0
@@ -396,5 +397,5 @@ def peek(system: fs.FileSystem, path: str) -> tuple[Head | None, int]:
 
 
 def share_of(stage: str, shard: int, tag: int) -> int:
-    """What a shard's tag adds to the number that stands for a version of all shards."""
+    """The term of a shard's tag in the number that stands for a version of all shards."""
     return int.from_bytes(blake2b(f"{stage}|{shard}|{tag}".encode(), digest_size=6).digest())

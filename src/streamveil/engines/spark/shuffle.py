@@ -1,4 +1,4 @@
-"""Rows on their way between stages: columns by name, cut by shard and put together again.
+"""Rows on their way between stages: columns by name, divided by shard and joined again.
 
 Spark carries one opaque cell for each piece of rows and shard, never the rows: turning columns into
 Spark's rows and back would cost more than all the work on them.
@@ -57,14 +57,14 @@ class Rows:
 
 @dataclass(frozen=True, repr=False)  # secret
 class Piece:
-    """Rows of one shard from one place; pieces are ordered by place, not by who came first."""
+    """Rows of one shard from one place; pieces are ordered by place, not by arrival."""
 
     place: int
     rows: Rows | None  # None: only facts
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As Spark carries it."""
+        """The piece as Spark carries it."""
         columns: dict[str, Array] = {}
         if self.rows is not None:
             columns = dict(self.rows.columns)

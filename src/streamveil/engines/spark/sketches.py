@@ -1,9 +1,9 @@
-"""A sketch query cut for Spark: units by hash, what their rows count in one task.
+"""A sketch query divided for Spark: units by hash, and the sketches in one task.
 
     rows -> admit (stateless) -> by unit: bound and count -> one task: add up, push and release
 
-What a window has counted is a sum over rows, so every unit shard counts its own bounded rows and
-sends the cells they fall into with their counts: never more than a sketch has cells, however many
+The counts of a window are sums over rows. So every unit shard counts its own bounded rows and sends
+the cells that they fall into, with their counts: never more cells than a sketch has, however many
 rows there are. The last task holds the sketches, whose size does not depend on the data.
 """
 
@@ -58,7 +58,7 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
             gather(operator, state, rows)
             releases = operator.release(state, step, noise)
             after = setup.state.start if before is None else before.facts["tag"]
-            # of the history that counted cells continue: a release forgets them
+            # the tag of the history with the counted cells: a release forgets these
             tag = tag_of(pack({"after": after}, {} if rows is None else rows.columns))
             size = setup.state.write(LAST, shard, step, tag, operator.save(state))
             own = {"counters": {"bytes": size}, "tags": share_of(LAST, shard, tag)}
@@ -70,7 +70,7 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
 def admit(
     operator: SketchQuery, rows: pa.Table, step: int, noise: Noise, shards: int
 ) -> tuple[list[Rows], dict[str, int]]:
-    """Per-row work: the rows that may count, and counts of the others."""
+    """Per-row work: finds the rows that may count, and the counts of the others."""
     came = operator.arrive(Batch(rows, step, False, "{}"), noise)  # noqa: FBT003
     columns = {"unit": came.unit, "window": came.window, "period": came.period}
     words = isinstance(came.items, np.ndarray)
@@ -92,7 +92,7 @@ def unit_shard(operator: SketchQuery, setup: tasks.Setup, shard: int) -> Chain:
 
 
 class Counted(NamedTuple):
-    """What a unit shard made of a step's rows."""
+    """The results of a unit shard for a step's rows."""
 
     cells: Rows  # window, cell, how many rows fell into it
     reject_counts: dict[str, int]  # reason -> rows left out
@@ -100,7 +100,7 @@ class Counted(NamedTuple):
 
 
 def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Counted:
-    """Which rows of a unit shard count, in place; the cells of those that do, by window."""
+    """Bounds the rows of a unit shard, in place; returns the cells of those that count."""
     windows, cells, counts = ([np.zeros(0, np.int64)] for _ in range(3))
     reject_counts: dict[str, int] = {}
     delta = {"unit": np.zeros(0, np.uint64), "period": np.zeros(0, np.int64)}
@@ -122,7 +122,7 @@ def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Count
 
 
 def gather(operator: SketchQuery, state: SketchState, rows: Rows | None) -> None:
-    """Adds the counted cells of all shards, in place: exact, in any order the same."""
+    """Adds the counted cells of all shards, in place: exact sums, the same in any order."""
     if rows is None:
         return
     for window, mine in parts(rows["window"]):

@@ -60,8 +60,8 @@ class TaskSplits(InputPartition):
 class StepReader(DataSourceStreamReader):
     """Offsets {"step": i, ...what the feed saw when the step was planned...}.
 
-    Step i is planned when it starts and never again differently: a replay that does not find the
-    same rows is refused, because the same noise on other data would reveal the difference.
+    Step i is planned once, when it starts. A replay that does not find the same rows is refused,
+    because the same noise on other data would reveal the difference.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -69,11 +69,11 @@ class StepReader(DataSourceStreamReader):
         self.clock = Clock(**json.loads(options["clock"]))
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Before the first step."""
+        """The offset before the first step."""
         return {"step": 0, **self.feed.nothing()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """One step further, once its public time has come; else where we are."""
+        """The offset after the next step, once its public time has come; else the present one."""
         step, clock = int(start["step"]) + 1, self.clock
         due = clock.due_us(step) / 1e6 if clock.timed else 0.0
         if clock.kind == "wall":

@@ -1,7 +1,7 @@
-"""What a source offers to steps: how far it reaches now, and which rows belong to a step.
+"""Sources as steps use them: how far a source reaches now, and which rows belong to a step.
 
-What is seen goes to Spark's log as a part of the offset, before any row is read; a replay gets the
-same rows or is refused.
+What a source has seen goes to Spark's log as a part of the offset, before any row is read; a replay
+gets the same rows or is refused.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from streamveil.engines.spark.splits import (
 from streamveil.plan import Clock
 
 Seen = dict[str, Any]  # JSON
-PIECE = 250_000  # rows of one task, about; a row group is never cut for it
+PIECE = 250_000  # about so many rows go to one task; row groups are never cut
 
 
 class Read(NamedTuple):
     """The rows of a split that belong to a step, in source order."""
 
     table: pa.Table
-    place: int  # of the split among all of its step; where two are compared, so are their rows
-    rejected: dict[str, int]  # reason -> rows that were no rows
+    place: int  # of the split in its step; it orders the rows of different splits
+    rejected: dict[str, int]  # reason -> rows that could not be read
 
 
 class Feed(Protocol):
@@ -45,7 +45,7 @@ class Feed(Protocol):
         """Before the first step."""
 
     def seen(self, before: Seen, due: float) -> Seen:
-        """What there is for the next step, planned now; `due` is its public time, in seconds."""
+        """The source as the next step will read it; `due` is its public time, in seconds."""
 
     def has(self, seen: Seen, step: int) -> bool:
         """Whether a source without a wall clock reaches a step."""
@@ -58,12 +58,12 @@ class Reading(Protocol):
     """A source as tasks see it."""
 
     def rows(self, split: str, step: int) -> Read:
-        """What a split holds of a step."""
+        """The rows of a step in a split."""
 
 
 @dataclass(frozen=True)
 class FilesFeed:
-    """Parquet files. What is seen: how many row groups there are, and a digest of them."""
+    """Parquet files. It sees the number of row groups, and a digest of them."""
 
     source: FilesSource
     clock: Clock
@@ -90,7 +90,7 @@ class FilesFeed:
         return pieces(plan_step(groups, self.clock, step, before["groups"]))
 
     def _groups(self, seen: Seen) -> list[Group]:
-        """What is there now, which must begin with what was there before."""
+        """The row groups now, which must begin with those seen before."""
         groups = footers(self.source, self.arrival)
         if digest(groups[: seen["groups"]]) != seen["digest"]:
             raise changed()
@@ -99,7 +99,7 @@ class FilesFeed:
 
 @dataclass(frozen=True)
 class FilesReading:
-    """What a task needs to know to read row groups. Counts what belongs to no step, once."""
+    """The settings with which tasks read row groups. Rows of no step are counted once."""
 
     schema: pa.Schema  # of the wanted columns
     clock: Clock

@@ -1,7 +1,8 @@
 """Which rows of which files belong to a step: plans for Spark's tasks, made from footers alone.
 
-Every row has a global position: rows of earlier files (in order of their paths) plus its number in
-its own file. It is the same position that the embedded engine reads in, whichever task reads it.
+Every row has a global position: the rows of earlier files (in order of their paths) plus its number
+in its own file. The embedded engine reads rows in the same order. It does not matter which task
+reads a row.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Group:
     low: int | None = None  # microseconds
     high: int | None = None
     nulls: int | None = None  # rows without an arrival, if known
-    mark: str = ""  # stands for the content of the file
+    mark: str = ""  # a digest that stands for the content of the file
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Split:
     base: int  # global position of the group's first row
     skip: int
     rows: int
-    counts: bool = True  # rows that belong to no step, once for each row group
-    mark: str = ""  # of the file as it was planned
+    counts: bool = True  # whether to count rows that belong to no step: once for each row group
+    mark: str = ""  # of the file when the split was planned
 
     def text(self) -> str:
         """As JSON."""
@@ -99,7 +100,7 @@ def require_parquet(source: FilesSource) -> None:
 
 
 def require_columns(source: FilesSource, names: list[str]) -> None:
-    """Refuses columns that the first file lacks, though they are declared."""
+    """Refuses declared columns that the first file lacks."""
     for path in source.files()[:1]:
         held = guarded(path, partial(pq.read_schema, path))
         select(columns_in(held), names, f"'{path.name}'")
@@ -107,10 +108,10 @@ def require_columns(source: FilesSource, names: list[str]) -> None:
 
 @lru_cache(maxsize=100_000)
 def groups_in(path: str, read: pa.Field | None, version: tuple[int, int]) -> tuple[Group, ...]:
-    """The row groups of one file, positions from 0. `version` tells when to read it again.
+    """The row groups of one file, positions from 0. A new `version` means reading it again.
 
-    `read`: the column of arrivals as it is read. Statistics tell of times as they are stored, so
-    they count only where reading changes none.
+    `read`: the column of arrivals as it is read. Statistics are about times as they are stored, so
+    they are used only if reading does not change times.
     """
     data = guarded(Path(path), lambda: pq.read_metadata(path))
     names = [data.schema.column(i).path for i in range(data.num_columns)]
@@ -129,7 +130,7 @@ def groups_in(path: str, read: pa.Field | None, version: tuple[int, int]) -> tup
 
 
 def keeps_times(stored: pa.Schema, read: pa.Field) -> bool:
-    """Whether a column of times means the same when it is read as another type: a date does not."""
+    """Whether times keep their meaning when they are read as another type: a date does not."""
     kind = columns_in(stored).field(read.name).type
     return bool(
         kind == read.type or (pa.types.is_timestamp(kind) and pa.types.is_timestamp(read.type))
@@ -138,10 +139,10 @@ def keeps_times(stored: pa.Schema, read: pa.Field) -> bool:
 
 @lru_cache(maxsize=100_000)
 def mark_of(path: str, version: tuple[int, int]) -> str:
-    """A digest of a file's size and footer. `version` tells when to read it again.
+    """A digest of a file's size and footer. A new `version` means reading it again.
 
-    The footer holds the sizes, places and statistics of all columns. So most files of other
-    content have another mark, and a copy of a file has the same one, whatever its date.
+    The footer holds the sizes, places and statistics of all columns. So most files with other
+    content have another mark, and a copy of a file has the same mark, whatever its date.
     """
     with Path(path).open("rb") as file:
         end = footer(file) or b""
@@ -149,20 +150,20 @@ def mark_of(path: str, version: tuple[int, int]) -> str:
 
 
 def version_of(path: str | Path) -> tuple[int, int]:
-    """What changes when a file is written again."""
+    """Facts on a file that change when it is written again."""
     facts = Path(path).stat()
     return facts.st_mtime_ns, facts.st_size
 
 
 def digest(groups: list[Group]) -> str:
-    """Names, sizes and footers of what was there: a replay must find the same, in any folder."""
+    """A digest of names, sizes and footers of files: a replay must find the same, in any folder."""
     known = [[os.path.basename(g.path), g.group, g.rows, g.mark] for g in groups]
     text = json.dumps(known)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def changed() -> SourceError:
-    """The error for rows that cannot be had again as they were."""
+    """The error for rows that cannot be read again as they were."""
     return SourceError(
         "the files already read changed, or a new one sorts before them.\n"
         "  to fix  give new files names that sort after the old ones, and keep the old ones"
@@ -170,7 +171,7 @@ def changed() -> SourceError:
 
 
 def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
-    """The least and the largest arrival of a row group by its footer, if it says."""
+    """The least and the largest arrival of a row group, if its footer gives them."""
     if statistics is None or not statistics.has_min_max:
         return None, None
     try:
@@ -184,8 +185,8 @@ def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
 def plan_step(groups: list[Group], clock: Clock, step: int, met: int = ALL) -> list[Split]:
     """The splits that can hold rows of a step. Pure; the same for every replay.
 
-    `met`: how many groups were there at the step before; rows of others that belong to no step are
-    counted now, where an earlier one would have counted them.
+    `met`: how many groups there were at the step before. In newer groups, rows that belong to no
+    step are counted now if an earlier step would have counted them.
     """
     if clock.kind == "event":
         begin, end = ends(clock)
@@ -211,9 +212,9 @@ def ends(clock: Clock) -> tuple[int, int]:
 
 
 def first_step(group: Group, clock: Clock) -> int:
-    """The step in which the rows of a group that belong to none are counted.
+    """The step that counts the rows of a group that belong to no step.
 
-    It is the first that reads the group; step 1 where such rows cannot be ruled out.
+    It is the first step that reads the group, or step 1 if such rows cannot be ruled out.
     """
     begin, end = ends(clock)
     if group.low is None or group.high is None or group.nulls != 0:
@@ -239,7 +240,7 @@ def between(groups: list[Group], start: int, stop: int) -> Iterator[Split]:
 
 
 def last_step(groups: list[Group], clock: Clock) -> int:
-    """How many steps a bounded source has under a clock."""
+    """The number of steps that a clock makes of a bounded source."""
     if clock.kind == "once":
         return 1
     if clock.kind == "event":
@@ -254,8 +255,8 @@ def rows_of(
 ) -> tuple[pa.Table, dict[str, int]]:
     """The rows of a split that belong to a step, and counts of those that belong to none.
 
-    Counted too, by reason: fields that were no values. `at`: the column of arrivals, for the
-    'event' clock, and the step.
+    Unreadable fields are counted, too, by reason. `at`: the column of arrivals (for the 'event'
+    clock) and the step.
     """
     table = plain(guarded(Path(split.path), lambda: read_group(split, schema.names)))
     table, rejected = fit(table.slice(split.skip, split.rows), schema, whole_or_null)

@@ -1,4 +1,4 @@
-"""How a plan is cut into stages of tasks: which stages there are, and what state each keeps."""
+"""How a plan is divided into stages of tasks: which stages it has, and which keep state."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Stage = Callable[[tasks.Setup, int], tasks.Task]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The stages of an operator; a shuffle lies between any two."""
+    """The stages of an operator, with a shuffle between neighbours."""
 
     stages: tuple[Stage, ...]
     keeps: tuple[str, ...]  # stages with state
     alone: bool = False  # whether the last stage is one task, with all of its state in one shard
 
     def shards(self, shards: int) -> dict[str, int]:
-        """How many shards each stage with state has in a job of so many."""
+        """How many shards each stage with state has in a job of `shards` shards."""
         last = self.keeps[-1]
         return {stage: 1 if self.alone and stage == last else shards for stage in self.keeps}
 
     def tasks(self, tasks: int) -> list[int]:
-        """How many tasks run each stage after the first in a job of so many."""
+        """How many tasks run each stage after the first in a job of `tasks` tasks."""
         counts = [tasks] * (len(self.stages) - 1)
         return [*counts[:-1], 1 if self.alone else tasks]
 

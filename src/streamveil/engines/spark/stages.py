@@ -1,10 +1,10 @@
-"""The group-by cut for Spark: three stages on Arrow rows, the same operators on hash partitions.
+"""The group-by divided for Spark: three stages on Arrow rows, the same operators on partitions.
 
     rows -> admit (stateless) -> by unit: bound -> by key: gather and release
 
-Each stage is a pure function of its shard's state and rows. Every decision depends on one unit or
-one key alone and every order is that of source positions, so any number of shards gives the same
-releases, bit for bit, as one process does.
+Each stage is a pure function of its shard's state and rows. Every decision depends on only one unit
+or one key, and every order is that of source positions. So any number of shards gives the same
+releases, bit for bit, as one process.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, key_colu
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Facts = dict[str, Array]  # of the published groups, all public: window, name, weight, round
-Delta = dict[str, Array]  # what a step did to a shard: enough to do it again
-LATER = ("rows", "units", "distinct")  # lanes that are filled where a row is accepted or gathered
+Delta = dict[str, Array]  # the change of a shard in a step: enough to repeat it
+LATER = ("rows", "units", "distinct")  # lanes that are filled when a row is accepted or gathered
 
 
 def travelling(operator: GroupBy) -> list[int]:
@@ -58,7 +58,7 @@ def travelling(operator: GroupBy) -> list[int]:
 
 
 class Bounded(NamedTuple):
-    """What the unit stage made of a step's rows."""
+    """The results of the unit stage for a step's rows."""
 
     rows: list[Rows]  # that count, by key shard
     reject_counts: Counts
@@ -93,7 +93,7 @@ def admit(
 def key_cells(
     operator: GroupBy, prepared: Prepared, rows: Int64[Array, " pairs"]
 ) -> pa.Array | None:
-    """The exact bytes of the rows' keys; nothing where keys are public."""
+    """The exact bytes of the rows' keys; None if keys are public."""
     if operator.public is not None:
         return None
     return encode_keys([key.take(pa.array(rows)) for key in prepared.keys], len(rows))
@@ -104,7 +104,7 @@ def bound(
 ) -> Bounded:
     """The unit stage of one shard: which rows count. Updates the shard's units in place.
 
-    Rows go on summed per group where nothing is lost by it.
+    Rows are summed per group before they go on if that loses nothing.
     """
     names, n = rows["names"], len(rows)
     known = groups.recognise(names, rows["window"])
@@ -128,7 +128,7 @@ def bound(
 
 
 def bound_again(operator: GroupBy, state: State, delta: Delta, step: int) -> None:
-    """Does to a unit shard what `bound` and the end of a step did: rejected rows change nothing."""
+    """Repeats `bound` and the end of a step on a unit shard; rejected rows change nothing."""
     if delta:
         hidden = delta["hidden"].astype(np.bool_)
         rows = UnitRows(delta["unit"], delta["group"], delta["weight"], hidden)
@@ -137,7 +137,7 @@ def bound_again(operator: GroupBy, state: State, delta: Delta, step: int) -> Non
 
 
 def combined(rows: Rows) -> Rows:
-    """One row per (window, key): exact sums of integers, in any order the same."""
+    """One row per (window, key): exact sums of integers, the same in any order."""
     windows, names, lanes, first = [], [], [], []
     for number, mine in parts(rows["window"]):
         table = KeyTable.empty(rows["lanes"].shape[1])
@@ -201,7 +201,7 @@ def gather(
 def gather_again(
     operator: GroupBy, state: State, delta: Delta, noise: Noise, place: tuple[int, int, int]
 ) -> None:
-    """Does to a key shard what `gather` and the release of a step did."""
+    """Repeats `gather` and the release of a step on a key shard."""
     make_windows(operator, state, {*delta["windows"].tolist()}, noise, place)
     if "row" in delta:
         recall(state.seen, delta)
@@ -217,25 +217,25 @@ def gather_again(
 def make_windows(
     operator: GroupBy, state: State, windows: set[int], noise: Noise, place: tuple[int, int, int]
 ) -> None:
-    """Creates the windows that are not there yet, with the public keys of the shard."""
+    """Creates missing windows, with the public keys of the shard."""
     made, name_key = sorted(windows - state.windows.keys()), noise.derive(NAMES_KEY)
     operator.open_windows(state, made, name_key, place[:2])
 
 
 def facts_matter(operator: GroupBy) -> bool:
-    """Whether bounding asks which groups were published; if not, nothing of them is written."""
+    """Whether bounding needs the published groups; if not, nothing about them is written."""
     return operator.bounds.slots is not None or not facts_last(operator)
 
 
 def facts_last(operator: GroupBy) -> bool:
-    """Whether what is known of a published group stays as it was when it was published."""
+    """Whether the facts on a published group never change after it was published."""
     return operator.aggregation.rule is None and not operator.aggregation.restarts
 
 
 def published_facts(operator: GroupBy, state: State, known: dict[int, int] | None = None) -> Facts:
-    """What other stages may know of a shard's published groups: all of it was released.
+    """The facts on a shard's published groups for other stages: all of them were released.
 
-    `known`: how many of each window to leave out.
+    `known`: how many groups of each window to leave out.
     """
     windows, names, weights, rounds = [], [], [], []
     for number, held in state.windows.items():
@@ -257,13 +257,13 @@ PublishedTable = tuple[KeyTable, UInt8[Array, " published_plus_1"], Int64[Array,
 
 
 def nothing() -> PublishedTable:
-    """No group."""
+    """A table without groups."""
     return KeyTable.empty(0), np.zeros(1, np.uint8), np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class PublishedGroups:
-    """What bounding may know of the groups of all shards, by window: where, weight and round."""
+    """The facts on groups of all shards for bounding, by window: place, weight and round."""
 
     windows: dict[int, PublishedTable]
     entry: int  # weight of a group that is not published
@@ -271,7 +271,7 @@ class PublishedGroups:
 
     @classmethod
     def of(cls, operator: GroupBy, facts: Facts) -> PublishedGroups:
-        """Ready to look up."""
+        """The groups, ready for look-ups."""
         rule = operator.aggregation.rule
         made = cls({}, 1 if rule is None else rule.entry, operator.aggregation.restarts)
         made.add(operator, facts)
@@ -297,7 +297,7 @@ class PublishedGroups:
     def recognise(
         self, names: UInt64[Array, "rows 2"], windows: Int64[Array, " rows"]
     ) -> Recognised:
-        """As `dataflow.stages.recognised`, but for the key rows, which are elsewhere."""
+        """As `dataflow.stages.recognised`, without the key rows, which other shards hold."""
         n = len(names)
         known = Recognised(
             np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(n, np.bool_),
@@ -319,7 +319,7 @@ class PublishedGroups:
 def merged(releases: list[Release], keys: int) -> list[Release]:
     """The releases of all shards as one per window, rows sorted by the bytes of their keys.
 
-    `keys`: how many columns name groups; they come first.
+    `keys`: the number of columns that name groups, which come first.
     """
     found: dict[int, list[Release]] = {}
     for release in releases:

@@ -1,17 +1,18 @@
 """Replicas of shards: one file each, mapped by whichever worker of an executor runs the task.
 
-Spark hands a shard's task to any of its Python workers, and ends workers that were idle for a
-minute. A state held by one worker would be lost or stale at most steps; one that lies in a mapped
-file is there for all of them, is changed in place, and costs a step only the pages it touches. The
-kernel may write pages out and drop them as it does with any file.
+Spark gives a shard's task to any of its Python workers, and ends workers that were idle for a
+minute. A state held by one worker would be lost or stale at most steps. A state in a mapped file is
+there for all of them, is changed in place, and costs a step only the pages it touches. The kernel
+may write pages out and drop them as it does with any file.
 
-A replica is never the truth: before it is changed it is made unreadable, and it becomes readable
-again when all is written, together with the version and tag that it then has. Whoever finds none
-reads the storage. Replicas lie in the executor's own local folder, beside its shuffle files, which
-Spark makes anew at every start and removes at the end. What a killed Spark leaves there, and what a
-long session no longer uses, goes when the next replica is opened: a day after its last use.
+A replica is never the authority. Before it is changed it is made unreadable; when all is written it
+becomes readable again, with its new version and tag. A task that finds no replica reads the
+storage. Replicas lie in the executor's own local folder, beside its shuffle files; Spark makes this
+folder anew at every start and removes it at the end. Replicas that a killed Spark left there, or
+that a long session no longer uses, are deleted a day after their last use, when the next replica is
+opened.
 
-They are a cache: a disk that is full, or cannot be written, costs time and fails no task.
+They are a cache: a full or read-only disk costs time and fails no task.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ FOLDERS = "SPARK_LOCAL_DIRS"  # which Spark sets for its Python workers
 WANTED = "STREAMVEIL_REPLICAS"  # 'off': none, for executors whose disks must not hold state
 ALIGNMENT = 64
 SPARE = 0.05  # of the disk stays free
-UNUSED = 86_400  # seconds until a replica goes
-PAUSE = 3600  # seconds between two looks for such
-SWEPT: dict[Path, float] = {}  # when this process looked
-BLOCKS = "blockmgr-"  # begins the name of an executor's local folder
+UNUSED = 86_400  # seconds after which an unused replica is deleted
+PAUSE = 3600  # seconds between two searches for unused replicas
+SWEPT: dict[Path, float] = {}  # when this process last searched a folder
+BLOCKS = "blockmgr-"  # prefix of the names of executors' local folders
 LOCK = ".lock"
-LOOSE = 64 << 20  # bytes that may lie unused, besides as many as are used
+LOOSE = 64 << 20  # bytes that may be unused, in addition to as many as are used
 
 
 class Stamp(NamedTuple):
-    """Which version a replica holds."""
+    """The version that a replica holds."""
 
     version: int
     tag: int
     logged: int  # bytes of the deltas since its last base
-    links: int  # how many these are
+    links: int  # how many deltas there are since that base
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Replica:
 
     path: Path
     lock: int  # a file descriptor
-    whole: UInt8[Array, " bytes"] | None = None  # what is mapped
+    whole: UInt8[Array, " bytes"] | None = None  # the mapped file
 
     @classmethod
     def of(cls, name: str) -> Replica | None:
@@ -86,7 +87,7 @@ class Replica:
         return None
 
     def take(self) -> tuple[Stamp, dict[str, Array]] | None:
-        """What the replica holds, to be changed in place; from now on nobody else finds it."""
+        """The replica's state, to be changed in place; from now on no other task finds it."""
         label = self.path.with_suffix(".json")
         try:
             stamp, layout = json.loads(label.read_text())
@@ -99,14 +100,14 @@ class Replica:
         return Stamp(*stamp), {place.name: place.within(self.whole) for place in places}
 
     def give(self, stamp: Stamp, arrays: dict[str, Array]) -> None:
-        """Makes a state readable: what is mapped stays where it is, all else is copied."""
+        """Makes a state readable: mapped arrays stay where they are, others are copied."""
         try:
             self._write(stamp, arrays)
         except OSError:
             self.forget()
 
     def forget(self) -> None:
-        """Deletes the replica; whoever wants the shard reads the storage."""
+        """Deletes the replica; the next task reads the storage."""
         for name in (".json", ".partial", ""):
             with contextlib.suppress(OSError):
                 self.path.with_name(self.path.name + name).unlink()
@@ -132,7 +133,7 @@ class Replica:
         partial.replace(label)
 
     def _sorted(self, arrays: dict[str, Array]) -> tuple[list[ArrayPlace], list[tuple[str, Array]]]:
-        """Arrays that lie in the map as they are, and others, which then do not overlap it."""
+        """Arrays that lie in the mapped file, and all others, which then do not overlap it."""
         kept: list[ArrayPlace] = []
         new: list[tuple[str, Array]] = []
         start, size = (0, 0) if self.whole is None else (address(self.whole), len(self.whole))
@@ -147,7 +148,7 @@ class Replica:
         return kept, new
 
     def close(self) -> None:
-        """Lets another task have it."""
+        """Releases the replica for other tasks."""
         self.whole = None
         os.close(self.lock)
 
@@ -178,7 +179,7 @@ class ArrayPlace(NamedTuple):
 
 
 def placed(kept: list[ArrayPlace], new: list[tuple[str, Array]], size: int) -> list[ArrayPlace]:
-    """Finds room for new arrays between the kept ones, or behind the `size` bytes there are."""
+    """Finds room for new arrays between the kept ones, or behind the first `size` bytes."""
     gaps, end = [], 0
     for place in sorted(kept, key=lambda p: p.start):
         gaps.append([end, place.start])
@@ -202,7 +203,7 @@ def aligned(size: int) -> int:
 
 
 def reserve(file: int, size: int) -> bool:
-    """Takes disk space, so that a mapped page always has a place to go; False when it is scarce."""
+    """Reserves disk space, so that every mapped page can be written; False if space is scarce."""
     disk, has = os.fstatvfs(file), os.fstat(file).st_size
     if size <= has:
         return True
@@ -224,7 +225,7 @@ def write_at(file: int, start: int, array: Array) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Deletes replicas unused for a day: here, and where executors that were killed had theirs."""
+    """Deletes replicas unused for a day, here and in the folders of killed executors."""
     now = time.time()  # noqa: TID251  (dates of files)
     if now < SWEPT.get(folder, 0) + PAUSE:
         return
@@ -238,7 +239,7 @@ def sweep(folder: Path) -> None:
 
 
 def ours(folder: Path) -> bool:
-    """Whether a folder is one that we made: others may write beside it, and link elsewhere."""
+    """Whether we made a folder: others may write beside ours, and link elsewhere."""
     facts = folder.lstat()
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
 
@@ -252,7 +253,7 @@ def forget(job: str) -> None:
 
 
 def folder_of(local: str) -> Path | None:
-    """Where replicas lie, given the local folders of an executor."""
+    """The folder of replicas, given the local folders of an executor."""
     first = local.partition(",")[0]
     if os.environ.get(WANTED) == "off" or not first or not Path(first).is_dir():
         return None

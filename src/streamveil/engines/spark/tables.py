@@ -1,10 +1,10 @@
-"""A changing table cut for Spark: rows are read by many tasks, and one holds the table.
+"""A changing table divided for Spark: many tasks read rows, and one holds the table.
 
     rows -> read (stateless) -> one task: match records, answer and release
 
-What travels is 25 bytes a row: what it does, its record's fingerprint, its point. Matching goes by
-the order of the source, so it happens in one place: the last task works through all rows of a step
-and holds all living records, as the embedded engine does.
+A row travels as 25 bytes: its operation, its record's fingerprint, its point. Matching follows the
+order of the source, so one task does it: the last task processes all rows of a step and holds all
+living records, as the embedded engine does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
 
 
 def counted(operator: ChangingTable, state: TableState) -> dict[str, int]:
-    """The table's counters without rejected rows: those are counted where they are read."""
+    """The table's counters without rejected rows, which are counted when they are read."""
     counters = operator.counters(state)
     return {name: n for name, n in counters.items() if not name.startswith(REJECTED)}
 
@@ -60,7 +60,7 @@ def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int, noise: 
 def read_rows(
     operator: ChangingTable, rows: pa.Table, _step: int, noise: Noise, _shards: int
 ) -> tuple[list[Rows], dict[str, int]]:
-    """What each row does, and why the others do nothing."""
+    """The operation of each usable row, and counts of rejected rows by reason."""
     signs, ids, labels, rejected = operator.read(rows, noise)
     reject_counts = {
         f"{REJECTED}{why}": int(n) for why, n in zip(REASONS, rejected, strict=True) if n
@@ -72,8 +72,8 @@ read_task = tasks.admitting(read_rows)  # all rows go to the one shard
 
 
 def delta_of(rows: Rows | None) -> dict[str, Array]:
-    """What a step's rows do, in the order of the source, as the embedded engine logs it."""
-    none = {"rejected": np.zeros(len(REASONS), np.int64)}  # reported where they were read
+    """The operations of a step's rows, in the order of the source, as the embedded engine logs."""
+    none = {"rejected": np.zeros(len(REASONS), np.int64)}  # reported when they were read
     if rows is not None:
         return rows.columns | none
     signs, ids, labels = np.zeros(0, np.int8), np.zeros((0, 2), np.int64), np.zeros(0, np.int64)

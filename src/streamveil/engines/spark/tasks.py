@@ -1,4 +1,4 @@
-"""What Spark's tasks run: load a shard, call a stage, write the shard. Nothing else."""
+"""The code of Spark's tasks: load a shard, call a stage, write the shard. Nothing else."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Setup:
     keys: Callable[[], Noise]  # loads the secret where the task runs
     types: bytes  # of the key columns
     reading: Reading
-    own: OwnRows | None = None  # steps of each row by itself, with the rows that it may meet
+    own: OwnRows | None = None  # steps over single rows, with the rows that these may meet
 
     def changed(self, rows: pa.Table) -> pa.Table:
-        """Rows that were read, after these steps."""
+        """The rows that were read, after the steps of `own`."""
         return rows if self.own is None else own_rows(self.own, rows, held_rows)
 
 
 def held_rows(other: OwnRows) -> pa.Table:
-    """The rows of another relation, which the steps hold."""
+    """The rows of another relation, which the steps carry with them."""
     table: pa.Table = other.options["table"]
     return table
 
@@ -70,7 +70,7 @@ class Packed:
     """
 
     fingerprint: str
-    content: bytes  # for the way only: nothing durable is pickled
+    content: bytes  # for transport only: nothing durable is pickled
 
     @classmethod
     def of(cls, plan: Plan, operator: Any) -> Packed:
@@ -78,7 +78,7 @@ class Packed:
         return cls(plan.fingerprint, bytes(dumps(replace(operator))))
 
     def open(self) -> Any:
-        """The operator: of the kind that the tasks it is given to work with."""
+        """The operator, of the kind that its tasks work with."""
         if next(TASKS) < LOADING:
             gc.freeze()
         made = OPENED.pop(self.fingerprint, None) or cloudpickle.loads(self.content)
@@ -90,7 +90,7 @@ class Packed:
 
 dumps: Callable[[Any], bytes] = cloudpickle.dumps
 OPENED: dict[str, Any] = {}
-JOBS = 4  # whose operators a worker keeps
+JOBS = 4  # a worker keeps the operators of so many jobs
 LOADING = 8  # first tasks of a worker that still import, compile and load
 TASKS = count()  # of this process: Spark collects garbage after each, but not what is frozen
 
@@ -101,8 +101,8 @@ Admit = Callable[[Any, pa.Table, int, Noise, int], tuple[list[Rows], dict[str, i
 def admitting(admit: Admit) -> Callable[[Setup, int], Task]:
     """The stage from splits to admitted rows by shard: the task that reads a row admits it.
 
-    `admit` takes an operator, rows, their step, noise and how many shards there are; it gives the
-    rows of each, and counts of the others by reason.
+    `admit` takes an operator, rows, their step, noise and the number of shards. It returns the rows
+    of each shard, and counts of the others by reason.
     """
 
     def stage(setup: Setup, step: int) -> Task:
@@ -124,7 +124,7 @@ admit_task = admitting(stages.admit)
 def arriving(
     setup: Setup, batches: Batches, step: int
 ) -> Iterator[tuple[int, pa.Table, dict[str, int]]]:
-    """What the named splits hold of a step, in runs of rows: place, rows, rejected by reason."""
+    """The rows of a step in the named splits, in runs: place, rows, rejected rows by reason."""
     for text in (text for batch in batches for text in batch.column(0).to_pylist()):
         read = setup.reading.rows(text, step)
         start, whole = 0, read.table
@@ -138,7 +138,7 @@ def bound_task(
 ) -> Callable[[Batches], Batches]:
     """Admitted rows of unit shards to rows that count; writes the shards' next versions.
 
-    `ready` turns what a shard received into admitted rows, unless that is what it received.
+    `ready` turns a shard's received pieces into admitted rows, if they are not already.
     """
 
     def task(batches: Batches) -> Batches:
@@ -163,7 +163,7 @@ def bound_task(
 
 
 def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Rows that count of key shards to their releases; writes the shards' next versions."""
+    """Counted rows of key shards to their releases; writes the shards' next versions."""
 
     def task(batches: Batches) -> Batches:
         operator, noise = setup.operator.open(), setup.keys()
@@ -210,18 +210,18 @@ def received(setup: Setup, batches: Batches) -> Iterator[tuple[int, list[Piece]]
             batch.column("shard").to_pylist(), batch.column("piece"), strict=True
         ):
             found[shard].append(Piece.from_bytes(cell.as_buffer()))
-    while found:  # one shard's rows are let go before the next is worked on
+    while found:  # one shard's rows are freed before the next shard is processed
         shard = next(iter(found))
         yield shard, found.pop(shard)
 
 
 def alone(setup: Setup) -> Setup:
-    """For a stage of one task that holds a whole state."""
+    """The setup of a stage of one task, which holds a whole state."""
     return replace(setup, shards=1, tasks=1)
 
 
 def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Reports added up: rows read, rows rejected by reason, sizes and tags of the state."""
+    """The sum of reports: rows read, rows rejected by reason, sizes and tags of the state."""
     return {
         "rows": sum(report.get("rows", 0) for report in reports),
         "reject_counts": total([report.get("reject_counts", {}) for report in reports]),
@@ -247,12 +247,12 @@ def key_shard(operator: GroupBy, setup: Setup, shard: int, noise: Noise) -> Chai
 
 
 def from_saved(operator: Any) -> Callable[[Mapping[str, Array] | None], Any]:
-    """Makes a state of saved arrays, or of nothing, as an operator does it."""
+    """An operator's function that makes a state of saved arrays, or of nothing."""
     return lambda arrays: operator.init() if arrays is None else operator.load(arrays)
 
 
 def loading(operator: GroupBy, setup: Setup) -> Callable[[Mapping[str, Array] | None], State]:
-    """Makes a state of saved arrays, which it keeps, or of nothing."""
+    """A function that makes a state of saved arrays, which it keeps, or of nothing."""
     types = types_from_bytes(np.frombuffer(setup.types, np.uint8))
     spans, width = len(operator.aggregation.spans), operator.aggregation.width
 
@@ -267,12 +267,12 @@ def loading(operator: GroupBy, setup: Setup) -> Callable[[Mapping[str, Array] | 
 
 
 def kept(array: Array) -> Array:
-    """The array itself: whoever read it has no other use for it."""
+    """The array itself: its reader has no other use for it."""
     return array
 
 
 def packed(releases: list[Release], report: dict[str, Any]) -> pa.RecordBatch:
-    """Releases, and the report of what led to them, as rows that Spark can carry."""
+    """Releases and the report of their step, as rows that Spark can carry."""
     cells = [json.dumps(report).encode()]
     for release in releases:
         sink = pa.BufferOutputStream()

@@ -1,16 +1,16 @@
-"""The state of a shard as a base and the deltas of the steps since: what a step costs is its rows.
+"""The state of a shard as a base and the deltas of the steps since: a step costs only its rows.
 
-A step writes its delta: the rows that changed the shard, as the embedded engine's log holds them.
-When deltas have grown to about the size of the state, or are many, it writes a base as well; where
-replicas are seldom found, because tasks move among many executors, it does so after a few steps.
-Between steps the state stays in the executor's replica, so it is read only where there is none.
+A step writes its delta: the rows that changed the shard, as in the embedded engine's log. When
+deltas have grown to about the size of the state, or are many, it writes a base as well. If replicas
+are seldom found, because tasks move among many executors, it writes a base after a few steps.
+Between steps the state stays in the executor's replica, so it is read only if there is none.
 
 Every delta names the tag of the version before it, and its own tag is the checksum of all that. So
-a tag stands for a whole history: a replica, a base or a delta that belongs to another one (a
-directory restored half, another state in the same place) is never mixed in. Deltas are functions of
-the history and the step's rows alone, so tasks that run twice make equal ones, and whoever makes
-another is refused (`shards`); bases may differ in layout, never in meaning, and carry the tag of
-the delta beside them.
+a tag stands for a whole history: a replica, base or delta of another history (a directory restored
+half, another state in the same place) is never mixed in. Deltas are functions of the history and
+the step's rows alone. So tasks that run twice make equal deltas, and a task with another delta is
+refused (`shards`). Bases may differ in layout, never in meaning, and carry the tag of the delta
+beside them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from streamveil.engines.spark.state_cache import Replica, Stamp
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
-LONGEST = 64  # deltas since a base: each is a step to be repeated by whoever has no replica
-FARTHEST = 8  # deltas that a replica may lack; one further behind is given up
-COLD = 4  # deltas repeated without a replica, from which on the step writes a base: others will too
+LONGEST = 64  # deltas since a base: each is a step that a task without a replica repeats
+FARTHEST = 8  # deltas that a replica may lack; a replica further behind is not used
+COLD = 4  # deltas repeated for lack of a replica after which a step writes a base for later tasks
 SPREAD = 0.618  # shards write their bases at different steps
 
 
@@ -41,7 +41,7 @@ class Chain:
     shard: int
     load: Callable[[Mapping[str, Array] | None], State]
     save: Callable[[State], dict[str, Array]]
-    replay: Callable[[State, dict[str, Array], int], None]  # does a delta's step again
+    replay: Callable[[State, dict[str, Array], int], None]  # repeats a delta's step
 
     def open(self, version: int) -> Held:
         """The state of a version, to be changed by one step."""
@@ -64,7 +64,7 @@ class Chain:
     def _caught_up(
         self, stamp: Stamp, arrays: dict[str, Array], version: int
     ) -> tuple[State, Stamp] | None:
-        """A replica's state with the deltas it lacks; None where it is of another history."""
+        """A replica's state with the deltas it lacks; None if it has another history."""
         if not 0 <= version - stamp.version <= FARTHEST:
             return None
         if stamp.tag != self.shards.tag(self.stage, self.shard, stamp.version):
@@ -75,7 +75,7 @@ class Chain:
             return None
 
     def _rebuilt(self, version: int) -> tuple[State, Stamp]:
-        """From storage alone."""
+        """The state of a version, from storage alone."""
         place = self.stage, self.shard
         base = self.shards.newest_base(*place, version)
         if not base:
@@ -110,14 +110,14 @@ class Held:
     state: State
     stamp: Stamp
     replica: Replica | None
-    cold: int  # deltas repeated to get here from storage alone
-    arrays: dict[str, Array] | None = None  # what was committed
+    cold: int  # deltas repeated to rebuild the state from storage alone
+    arrays: dict[str, Array] | None = None  # the committed state
 
     def __enter__(self) -> Held:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        """Leaves what was committed to the next task; the state must not be used any more."""
+        """Leaves the committed state to the next task; this one must not use it any more."""
         if self.replica is None:
             return
         with closing(self.replica) as replica:
@@ -125,7 +125,7 @@ class Held:
                 replica.give(self.stamp, self.arrays)
 
     def commit(self, delta: dict[str, Array], counters: dict[str, int]) -> dict[str, Any]:
-        """Writes what one step did, and the whole if it is time; reports it with more counters."""
+        """Writes a step's delta, and a base if it is time; returns a report with `counters`."""
         chain, before = self.chain, self.stamp
         version, place = before.version + 1, (chain.stage, chain.shard)
         part = chain.shards.put(*place, version, DELTA, ({"after": before.tag}, delta))
