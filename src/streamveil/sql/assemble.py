@@ -340,8 +340,8 @@ def groups_of(table: pa.Table, names: list[str]) -> tuple[tuple[Any, ...], ...]:
     if names and set(names) <= set(table.column_names):
         table = table.select(names)
     elif table.num_columns != max(1, len(names)):  # a sketch has no names, and one column
-        wanted = ", ".join(names) or "that is counted, alone"
-        raise PlanError(f"the file of public groups needs the column(s) {wanted}")
+        wanted = f"the column(s) {', '.join(names)}" if names else "one column, and no more"
+        raise PlanError(f"the file of public groups needs {wanted}")
     rows = dict.fromkeys(tuple(row.values()) for row in table.to_pylist())
     return tuple(rows)
 
