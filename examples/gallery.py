@@ -36,7 +36,7 @@ You see twenty questions, each with the code that asks it privately and a pictur
 
 All data are public and come with packages. `purchases` holds 1,469,307 things that 2,469
 households bought in a year, `flights` the 336,776 departures from New York in 2013. The epsilon of
-each answer is in its code. Shaded bands and bars are 95 % intervals. `python examples/gallery.py`
+each answer is in its code. Shaded bands and bars are 95% intervals. `python examples/gallery.py`
 writes this page, and the tests run all of it on a small part of the data.
 
 ```python
