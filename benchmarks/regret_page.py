@@ -157,7 +157,7 @@ def told(found: dict[Cell, dict[str, dict[str, Any]]]) -> str:
             if "coverage" in arms.get("covered", {})]  # fmt: skip
     held = sum(one >= 0.94 for one in true)
     return (f"Forecasts of l1 are within 25% of what was measured in {near} of {len(ahead)} cases;"
-            f" `intervals = 'true'` hold the true count of at least 94 % of groups in {held} of"
+            f" `intervals = 'true'` hold the true count of at least 94% of groups in {held} of"
             f" {len(true)} (with one draw, 40 groups miss by chance in a third of all"
             " runs).")  # fmt: skip
 
@@ -190,7 +190,7 @@ def goals(found: dict[Cell, dict[str, dict[str, Any]]]) -> list[str]:
         f"| l1 at most {UNTOLD} times that of the best of all settings tried |"
         f" {within(tried, UNTOLD)}",
         f"| the forecast of l1 within 25% | {within(ahead, 1.25, 0.8)}",
-        "| `intervals = 'true'` hold at least 94 % of the true counts |"
+        "| `intervals = 'true'` hold at least 94% of the true counts |"
         f" {within(covered, 1.0, 0.94)}",
         f"| such intervals at most 1.5 times as wide on `plain` (median) | {wider:.2f} |"
         f" {'met' if wider <= 1.5 else 'missed'} |",
@@ -280,7 +280,7 @@ def render(content: dict[str, Any]) -> str:
         ]
     parts += [
         "## Intervals and forecasts",
-        "The share of released groups whose 95 % interval holds the true count, over all numbers of"
+        "The share of released groups whose 95% interval holds the true count, over all numbers of"
         " releases and budgets of a stream. By default intervals cover the noise alone; with"
         " `intervals = 'true'` they cover the rows over the bound too. The width is a multiple of"
         f" that of the default. {told(found)}",
