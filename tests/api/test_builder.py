@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
 from uuid import UUID
 
 import numpy as np
@@ -175,6 +176,16 @@ def test_options_of_connectors_are_those_of_python():
         assert {*map(type, options.values())} <= {bool, int, str}
     assert rows.source.is_endless
     assert rows.source == sv.files("t.csv", follow=True, max_line_bytes=99, delimiter=";").source
+
+
+def test_paths_are_texts_in_a_plan():
+    """Those of a list, of any connector and of a sink ended in an error of Python's."""
+    texts, paths = ["a/b.csv", "c.csv"], [Path("a/b.csv"), Path("c.csv")]
+    for path, kept in ((paths, texts), (tuple(paths), texts), (paths[1], texts[1])):
+        assert sv.files(path).source.options == {"path": kept}
+        assert sv.source("files", name="x", path=path).source.options == {"path": kept}
+    rows = sv.files("t.csv").to("files", path=paths[0])
+    assert rows.sinks[0].options == {"path": texts[0]}
 
 
 def test_durations():

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
@@ -400,7 +400,7 @@ RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
 
 @fitting('files("clicks/*.parquet", event_time="ts")')
 def files(
-    path: str | list[str],
+    path: str | PurePath | Sequence[str | PurePath],
     *,
     event_time: str | None = None,
     name: str | None = None,
@@ -410,21 +410,26 @@ def files(
     """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory.
 
     Args:
-        path: a file, a folder, a pattern such as "clicks/*.parquet", or a list of them.
+        path: a file, a folder, a pattern such as "clicks/*.parquet", or a list of them; text or
+            `Path`.
         event_time: the column with each row's time; windows and releases by time need it.
         name: the source's name in messages and the ledger; the file's name if left out.
         public: it holds nobody's data, so rows of anybody may be joined with it.
         **options: settings of the connector, as in WITH (...) of CREATE STREAM (docs/sql.md).
 
     Raises:
-        PlanError: the path is not text, or an argument is unknown.
+        PlanError: the path is neither text nor a `Path`, or an argument is unknown.
         SourceError: when the query runs, files are missing or a column is not in them.
 
     >>> import streamveil as sv
     >>> clicks = sv.files("clicks/*.parquet", event_time="ts")
     """
-    paths = [str(path)] if isinstance(path, str | PurePath) else path
-    if not (isinstance(paths, list | tuple) and paths and all(isinstance(p, str) for p in paths)):
+    paths = [path] if isinstance(path, str | PurePath) else path
+    if not (
+        isinstance(paths, list | tuple)
+        and paths
+        and all(isinstance(one, str | PurePath) for one in paths)
+    ):
         raise PlanError(
             f"files takes a path, a folder, a pattern or a list of them, not {got(path)}.\n"
             "  to fix  files('clicks/*.parquet', event_time='ts')"
@@ -434,7 +439,7 @@ def files(
     spec = SourceSpec(
         name=name or stem or "files",
         kind="files",
-        options={"path": str(path) if isinstance(path, PurePath) else path, **options},
+        options={"path": path, **options},
         event_time=event_time,
         public=public,
     )

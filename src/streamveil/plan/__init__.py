@@ -16,6 +16,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 from uuid import UUID
 
@@ -164,8 +165,19 @@ WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
 
 
 def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A connector's options as a plan keeps them: with numbers and texts of Python's classes."""
-    return {name: own(value) for name, value in given.items()}
+    """A connector's options as a plan keeps them: numbers and texts of Python's classes, no paths.
+
+    >>> own_options({"path": [PurePath("b.csv")], "follow": True})
+    {'path': ['b.csv'], 'follow': True}
+    """
+    return {
+        name: [*map(_plain, value)] if isinstance(value, list | tuple) else _plain(value)
+        for name, value in given.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else own(value)
 
 
 @dataclass(frozen=True, kw_only=True)
