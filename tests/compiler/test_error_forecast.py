@@ -349,7 +349,7 @@ def test_explain_forecasts_all_groups_where_sizes_are_expected():
         assert keys == pytest.approx(forecast(one, share, noise).keys, rel=0.5)
     assert "as expected" not in str(explain(planned({"max_rows": 4}), forecast=True))
     public = str(explain(planned(keys=sv.public([1, 2]), **EXPECTED), forecast=True))
-    assert "as expected" in public
+    assert "streams of 30,000 units with 5.9 rows each on average, as expected" in public
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -19,6 +19,7 @@ from streamveil.compiler.plan_forecast import (
     HEADING,
     answer_sd,
     forecast_rows,
+    forecast_title,
     lane_sd,
     noise_warning,
     published_chance,
@@ -93,8 +94,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
     if forecast:
         sections.insert(3, forecast_section(operator, triggers))
         if rows := forecast_rows(plan, operator):
-            title = "FORECAST on streams as expected (of the first count or sum)"
-            sections.insert(4, Section(title, tuple(rows), HEADING))
+            sections.insert(4, Section(forecast_title(plan, operator), tuple(rows), HEADING))
     sections[:0] = warnings(plan, operator.schedule)
     if noise := noise_warning(plan, operator):
         sections.insert(0, Section("WARNING", ((noise,),)))

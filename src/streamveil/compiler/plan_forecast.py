@@ -36,23 +36,38 @@ from streamveil.plan.look import (
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.types import Array, Float64
 
-HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
+HEADING = ("all groups, last release; sizes fall as", "published", "sum of errors", "largest", "l2")
 UNKNOWN_SHARES = (0.5, 0.1, 0.02)  # assumed means of unknown values, as shares of the largest
 LEAST_SHARE = 1e-6
 TENFOLD = 10.0  # a share from which times are said, and no per cent
 NOISE = 0.5  # a share of error from which an answer is little but noise
 
 
+def forecast_title(plan: Plan, operator: GroupBy) -> str:
+    """The size of the streams in the rows of `forecast_rows`."""
+    stream = expected_stream(plan, windows_of(operator))
+    assert stream is not None  # noqa: S101  (there are rows)
+    return (
+        f"FORECAST on streams of {stream.units:,.0f} units with {_rounded(stream.rows)} rows each"
+        " on average, as expected (of the first count or sum)"
+    )
+
+
 def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
     found = []
     for one, made in forecasts(plan, operator):
-        fall = f"log-normal {one.spread:g}" if one.spread else f"rank^-{one.steep:g}"
+        fall = f"rank^-{one.steep:g}" if one.steep else "rank^0 (equal)"
+        fall = f"log-normal {one.spread:g}" if one.spread else fall
         text = f"{fall}, {one.repeats:.0%} repeats, "
         text += f"{one.groups:,} groups" if one.histogram else f"tail n^-{one.heavy:.2g}"
         cells = (made.keys, made.l1, made.linf, made.l2)
-        found.append((text, *(f"{cell:,.4g}" if cell < 1e4 else f"{cell:,.0f}" for cell in cells)))
+        found.append((text, *map(_rounded, cells)))
     return [*dict.fromkeys(found)]  # laws that are more likely come more than once
+
+
+def _rounded(number: float) -> str:
+    return f"{float(f'{number:.4g}'):,.15g}"
 
 
 def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Errors]]:
