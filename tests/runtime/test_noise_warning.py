@@ -75,6 +75,7 @@ def test_rows_that_the_bounds_leave_out_are_no_noise(tmp_path):
     known = ", expected_rows = 50, expected_groups = 3, expected_units = 100000"
     [text] = warned(asked(f"{known}, max_rows_contributed = 1"), tmp_path / "s")
     assert "leave out" in text
+    assert "expected_rows are those of one unit" in text
     assert "noise" not in text
     assert warned(asked(f"{known}, max_rows_contributed = 200"), tmp_path / "t") == []
 

@@ -130,11 +130,12 @@ def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
             "  to fix  a larger epsilon, fewer or larger groups, fewer releases: see what_if"
         )
     if cut >= NOISE:
+        whose = "; expected_rows are those of one unit" * EXPECTED_ROWS.given_in(plan.options)
         return (
             f"the bounds are forecast to leave out {cut:.0%} of the rows: the answer is of the"
             " rest.\n"
             "  to fix  larger bounds, or none, and they are chosen; COUNT(DISTINCT) of the privacy"
-            " unit, where people are meant and not rows"
+            f" unit, where people are meant and not rows{whose}"
         )
     return None
 
