@@ -107,14 +107,16 @@ def test_a_query_over_a_frame_answers_and_any_package_takes_the_release(kind, tm
     keys = {None, "a", "b"}
     assert {*release.to_arrow()["k"].to_pylist()} == keys
     assert {*pl.DataFrame(release)["k"]} == keys
-    assert {*release.to_arrow().to_pandas()["k"].where(lambda k: k.notna(), None)} == keys
+    column = release.to_arrow().to_pandas()["k"]
+    assert {None if null else k for k, null in zip(column, column.isna(), strict=True)} == keys
     rows = duckdb.from_arrow(release.to_arrow()).fetchall()
     assert {row[0] for row in rows} == keys
     assert pa.table(release).equals(release.to_arrow())
 
 
 def test_the_identity_of_a_job_is_one_for_the_same_columns_whichever_package_holds_them():
-    named = [query(FRAMES[kind]()).plan.fingerprint for kind in ("Arrow", "pandas", "a reader")]
+    kinds = ("Arrow", "pandas", "a reader", "long texts")  # pandas 3 has these
+    named = [query(FRAMES[kind]()).plan.fingerprint for kind in kinds]
     assert len(set(named)) == 1
 
 

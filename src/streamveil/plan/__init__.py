@@ -490,6 +490,8 @@ VALUES = (bytes, np.generic, time, timedelta, UUID)  # of groups: the JSON form 
 def plain(value: Any) -> Any:
     """The JSON form of a part of a plan; for a table in memory only its columns and types.
 
+    How Arrow addresses texts (`large_string`) is no part of a type: packages differ in it.
+
     >>> plain(np.int64(3)), plain(b"a"), plain(np.datetime64("2026-01-01"))
     (3, ['bytes', "b'a'"], ['datetime64', '2026-01-01'])
     """
@@ -511,7 +513,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, VALUES):
         return [type(value).__name__, str(value)]
     schema = getattr(value, "schema", None)
-    described = [] if schema is None else [f"{column.name} {column.type}" for column in schema]
+    columns = [] if schema is None else [(one.name, str(one.type)) for one in schema]
+    described = [f"{name} {kind.replace('large_', '')}" for name, kind in columns]
     return [type(value).__name__, described]
 
 
