@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest wheel release site site-version figures clean docs/sql.md
+.PHONY: demo dev check test oldest all bench lint doctest wheel release site site-version figures clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -42,7 +42,24 @@ TESTS := not slow
 test: dev
 	$(PY) -m pytest -n 4 --dist loadfile -m "$(TESTS)"
 
-all: check test
+# whether the lower bounds in pyproject.toml hold: rows and queries with the oldest packages
+OLDEST := $(CURDIR)/.venv/oldest
+OLD_RUN := PYTHONPATH=$(OLDEST)/src $(OLDEST)/bin/python -m
+oldest: .venv/oldest.ok
+	rm -rf $(OLDEST)/src && cp -r src $(OLDEST)/src && rm -rf $(OLDEST)/src/streamveil/_kernels
+	$(OLD_RUN) streamveil.compiled
+	$(OLD_RUN) pytest -n 2 --dist loadfile -m "not slow" tests/sql tests/results tests/test_cli.py tests/test_display.py \
+	  tests/connectors/test_frames.py tests/connectors/test_files.py tests/runtime/test_rejects.py
+
+.venv/oldest.ok: .venv/base.ok pyproject.toml constraints.txt
+	$(PIP) uv
+	.venv/bin/uv venv -q --clear --python $(PY) $(OLDEST)
+	.venv/bin/uv pip install -q --python $(OLDEST) --resolution lowest-direct -r pyproject.toml \
+	  $(addprefix --extra ,kafka schemas nats iceberg delta duckdb postgres metrics plots frames) \
+	  $$(grep -E "^(pytest|pytest-xdist|hypothesis|dp-accounting|opendp)==" constraints.txt)
+	touch $@
+
+all: check test oldest
 	STREAMVEIL_ACCOUNT_SECONDS=3600 $(PY) -m pytest -n 2 --dist loadfile -m slow
 
 bench: dev

@@ -399,7 +399,7 @@ def test_a_followed_folder_without_new_rows_is_not_said_to_be_done(folder):
         (("run", "q.sql", "--keep-releases", "abc"), "'--keep-releases': 'abc' is not a valid int"),
         (("tune", "q.sql", "--fraction", "half"), "'--fraction': 'half' is not a valid float"),
         (("derive", "top", "pages", "n", "-k", "abc"), "'-k': 'abc' is not a valid integer"),
-        (("run", "q.sql", "--stat", "x"), "'--state', '--storage'"),
+        (("run", "q.sql", "--stat", "x"), "--storage"),
         (("ask", "q.sql", "COUNT(*)"), "Missing option '--state'"),
     ],
 )

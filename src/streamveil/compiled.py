@@ -250,10 +250,12 @@ def fits() -> bool:
 def stamp() -> str:
     """A digest of all that results depend on: the modules of compiled functions, and the tools.
 
-    A result holds the functions that it calls, so a change anywhere makes all of them stale.
+    A result holds the functions that it calls, so a change anywhere makes all of them stale. Of
+    NumPy it knows the layout of arrays, which is that of all versions with the same first number.
     """
     tools = sys.implementation.cache_tag, numba.__version__, binding.llvm_version_info
-    digest = hashlib.sha256(f"{tools} {np.__version__}".encode())
+    arrays = np.__version__.partition(".")[0]
+    digest = hashlib.sha256(f"{tools} {arrays}".encode())
     for path in sorted(HERE.rglob("*.py")):
         text = path.read_bytes()
         if b"njit" in text:

@@ -307,7 +307,7 @@ def progress_bar(begins: str, steps: int | None, last: list[Any], *, quiet: bool
         console=console,
         disable=quiet or not console.is_terminal,
     )
-    with bar:
+    with nullcontext() if bar.disable else bar:  # older rich leaves an empty line
         if bar.disable and not quiet and begins != STARTING:
             say(begins, err=True)
         task = bar.add_task(begins, total=steps, rate="")

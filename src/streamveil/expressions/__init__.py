@@ -58,7 +58,7 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
     """
     if not isinstance(text, str):
         raise PlanError(f"the expression must be SQL text, not {type(text).__name__}")
-    return _compiled(text, schema)
+    return _compiled(text, schema.remove_metadata())  # with it old Arrow cannot hash a schema
 
 
 @lru_cache(maxsize=512)  # joins and answers ask again for each portion of rows
