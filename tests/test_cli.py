@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime, timedelta
+from errno import ENAMETOOLONG
 from functools import cache
 from pathlib import Path
 
@@ -83,9 +84,10 @@ def test_a_wide_table_is_cut_by_nobody(capsys, monkeypatch):
     [
         (KeyboardInterrupt, cli.INTERRUPTED, "Run again to resume"),
         (EOFError, 1, "unexpected failure: EOFError at"),  # of a reader: no command asks anything
+        (OSError(ENAMETOOLONG, "", "s" * 300), 1, "the path 'sss"),
     ],
 )
-def test_ctrl_c_says_how_to_go_on(raised, code, says, place, monkeypatch, capsys):
+def test_ctrl_c_and_the_system_say_how_to_go_on(raised, code, says, place, monkeypatch, capsys):
     def interrupted(*_):
         raise raised
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 import warnings
-from errno import ENOMEM
+from errno import ENAMETOOLONG, ENOMEM
 from importlib.abc import MetaPathFinder
 from io import TextIOWrapper
 from pathlib import Path
@@ -168,11 +168,16 @@ def keep_garbage() -> None:
 
 
 def of_the_machine(error: Exception) -> str | None:
-    """The message if memory or the disk of the output ran out; None for any other error."""
+    """The message if memory or the output's disk ran out, or a name is too long; else None."""
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return (
             f"the output cannot be written: {os.strerror(error.errno)}.\n"
             "  to fix  make room there, or send it elsewhere, then run again"
+        )
+    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:
+        return (
+            f"the path '{error.filename!s:.50}...' has a name longer than file systems take.\n"
+            "  to fix  give a shorter one"
         )
     return NO_MEMORY if is_of_memory(error) else None
 

@@ -379,6 +379,8 @@ def test_a_file_is_no_state(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(StoreError, match="'notes' is a file"):
         run(tmp_path / "notes")
+    with pytest.raises(StoreError, match="'null' is a file"):
+        run(Path("/dev/null"))
 
 
 def test_a_second_start_is_refused(tmp_path: Path) -> None:

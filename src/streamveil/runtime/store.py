@@ -420,7 +420,7 @@ def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] 
 
     `header` and `parts`: what the names of its own files begin with.
     """
-    if directory.is_file():
+    if directory.exists() and not directory.is_dir():
         raise StoreError(
             f"the state is a directory, and '{directory.name}' is a file.\n"
             "  to fix  give the directory of the job, or a new one"
