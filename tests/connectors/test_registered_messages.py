@@ -254,8 +254,8 @@ def test_every_type_of_protobuf_becomes_the_declared_one(made):
     assert (found.malformed.tolist(), found.misfit.tolist()) == ([3], [2])
 
 
-def test_a_field_that_json_cannot_hold_is_null_and_its_message_is_a_row(registry):
-    """An `Any` of a type of somebody else's, and one extension, made messages malformed."""
+def test_a_field_that_no_text_can_hold_is_null_and_its_message_is_a_row(registry):
+    """An `Any` of a type of somebody else's, one extension, and bytes in the place of text."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="o.proto", syntax="proto2", dependency=["google/protobuf/any.proto"]
@@ -267,16 +267,18 @@ def test_a_field_that_json_cannot_hold_is_null_and_its_message_is_a_row(registry
         name="a", number=2, type=kinds.TYPE_MESSAGE, label=1, type_name=".google.protobuf.Any"
     )
     one.field.add(name="more", number=3, type=kinds.TYPE_INT32, label=3)
+    one.field.add(name="page", number=4, type=kinds.TYPE_STRING, label=1)
     file.extension.add(name="x", number=10, type=kinds.TYPE_BOOL, label=1, extendee=".One")
     text = base64.b64encode(file.SerializeToString()).decode()
     number = registry.register("t-value", text, "PROTOBUF")
     message = (
         b"\0" + number.to_bytes(4, "big") + b"\0" + b"\x08\x07\x12\x05\x0a\x03u/N\x18\x02\x50\x01"
+        b"\x22\x01\xff"
     )
-    wanted = declared_schema({"u": "INT64", "a": "STRING", "more": "STRING"})
+    wanted = declared_schema({"u": "INT64", "a": "STRING", "more": "STRING", "page": "STRING"})
     found = reader(registry, protobuf.compiled, "PROTOBUF").read([message], wanted)
-    assert found.rows.to_pylist() == [{"u": 7, "a": None, "more": "[2]"}]
-    assert found.rejected == {MISFIT: 1}
+    assert found.rows.to_pylist() == [{"u": 7, "a": None, "more": "[2]", "page": None}]
+    assert found.rejected == {MISFIT: 2}
 
 
 def test_a_decimal_that_no_type_holds_is_counted(registry):

@@ -147,7 +147,8 @@ def field_of(name: str, field: Any) -> Field:
     if is_repeated(field):
         return Field(partial(as_json, name), text_array)
     if field.message_type is None:
-        change = of_enum(field) if field.enum_type else None
+        is_text = field.type == field.TYPE_STRING
+        change = of_enum(field) if field.enum_type else as_text if is_text else None
         take = present if field.has_presence else plain
         return Field(partial(take, name, change), maker_of(field))
     whole = field.message_type.full_name
@@ -174,6 +175,11 @@ def plain(name: str, change: Callable[[Any], Any] | None, row: Any) -> Any:
     """A field."""
     value = getattr(row, name)
     return value if change is None else change(value)
+
+
+def as_text(value: str | bytes) -> str:
+    """A text; half characters stand for bytes that are none, which proto2 lets pass."""
+    return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
 def of_enum(field: Any) -> Callable[[int], str]:
