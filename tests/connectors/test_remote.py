@@ -93,7 +93,7 @@ def test_names_of_folders_of_a_store_are_columns(store):
     ("in/[b]*", [2]), ("none", []),
 ])  # fmt: skip
 def test_an_address_names_a_file_a_folder_or_a_pattern(store, path, expected):
-    for name, n in (("in/a.csv", 1), ("in/b.csv", 2), ("in/deep/a.csv", 3)):
+    for name, n in (("in/a.csv", 1), ("in/b.csv", 2), ("in/deep/a.csv", 3), ("in", 4)):
         store.put(name, text(n))
     assert numbers(source(store, path).read(None, 9)) == expected
 

@@ -300,7 +300,7 @@ class RemoteFiles:
         wanted = path[len(fixed(path)) :].strip("/").split("/") if has_magic(path) else []
         [one] = asked(base, lambda: self._files.get_file_info([base]))
         self._folders[pattern] = posixpath.dirname(base) if one.is_file else one.path.rstrip("/")
-        if one.is_file:
+        if one.is_file and not wanted:
             yield one
             return
         selector = fs.FileSelector(base, allow_not_found=True, recursive=bool(wanted))
