@@ -54,6 +54,13 @@ def test_every_position_goes_on_with_the_same_rows(server, stream):
             assert follows[-1]["u"] == 99
 
 
+def test_long_messages_do_not_make_the_server_cut_the_job_off(server, stream):
+    """It does so to a client for which more than 64 MiB wait."""
+    server.send(stream, [json.dumps({"u": u, "page": "x" * 1_000_000}).encode() for u in range(90)])
+    found = [row["u"] for row in rows_of(opened(server, stream).read(None, 1000, ["u"]))]
+    assert found == [*range(90)]
+
+
 ODD = [
     (b"\xff\xfe", b""), (b"\xe2\x82", b""), (b"\xed\xa0\x80", b"\r\n\xff: \xfe"),
     *((b"a", b"\r\nStatus: %d" % status) for status in (100, 404, 408, 409, 503)),

@@ -27,6 +27,7 @@ from streamveil.errors import SourceError, requires_extra
 
 WAIT = 10.0  # seconds without an answer before a read fails
 AT_ONCE = 5_000  # messages
+UNREAD = 1 << 25  # bytes asked for at once: a server cuts off a client with 64 MiB to come
 SETTINGS = ("user", "password", "token", "user_credentials", "nkeys_seed", "ca")
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class NatsSource(Messages):
         context = server.context
         consumer = server.ask(self._consumer(context, place))
         while place < stop:
-            found = server.ask(fetched(consumer, min(most, stop - place)))
+            found = server.messages(consumer, min(most, stop - place))
             found = [one for one in found if number_of(one) < stop]
             after = number_of(found[-1]) + 1 if found else stop
             absent = (n for n, one in enumerate(found, place) if number_of(one) != n)
@@ -181,6 +182,17 @@ class Server:
         self.thread = Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.context: Any = None
+        self.at_once = 1  # messages asked for at once
+
+    def messages(self, consumer: Any, most: int) -> list[Any]:
+        """The next messages: at most so many, and no more when they reach `UNREAD` bytes."""
+        found: list[Any] = []
+        asked = come = size = 0
+        while asked == come and len(found) < most and size < UNREAD:
+            asked = min(self.at_once, most - len(found))
+            some = self.ask(fetched(consumer, asked))
+            found, come, size = found + some, len(some), size + sum(len(one.data) for one in some)
+        return found
 
     def ask(self, question: Coroutine[Any, Any, T]) -> T:
         """The server's answer."""
@@ -209,6 +221,7 @@ def connected(servers: str, settings: dict[str, Any]) -> Iterator[Server]:
             max_reconnect_attempts=1, reconnect_time_wait=0, **settings,
         ))  # fmt: skip
         server.context = client.jetstream(timeout=WAIT)
+        server.at_once = max(1, UNREAD // client.max_payload)
         try:
             yield server
         finally:
