@@ -60,6 +60,11 @@ from streamveil.errors import SourceError
 
 OF_CHANGES = pa.schema([("pg_operation", pa.string()), ("pg_time", TIME)])
 SNAPSHOT = "changes-snapshot"  # a file of the job's state, until its rows are durable
+CASTS = {  # type -> what its texts become, as PostgreSQL casts its values to text
+    16: (("^t$", "true"), ("^f$", "false")),  # boolean
+    869: (("^[0-9.]+$", r"\0/32"), ("^[0-9a-f.:]+$", r"\0/128")),  # inet
+    1042: ((" +$", ""),),  # character(n)
+}
 FLUSHED = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
 SETTINGS = (
     "-c TimeZone=UTC -c DateStyle=ISO -c extra_float_digits=3 -c bytea_output=hex "
@@ -125,6 +130,7 @@ class PostgresChanges(TracedSource):
         with self._connection() as connection:
             found = connection.execute(f"SELECT * FROM {quoted(self.table)} LIMIT 0")  # noqa: S608
             known = schema_of(found)
+            self._kinds = {one.name: one.type_code for one in found.description}
         for name in OF_CHANGES.names:
             if name in known.names:
                 raise SourceError(f"the source 'postgres_changes' has a column '{name}' of its own")
@@ -154,7 +160,7 @@ class PostgresChanges(TracedSource):
             for rows in self._first_rows(place, most):
                 done = place.rows + rows.num_rows
                 place = replace(place, rows=done)
-                table, rejected = read_as(rows, self._known, wanted)
+                table, rejected = self._read_as(rows, wanted)
                 yield Chunk(self.placed(table, done), place.text(), rejected)
             place = replace(place, snapshot=None)
         with self._stream(place) as (place, stream):
@@ -177,8 +183,17 @@ class PostgresChanges(TracedSource):
             else pa.array([sent(one, name) for one in changes], pa.string())
             for name in wanted.names
         ]  # fmt: skip
-        rows, rejected = read_as(pa.table(columns, wanted.names), self._known, wanted)
+        rows, rejected = self._read_as(pa.table(columns, wanted.names), wanted)
         return Chunk(self.placed(rows, place.rows), place.text(), rejected)
+
+    def _read_as(self, texts: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
+        """See `fit`. The texts are those of the log, also of first rows."""
+        known = self._known
+        for place, name in enumerate(texts.column_names):
+            for form, cast in CASTS.get(self._kinds.get(name, 0), ()):
+                column = pc.replace_substring_regex(texts.column(name), form, cast)
+                texts = texts.set_column(place, name, column)
+        return fit(with_bytes(texts.select(wanted.names), known, wanted), wanted)
 
     def _first(self, connection: Any) -> LogPlace:
         """Makes the slot where it is missing, then keeps a snapshot of the table."""
@@ -207,9 +222,7 @@ class PostgresChanges(TracedSource):
         told = [("pg_operation", pa.string()), ("pg_time", pa.int64())]
         schema = pa.schema([*((one, pa.string()) for one in names), *told], {"name": name})
         partial = self._spool.with_suffix(".partial")
-        asked = ", ".join(
-            exp.to_identifier(one, quoted=True).sql("postgres") + "::text" for one in names
-        )
+        asked = ", ".join(exp.to_identifier(one, quoted=True).sql("postgres") for one in names)
         whole = 'CAST(streamveil_row.* AS text) COLLATE "C"'
         query = (
             f"SELECT {asked} FROM {quoted(self.table)} AS streamveil_row"  # noqa: S608
@@ -302,21 +315,3 @@ class PostgresChanges(TracedSource):
             started(replication, self.slot, place.lsn, self.publication)
             log = ChangeLog(replication, int(end), min(self._durable, place.lsn))
             yield replace(place, timeline=timeline), log
-
-
-def read_as(
-    texts: pa.Table, known: pa.Schema, wanted: pa.Schema
-) -> tuple[pa.Table, dict[str, int]]:
-    """See `fit`; truth values are 't' and 'f' in the log, and 'true' and 'false' in a query.
-
-    >>> texts, wanted = pa.table({"x": ["t", "false", "?"]}), pa.schema({"x": pa.bool_()})
-    >>> read_as(texts, wanted, wanted)[0]["x"].to_pylist()
-    [True, False, None]
-    """
-    for one in wanted:
-        if pa.types.is_boolean(one.type):
-            whole = texts.column(one.name)
-            for short, long in (("^t$", "true"), ("^f$", "false")):
-                whole = pc.replace_substring_regex(whole, short, long)
-            texts = texts.set_column(texts.column_names.index(one.name), one.name, whole)
-    return fit(with_bytes(texts.select(wanted.names), known, wanted), wanted)
