@@ -290,7 +290,7 @@ def two_kinds(name: str, own: Any, their: Any) -> PlanError:
     """The error for columns whose types have no common type."""
     return PlanError(
         f"'{shown(name)}' is {own} on one side and {their} on the other.\n"
-        "  to fix  CAST one of them in a subquery"
+        "  to fix  CAST one of them in a subquery; declare codes in CSV, such as 007, as STRING"
     )
 
 
