@@ -302,6 +302,10 @@ def test_what_would_be_left_out_is_refused(server, table, tmp_path):
         with pytest.raises(SourceError, match="does not publish all changes"):
             list(opened(server, tmp_path).read(None, 10))
     server.ask("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE visits")
+    server.ask("ALTER TABLE visits ADD twice bigint GENERATED ALWAYS AS (id * 2) STORED")
+    with pytest.raises(SourceError, match="makes the values of column 'twice'"):
+        list(opened(server, tmp_path).read(None, 10))
+    server.ask("ALTER TABLE visits DROP twice")
     position = list(opened(server, tmp_path).read(None, 10))[-1].position
     server.ask("TRUNCATE visits")
     with pytest.raises(SourceError, match="TRUNCATE"):

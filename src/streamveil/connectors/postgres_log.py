@@ -108,6 +108,11 @@ class TableFacts:
                 f"'{table}'.\n  to fix  CREATE PUBLICATION {publication} FOR TABLE "
                 f"{table}, without a list of columns, a condition or `publish`"
             )
+        if made := names & {name for (name,) in ask(GENERATED, [oid]).fetchall()}:
+            raise SourceError(
+                f"the server makes the values of column '{min(made)}', and the log lacks them.\n"
+                "  to fix  read the columns that they follow from, and compute them in the query"
+            )
         if left := names & {name for (name,) in ask(MAYBE_UNSENT, [oid]).fetchall()}:
             raise unsent(min(left))
         key = ask(
@@ -129,6 +134,9 @@ class TableChange:
     time: int = 0  # microseconds since 1970
 
 
+GENERATED = """
+    SELECT attname FROM pg_attribute WHERE attrelid = $1 AND attgenerated <> '' AND NOT attisdropped
+    AND current_setting('server_version_num')::int < 180000"""  # later ones say what they publish
 # Columns of any length whose values an update may leave out of the log. They are refused before a
 # row is read: that some value is long must not decide whether a job goes on.
 MAYBE_UNSENT = """
