@@ -96,6 +96,10 @@ def test_decimals_keep_all_their_digits(scale):
     ]
 
 
+def test_decimals_are_written_without_an_exponent():
+    assert avro.of_decimals(8, [b"\0", b"\1"]).to_pylist() == ["0.00000000", "0.00000001"]
+
+
 def test_messages_of_several_schemas_keep_their_order_and_their_meaning(registry):
     old = {"type": "record", "name": "Old", "fields": [
         {"name": "u", "type": "string"}, {"name": "paid", "type": "int"}]}  # fmt: skip

@@ -29,6 +29,7 @@ from streamveil.errors import SourceError, requires_extra
 MOMENTS = {"millis": 1_000, "micros": 1, "nanos": 0}  # microseconds of one
 LARGEST = 1 << 126  # of a decimal
 EXACT = Context(prec=39, Emin=MIN_EMIN, Emax=MAX_EMAX)  # holds all digits of those below it
+PLAIN = 38  # digits behind the point that are written out, without an exponent
 DAYS = (1 << 31) - 1
 
 
@@ -128,10 +129,11 @@ def plain(value: Any) -> Any:
 
 def of_decimals(scale: int, values: list[bytes | None]) -> pa.Array:
     """Decimals as text, since their size has no bound; too large ones are not text."""
+    form = "f" if scale <= PLAIN else ""
     made = [None if value is None else int.from_bytes(value, "big", signed=True)
             for value in values]  # fmt: skip
     return text_array([None if one is None else NO_TEXT if abs(one) >= LARGEST else
-                       str(Decimal(one).scaleb(-scale, EXACT)) for one in made])  # fmt: skip
+                       f"{Decimal(one).scaleb(-scale, EXACT):{form}}" for one in made])  # fmt: skip
 
 
 def of_days(values: list[int | None]) -> pa.Array:
