@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pyarrow as pa
 import pytest
@@ -59,6 +60,16 @@ def test_long_messages_do_not_make_the_server_cut_the_job_off(server, stream):
     server.send(stream, [json.dumps({"u": u, "page": "x" * 1_000_000}).encode() for u in range(90)])
     found = [row["u"] for row in rows_of(opened(server, stream).read(None, 1000, ["u"]))]
     assert found == [*range(90)]
+
+
+def test_a_job_that_takes_long_over_some_messages_reads_on(server, stream, monkeypatch):
+    monkeypatch.setattr(source_of_nats, "IDLE", 0.5)
+    server.send(stream, [message(u) for u in range(6)])
+    found = []
+    for chunk in opened(server, stream).read(None, 2):
+        found += [row["u"] for row in rows_of([chunk])]
+        time.sleep(2)  # a server looks for whom to forget now and then
+    assert found == [*range(6)]
 
 
 ODD = [

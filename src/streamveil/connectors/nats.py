@@ -27,6 +27,7 @@ from streamveil.errors import SourceError, requires_extra
 
 WAIT = 10.0  # seconds without an answer before a read fails
 AT_ONCE = 5_000  # messages
+IDLE = 60.0  # seconds after which the server forgets a reader
 UNREAD = 1 << 25  # bytes asked for at once: a server cuts off a client with 64 MiB to come
 SETTINGS = ("user", "password", "token", "user_credentials", "nkeys_seed", "ca")
 T = TypeVar("T")
@@ -95,13 +96,20 @@ class NatsSource(Messages):
 
         Not every number has a message: one can be deleted by itself. By age or size the server
         deletes the first messages, so a gap before the first one left means lost messages.
+        The server forgets who asks for nothing for a minute, as where a micro-batch takes longer.
         """
+        from nats.js.errors import APIError
+
         if place >= stop:
             return
         context = server.context
         consumer = server.ask(self._consumer(context, place))
         while place < stop:
-            found = server.messages(consumer, min(most, stop - place))
+            try:
+                found = server.messages(consumer, min(most, stop - place))
+            except APIError:
+                consumer = server.ask(self._consumer(context, place))
+                found = server.messages(consumer, min(most, stop - place))
             found = [one for one in found if number_of(one) < stop]
             after = number_of(found[-1]) + 1 if found else stop
             absent = (n for n, one in enumerate(found, place) if number_of(one) != n)
@@ -151,7 +159,7 @@ class NatsSource(Messages):
 
         made = await context.add_consumer(self.stream, ConsumerConfig(
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=place,
-            ack_policy=AckPolicy.NONE, inactive_threshold=60, mem_storage=True,
+            ack_policy=AckPolicy.NONE, inactive_threshold=IDLE, mem_storage=True,
         ))  # fmt: skip
         return await context.pull_subscribe_bind(made.name, self.stream)
 
