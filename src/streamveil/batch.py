@@ -16,7 +16,7 @@ last releases again, with reals near the first ones; the first publication stays
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -247,6 +247,8 @@ def as_table(data: Any) -> pa.Table:
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
         data = {name: [row.get(name) for row in data] for name in names}
+    if isinstance(data, dict) or hasattr(data, STREAM):
+        require_no_addresses(data)
     if isinstance(data, dict):
         with without_values(
             data, "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
@@ -275,19 +277,38 @@ def without_values(data: Any, way: str) -> Iterator[None]:
         yield
     except NO_TABLE:
         what = f"this {type(data).__name__} cannot be read as a table"
-        for name in unreadable(data):
-            what += f": its column '{name}' has values of several types, or of none that is known"
-            break
+        names = [*(data if isinstance(data, dict) else getattr(data, "columns", ()))]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            what, way = f"{what}: two columns are called '{twice}'", "rename one of them"
+        elif odd := next(unreadable(data, names), None):
+            what += f": its column '{odd}' has values of several types, or of none that is known"
         raise SourceError(f"{what}.\n  to fix  {way}") from None
 
 
-def unreadable(data: Any) -> Iterator[Any]:
+def unreadable(data: Any, names: list[Any]) -> Iterator[Any]:
     """The names of columns that Arrow cannot read even alone."""
-    for name in data if isinstance(data, dict) else getattr(data, "columns", ()):
+    for name in names:
         try:
-            pa.array(data[name])
+            pa.table({name: data[name]} if isinstance(data, dict) else data[[name]])
         except NO_TABLE:
             yield name
+
+
+def require_no_addresses(data: Any) -> None:
+    """SourceError for objects of Python in a frame of Polars: Arrow is given where each one lies.
+
+    One person, as equal objects, would count as several; and a group would show an address.
+    """
+    known = getattr(data, "schema", None)
+    if isinstance(data, dict):
+        known = {name: getattr(column, "dtype", None) for name, column in data.items()}
+    for name, kind in known.items() if isinstance(known, Mapping) else ():
+        if str(kind) == "Object":
+            raise SourceError(
+                f"column '{name}' has the type Object of Polars, whose values are no data.\n"
+                "  to fix  give it another type: a column of UUIDs as text, for instance"
+            )
 
 
 def with_fields(table: pa.Table) -> pa.Table:
@@ -316,6 +337,11 @@ def plain(table: pa.Table) -> pa.Table:
             raise SourceError(
                 f"column '{column.name}' has periods, which would be read as numbers.\n"
                 "  to fix  frame[name].dt.to_timestamp(), or .astype(str)"
+            )
+        if pa.types.is_union(column.type):
+            raise SourceError(
+                f"column '{column.name}' has values of several types (a union).\n"
+                "  to fix  leave it out, or store it as text or as numbers"
             )
         kind = plain_type(column.type)
         if kind != column.type:

@@ -1,5 +1,7 @@
 """Tables of other packages: what exports Arrow data goes in and comes out, whatever its types."""
 
+from uuid import UUID
+
 import duckdb
 import numpy as np
 import pandas as pd
@@ -160,6 +162,25 @@ def test_a_frame_whose_values_have_no_common_type_is_refused_without_quoting_one
     ) as refused:
         as_table(made({"u": [1, 2, 3], "k": values}))
     assert all(str(odd) not in str(refused.value) for odd in ("secret", 2**70, "77"))
+
+
+UUIDS = [UUID(int=7), UUID(int=7)]  # one person
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (pl.DataFrame({"u": UUIDS}), "'u' has the type Object of Polars"),
+        ({"u": pl.Series(UUIDS)}, "'u' has the type Object of Polars"),
+        (pl.DataFrame({"k": pl.Series([1], dtype=pl.Int128)}), "its column 'k' has values"),
+        (pd.DataFrame([[1, 2]], columns=["k", "k"]), "two columns are called 'k'"),
+        (pa.table({"k": pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])}),
+         "'k' has values of several types"),
+    ],
+)  # fmt: skip
+def test_columns_that_hold_no_plain_values_are_refused_by_name(frame, told):
+    with pytest.raises(SourceError, match=rf"{told}.*\n.*to fix"):
+        as_table(frame)
 
 
 def test_what_is_no_table_is_refused_with_a_way_out():
