@@ -16,6 +16,7 @@ from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamveil.errors import PlanError, nearest, requires_extra, visible, visible_lines
 from streamveil.release_metadata import ENDS, SUFFIXES, numbers_of
@@ -366,7 +367,20 @@ def value_of(cell: Any) -> Any:
             return value_of(inner)
         if getattr(cell.type, "tz", None):
             cell = cell.cast(pa.timestamp(cell.type.unit, "UTC"))
+            return time_texts(pa.chunked_array([[cell.value]], cell.type))[0].as_py()
         return cell.cast(pa.string()).as_py()
+
+
+def time_texts(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times in UTC as texts. With a zone, Arrow writes those beyond the year 32767 as others.
+
+    >>> time_texts(pa.chunked_array([[0, 1 << 61]], pa.timestamp("us", "UTC"))).to_pylist()
+    ['1970-01-01 00:00:00.000000Z', '<value out of range: 2305843009213693952>']
+    """
+    texts = times.cast(pa.timestamp(times.type.unit)).cast(pa.string())
+    return pc.if_else(
+        pc.starts_with(texts, "<"), texts, pc.binary_join_element_wise(texts, "Z", "")
+    )
 
 
 # ---- explanations of queries

@@ -161,6 +161,9 @@ def test_no_group_stops_a_publication(kind, key, tmp_path):
             b'{"bytes": "\\\\xff\\u0000", "n": 1.5}',
             b'{"bytes": "plain", "n": 2.5}',
         ]
+    if key == "times" and kind != "parquet":  # Arrow would write the year 9503
+        shown = out.getvalue() or str(written(tmp_path))
+        assert f"<value out of range: {1 << 61}>" in shown
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_escaped_where_that_is_asked_for(tmp_path):

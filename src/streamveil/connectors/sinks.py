@@ -29,7 +29,7 @@ from streamveil.batch import Release, alike, require_release
 from streamveil.connectors import Sink, in_words
 from streamveil.connectors.parquet import to_parquet
 from streamveil.disk import ROOM_BYTES, room, sync_directory, write_all
-from streamveil.display import rows_of
+from streamveil.display import rows_of, time_texts
 from streamveil.errors import SourceError, StoreError, require_file_name, require_one_of
 from streamveil.release_metadata import (
     PACKED,
@@ -234,7 +234,13 @@ def _replace(final: Path, data: memoryview) -> None:
 def to_csv(table: pa.Table, _own: memoryview | None = None) -> memoryview:
     """Comma-separated values with a line of names; bytes that are no text as in Python."""
     out = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(as_text(table), out)
+    table = as_text(table)
+    for place, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz == "UTC":
+            texts = time_texts(table.column(place))
+            if pc.any(pc.starts_with(texts, "<")).as_py():  # Arrow would write them as others
+                table = table.set_column(place, field.name, texts)
+    pyarrow.csv.write_csv(table, out)
     return memoryview(out.getvalue()).cast("B")
 
 
