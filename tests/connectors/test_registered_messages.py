@@ -285,6 +285,27 @@ def test_a_field_that_no_text_can_hold_is_null_and_its_message_is_a_row(registry
     assert found.rejected == {MISFIT: 2}
 
 
+def test_a_map_is_one_text_in_every_process(registry):
+    file = file_of()
+    kinds = descriptor_pb2.FieldDescriptorProto
+    entry = file.message_type[0].nested_type.add(name="TagsEntry")
+    entry.options.map_entry = True
+    for number, name in enumerate(("key", "value"), start=1):
+        entry.field.add(name=name, number=number, type=kinds.TYPE_STRING, label=1)
+    file.message_type[0].field.add(
+        name="tags", number=9, type=kinds.TYPE_MESSAGE, label=3, type_name=".shop.Visit.TagsEntry"
+    )
+    number = registry.register("t-value", base64.b64encode(file.SerializeToString()).decode(),
+                               "PROTOBUF")  # fmt: skip
+    head = b"\0" + number.to_bytes(4, "big") + b"\0"
+    tags = [b"\x4a\x06\x0a\x01%c\x12\x01x" % letter for letter in b"abcdefghijklmnop"]
+    source = reader(registry, protobuf.compiled, "PROTOBUF")
+    messages = [head + b"".join(some) for some in (tags, tags[::-1])]
+    first, second = source.read(messages, declared_schema({"tags": "STRING"})).rows["tags"]
+    assert first == second
+    assert first.as_py() == json.dumps({letter: "x" for letter in "abcdefghijklmnop"})
+
+
 def test_a_decimal_that_no_type_holds_is_counted(registry):
     price = next(one["type"] for one in VISIT["fields"] if one["name"] == "price")
     schema = {"type": "record", "name": "R", "fields": [{"name": "u", "type": price}]}

@@ -213,7 +213,9 @@ def as_json(name: str, row: Any) -> str | None:
     if not value.ListFields():
         return None
     try:
-        text: str = json_format.MessageToJson(value, preserving_proto_field_name=True, indent=None)
+        text: str = json_format.MessageToJson(  # sorted: each process has maps in another order
+            value, preserving_proto_field_name=True, indent=None, sort_keys=True
+        )
     except Exception:  # an `Any` of a type that the schema lacks, a time that no calendar has
         return NO_TEXT
     return text[text.index(":") + 1 : -1].strip()
