@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from contextlib import closing, nullcontext
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -174,6 +175,16 @@ def test_a_bound_on_rows_favours_neither_groups_nor_values(place):
         of_a = sum(row[1] == "a" for row in kept) / len(kept)
         assert (len(of_unit), len(kept), abs(of_a - 0.5) < 0.06) == (200, 1_600, True)
     assert abs(np.mean([row[2] for row in kept]) - 9.5) < 0.7
+
+
+def test_rows_that_duckdb_sorts_beyond_memory_lie_in_a_private_folder(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    path = str(tmp_path / "taps.duckdb")
+    duckdb.connect(path).execute("CREATE TABLE taps AS SELECT 1 AS u")
+    with closing(open_source("duckdb", {"path": path, "table": "taps"}).connect()) as connection:
+        (place,) = connection.execute("SELECT current_setting('temp_directory')").fetchone()
+    assert not place.startswith(path)
+    assert Path(place).stat().st_mode & 0o077 == 0
 
 
 SAME_LETTERS = {"duckdb": "VARCHAR COLLATE NOCASE", "sqlite": "TEXT COLLATE NOCASE",

@@ -18,8 +18,9 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property
+from contextlib import AbstractContextManager, suppress
+from functools import cache, cached_property
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -49,6 +50,7 @@ from streamveil.connectors.rejected_rows import (
     text_or_none,
 )
 from streamveil.connectors.sinks import as_text
+from streamveil.disk import scratch_folder
 from streamveil.errors import INNER, SourceError, requires_extra
 from streamveil.types import ROUNDED
 
@@ -376,6 +378,15 @@ def in_reach(kind: Any, value: str, depth: int = 0) -> str | None:
     return " AND ".join(filter(None, found)) or None
 
 
+@cache
+def spill_folder() -> TemporaryDirectory[str]:
+    """Where DuckDB keeps rows while it sorts more than memory holds, for this user only.
+
+    By itself it would keep them beside the database, readable to all, where a kill leaves them.
+    """
+    return scratch_folder()
+
+
 class DuckdbSource(DatabaseSource):
     """A file of DuckDB, which no job that reads it writes to."""
 
@@ -401,6 +412,9 @@ class DuckdbSource(DatabaseSource):
         """See `DatabaseSource`."""
         connection = self._duckdb.connect(self.path, read_only=True)
         connection.execute("SET TimeZone = 'UTC'")
+        with suppress(self._duckdb.NotImplementedException):  # this process has spilled elsewhere
+            place = exp.Literal.string(spill_folder().name).sql("duckdb")
+            connection.execute(f"SET temp_directory = {place}")
         return connection
 
     def hashed(self, texts: list[str], copy: str) -> str:
