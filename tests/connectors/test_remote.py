@@ -319,6 +319,13 @@ def test_a_web_server_gives_the_files_of_its_pages_and_lists(web):
         assert numbers(of_web(web, path).read(None, 9)) == expected, path
 
 
+def test_every_file_that_a_list_names_is_read_whatever_it_is_called(web):
+    web.put("in/named.list", b"\xef\xbb\xbfnote.txt\n# others\nc.csv\n")
+    assert numbers(of_web(web, "in/named.list", format="csv").read(None, 9)) == [2, 9]
+    with pytest.raises(SourceError, match=r"note\.txt"):
+        list(of_web(web, "in/named.list").read(None, 9))
+
+
 def test_a_list_stands_for_its_folder_and_a_job_goes_on_with_either(web):
     [first, second] = of_web(web, "in/some.list").read(None, 9)
     assert numbers(of_web(web, "in/**/*.csv").read(first.position, 9)) == [1, 3]

@@ -79,7 +79,7 @@ class HttpFiles:
             return
         if len(data) > MOST_LINKS:
             raise OSError(f"more than {MOST_LINKS >> 20} MiB of links")
-        text = data.decode("utf-8", "replace")
+        text = data.decode("utf-8-sig", "replace")
         if folder.endswith(LIST):
             yield from self._listed(at, text)
             return
@@ -96,6 +96,8 @@ class HttpFiles:
 
     def _listed(self, at: str, text: str) -> Iterator[str]:
         for line in filter(None, map(str.strip, text.splitlines())):
+            if line.startswith("#"):
+                continue
             found = urlsplit(urljoin(at, line))
             if (found.scheme, found.netloc) != urlsplit(at)[:2]:
                 raise OSError("the list names an address of another server")

@@ -298,6 +298,7 @@ class RemoteFiles:
         path = address(pattern)[1]
         base = self._base_of(pattern)
         wanted = path[len(fixed(path)) :].strip("/").split("/") if has_magic(path) else []
+        named = self._root.partition(MARK)[0] in WEB and base.endswith(LIST)
         [one] = asked(base, lambda: self._files.get_file_info([base]))
         self._folders[pattern] = posixpath.dirname(base) if one.is_file else one.path.rstrip("/")
         if one.is_file and not wanted:
@@ -307,7 +308,7 @@ class RemoteFiles:
         for info in asked(base, lambda: self._files.get_file_info(selector)):
             parts = info.path[len(base) :].strip("/").split("/")
             known = matches(parts, wanted) if wanted else format_of(info.base_name) is not None
-            if info.is_file and known and not is_temporary(info.base_name):
+            if info.is_file and (known or named) and not is_temporary(info.base_name):
                 yield info
 
     def _base_of(self, pattern: str) -> str:
