@@ -490,6 +490,21 @@ def test_a_ledger_that_shrinks_while_open_is_noticed(tmp_path: Path) -> None:
             ledger.charge("more", Zcdp(0.1))
 
 
+def test_a_ledger_stays_where_it_is_when_its_process_works_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Ledger.open("visits.jsonl", Budget(rho=1), USER) as ledger:
+        monkeypatch.chdir(elsewhere)
+        ledger.charge("one", Zcdp(0.1))
+        assert ledger.verify() == ledger.head
+        ledger.close()
+        ledger.charge("two", Zcdp(0.1))
+    assert not [*elsewhere.iterdir()]
+
+
 @pytest.mark.parametrize("then", ["replaced", "moved", "deleted"])
 def test_nothing_is_charged_to_a_file_that_lost_its_name(tmp_path: Path, then: str) -> None:
     """Two processes would otherwise fill one limit twice, each in a file of its own."""

@@ -123,11 +123,10 @@ class Journal(Shared):
 
     def __init__(self, path: Path | None) -> None:
         super().__init__()
-        self.path = path
+        self.path = path and path.absolute()  # wherever this process works later
         self.head = START  # the hash of the last record read or appended
         self._at = 0  # bytes read so far, always at a line's start
         self._file: int | None = None
-        self._place = path and path.absolute()  # wherever this process works later
         self._refused: OSError | None = None  # why nothing can be written to the open file
 
     @contextmanager
@@ -197,9 +196,9 @@ class Journal(Shared):
         return found
 
     def _require_same_file(self, file: int) -> None:
-        assert self._place is not None  # noqa: S101  (callers return early without a path)
+        assert self.path is not None  # noqa: S101  (callers return early without a path)
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), self._place.stat()):
+            if os.path.samestat(os.fstat(file), self.path.stat()):
                 return
         raise StoreError(
             f"{self.path} was moved, deleted or replaced while it was open. Nothing was recorded.\n"
