@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
-from streamveil.connectors import open_sink, open_sinks
+from streamveil.connectors import open_sink, open_sinks, open_source
 from streamveil.errors import StreamveilError
 from streamveil.kinds import SINKS, SOURCES
 from streamveil.runtime.inspect import words
@@ -28,6 +29,7 @@ from streamveil.runtime.run import Pace, run
 from tests.connectors import places
 from tests.connectors.test_databases import Killed
 from tests.connectors.test_kafka import counts
+from tests.released import made
 from tests.runtime.toy import SEEDED, Stream, work
 from tests.servers import kafka
 from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
@@ -503,6 +505,29 @@ def test_kills_around_what_is_sent_leave_what_an_unbroken_run_leaves(
     content = broken.content()
     assert content == whole.content()
     assert len(content) == lives // 2 * (1 if broken.kind == "files" else 8)
+
+
+LOCAL = {  # options of a sink and of a source of the same place
+    "files": ({"path": "out", "format": "csv"}, {"path": "out/**/*.csv"}),
+    "sqlite": ({"path": "out", "table": "t"},) * 2,
+    "duckdb": ({"path": "out", "table": "t"},) * 2,
+    "delta": ({"path": "out"},) * 2,
+}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_a_path_stays_the_same_place_when_the_process_works_elsewhere(kind, tmp_path, monkeypatch):
+    """Releases would be divided between two places, and rows read from another."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    to, of = LOCAL[kind]
+    declared = {"columns": {"n": "FLOAT64"}} if kind in ("files", "sqlite") else {}
+    sink, source = open_sink(kind, to), open_source(kind, {**of, **declared})
+    monkeypatch.chdir(tmp_path / "there")
+    sink.write("job", made(pa.table({"n": [4.5]}), 0, 1))
+    assert not [*(tmp_path / "there").iterdir()]
+    assert next(iter(source.read(None, 10))).rows["n"].to_pylist() == [4.5]
 
 
 def test_several_sinks_of_a_job_get_every_release_once_each(request, tmp_path, monkeypatch):

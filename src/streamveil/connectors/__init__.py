@@ -411,6 +411,11 @@ def opened(what: str, known: Mapping[str, str], kind: str, options: dict[str, An
         raise SourceError(f"{what} '{kind}': {error}") from None
 
 
+def absolute(path: str) -> str:
+    """A path that stays the same wherever this process works later; an address as it is."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
 def require_connectors(
     sources: Iterable[tuple[str, dict[str, Any]]], sinks: Iterable[tuple[str, dict[str, Any]]]
 ) -> None:

@@ -32,6 +32,7 @@ from sqlglot import exp
 
 from streamveil.connectors import (
     Chunk,
+    absolute,
     as_declared,
     declared_schema,
     rounded,
@@ -263,7 +264,7 @@ class SqliteSource(DatabaseSource):
                 "  to fix  CREATE STREAM visits (user_id INT64, page STRING) WITH (...)"
             )
         super().__init__(f"'{require_file(path)}'", table, query, columns)
-        self.path = path
+        self.path = absolute(path)
 
     def connect(self) -> Any:
         """See `DatabaseSource`."""
@@ -405,7 +406,7 @@ class DuckdbSource(DatabaseSource):
         with requires_extra("the source 'duckdb'", "duckdb", least=("duckdb", "2.0")):
             import duckdb
         super().__init__(f"'{require_file(path)}'", table, query, columns)
-        self.path, self._duckdb, self.error = path, duckdb, duckdb.Error
+        self.path, self._duckdb, self.error = absolute(path), duckdb, duckdb.Error
         self._replaced: list[str] = []  # columns as they are read, where some values are null
 
     def connect(self) -> Any:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.batch import Release
-from streamveil.connectors import in_words, signed
+from streamveil.connectors import absolute, in_words, signed
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.connectors.postgres_server import WAIT, PostgresServer
 from streamveil.display import rows_of
@@ -277,7 +277,7 @@ class SqliteSink(DatabaseSink):
 
     def __init__(self, path: str, table: str, mode: str = "append") -> None:
         super().__init__(f"'{require_file(path)}'", table, mode)
-        self.path, self.folder = path, Path(path).absolute().parent
+        self.path, self.folder = absolute(path), Path(path).absolute().parent
 
     def connect(self) -> Any:
         """See `DatabaseSink`."""
@@ -309,7 +309,7 @@ class DuckdbSink(DatabaseSink):
         with requires_extra("the sink 'duckdb'", "duckdb"):
             import duckdb
         super().__init__(f"'{require_file(path)}'", table, mode)
-        self.path, self.folder = path, Path(path).absolute().parent
+        self.path, self.folder = absolute(path), Path(path).absolute().parent
         self._duckdb, self.error = duckdb, duckdb.Error
 
     def connect(self) -> Any:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from streamveil.batch import Release
-from streamveil.connectors import in_words, signed
+from streamveil.connectors import absolute, in_words, signed
 from streamveil.connectors.manifest import shown
 from streamveil.connectors.marks import ContentMark, MarkedSink
 from streamveil.errors import SourceError, require_file_name, requires_extra
@@ -31,7 +31,7 @@ class DeltaSink(MarkedSink):
                 f"the sink 'delta' cannot write to a path with {odd[0]}: '{shown(str(path))}'.\n"
                 "  to fix  give a path without it; the library that writes Delta tables takes none"
             )
-        self.path, self.delta = str(path), deltalake
+        self.path, self.delta = absolute(str(path)), deltalake
         self.what = f"the Delta table '{shown(self.path)}'"
 
     @contextmanager

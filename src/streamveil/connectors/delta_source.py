@@ -26,7 +26,7 @@ import pyarrow.dataset as pds
 import pyarrow.fs
 
 from streamveil.batch import plain_schema, with_fields
-from streamveil.connectors import Chunk, select
+from streamveil.connectors import Chunk, absolute, select
 from streamveil.connectors.file_reader import TIMES_OF_96_BITS, as_named, columns_in
 from streamveil.connectors.lakes import AT_ONCE, FileRows, LakeSource
 from streamveil.connectors.manifest import shown
@@ -60,7 +60,7 @@ class DeltaSource(LakeSource):
         if version is not None and (isinstance(version, bool) or version < 0):
             raise SourceError(f"version counts from 0, so it cannot be {version}")
         super().__init__(f"the Delta table '{shown(str(path))}'", bounded=not follow)
-        self.path, self.version = str(path), version
+        self.path, self.version = absolute(str(path)), version
         self._delta: Any = deltalake
 
     def schema(self) -> pa.Schema:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pyarrow as pa
 
-from streamveil.connectors import MOST_BYTES, Chunk, declared_schema, select
+from streamveil.connectors import MOST_BYTES, Chunk, absolute, declared_schema, select
 from streamveil.connectors.file_reader import (
     MOST_LINE,
     FilePart,
@@ -94,7 +94,7 @@ class FilesSource(TracedSource):
                 f" {str(delimiter)[:20]!r}.\n"
                 "  to fix  leave it out for commas, or delimiter = ';'"
             )
-        self.patterns = [path] if isinstance(path, str) else list(path)
+        self.patterns = [absolute(one) for one in ([path] if isinstance(path, str) else path)]
         self.delimiter, self.allow_quoted_newlines = delimiter, allow_quoted_newlines
         if format is not None:
             require_one_of("format", format, set(FORMATS.values()))

@@ -77,7 +77,7 @@ class FilesSink(Sink):
                 f"escape_formulas is for format = 'csv', and this sink writes '{format}'.\n"
                 "  to fix  leave it out: only spreadsheets compute cells, and they read CSV"
             )
-        self.path, self.format = Path(path), format
+        self.path, self.format = Path(path).absolute(), format
         self.escape_formulas = escape_formulas
         self._named: Path | None = None  # the last folder whose own name is durable
         self._names: dict[Path, set[str]] = {}  # of files in some folders, as far as they are known
@@ -99,7 +99,7 @@ class FilesSink(Sink):
 
     def try_out(self) -> None:
         """See `try_connectors`."""
-        above = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
+        above = next(one for one in (self.path, *self.path.parents) if one.exists())
         with self._in_words():
             if not above.is_dir():
                 raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
