@@ -435,6 +435,22 @@ def test_a_job_that_lost_its_lock_publishes_nothing_more(
     assert values(seen[-4:]) == values(run(tmp_path / "whole"))[-4:]
 
 
+def test_a_job_that_is_making_a_release_is_neither_asked_nor_closed(tmp_path: Path) -> None:
+    """Its listener is called in another thread meanwhile."""
+    said: list[str] = []
+
+    def hear(_: Progress) -> None:
+        for action in (lambda: next(job), job.close):
+            with pytest.raises(StoreError, match="in one thread") as refused:
+                action()
+            said.append(str(refused.value))
+
+    with Job(tmp_path / "s", work(), SEEDED, progress=hear) as job:
+        seen = list(job)
+    assert said
+    assert values(seen) == values(run(tmp_path / "alone"))
+
+
 def in_a_child(action: Callable[[], object]) -> str:
     """What an action says in a process that is forked now."""
     here, there = os.pipe()

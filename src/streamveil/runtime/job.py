@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
@@ -151,7 +151,8 @@ class Job:
         except BaseException:
             self._store.close()
             raise
-        self._running, self._asking = self._run(), Lock()  # one question after another
+        self._running, self._turn = self._run(), Lock()  # of one thread after another
+        self._asking = Lock()  # one question after another
 
     def _open_ledger(self) -> None:
         """Charges a new job once; an existing one must still have its charge."""
@@ -296,7 +297,8 @@ class Job:
 
     def __next__(self) -> Release:
         self._store.require_own()
-        return next(self._running)
+        with self._alone():
+            return next(self._running)
 
     def __enter__(self) -> Job:
         return self
@@ -306,9 +308,24 @@ class Job:
 
     def close(self) -> None:
         """Stops. Commits are kept; the next run reads all later rows again."""
-        self._running.close()
+        with self._alone():
+            self._running.close()
         self._archive.close()
         self._store.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A block during which no other thread may take a release or close the job."""
+        if not self._turn.acquire(blocking=False):
+            raise StoreError(
+                "the job is making its next release: it was asked from another thread, or by its"
+                " own listener.\n"
+                "  to fix  take its releases and close it in one thread, between two releases"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def read(
         self,
