@@ -429,6 +429,8 @@ def test_answers_in_windows_are_told_and_keep_the_rows_that_they_cannot_use(tmp_
         (SHARE.replace("delta =", "name = 'x', delta ="), "two private answers are called 'x'"),
         (SEEN.replace("FROM t", f"FROM ({BOUGHT})"), "stands inside another one"),
         (SHARE.replace("SELECT day, bought.n / seen.n AS share", "SELECT day, other"), "other"),
+        (SHARE.replace("SELECT day", "SELECT seen.window_start"),
+         "unknown column 'seen.window_start'.*did you mean 'window_start'"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(text, why):

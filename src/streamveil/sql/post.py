@@ -119,8 +119,9 @@ class PostScope:
         if alias is not None and (name is None or tree.args.get("table") is None):
             return alias.copy() if isinstance(alias, exp.Column) else exp.Paren(this=alias.copy())
         if name is None:
+            written = ".".join(part.name for part in tree.parts)
             raise PlanError(
-                f"unknown column '{shown(tree.name)}' of the released rows"
+                f"unknown column '{shown(written)}' of the released rows"
                 f"{nearest(tree.name, self.columns)}"
             )
         return exp.column(name, quoted=True)
