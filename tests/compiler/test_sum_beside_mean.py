@@ -20,7 +20,7 @@ from streamveil.results.post import post_processed
 from streamveil.sql.post import read_step
 from tests.compiler.beside import GROUPS, SIZE, UNITS, held, plant_noise_apart, query_of, release_of
 from tests.released import made
-from tests.statistics import assert_rate, assert_rejects_rate
+from tests.statistics import assert_rate, assert_rejects_rate, rounded_gaussian
 
 RNG = np.random.default_rng(27)
 TABLE = pa.table({
@@ -96,6 +96,29 @@ def test_without_noise_it_is_the_sum():
 def before(numbers):
     """The number of the row before."""
     return np.r_[np.nan, numbers[:-1]]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 100), (18, 90), (1990, 2025), (-1010, -1000)])
+@pytest.mark.parametrize("beside", ["AVG", "COUNT"])
+def test_the_count_that_moves_it_back_has_coarse_steps(low, high, beside):
+    """Chances are exact. Without room for these steps some are below .9."""
+    beside_it = "COUNT(x)" if beside == "COUNT" else of(beside, low, high)
+    found, plain = [], []
+    for epsilon in (1, 2, 5, 8, 9, 14, 20, 40):
+        options = f"epsilon = {epsilon}, delta = 1e-6"
+        operator = compile_plan(
+            asked(f"{of('SUM', low, high)} AS s, {beside_it} AS o", options).plan
+        )
+        output = operator.outputs[0]
+        sds = np.array([[lane_sd(operator, lane, 1)] for lane in output.lanes])
+        noise, law = np.arange(-200.0, 201), rounded_gaussian(np.sqrt(sds[0] ** 2 - 1 / 12))
+        for one, chances in ((output, found), (replace(output, room=0.0), plain)):
+            reach = one.answer(Totals(0 * sds, sds**2), 0.95).high
+            rest = (norm.cdf((side * reach - output.centre * noise) / sds[1]) for side in (1, -1))
+            held = np.subtract(*rest) * (law.cdf(noise) - law.cdf(noise - 1))
+            chances.append(held.sum())
+    assert min(found) > 0.948  # where finer noise spreads the steps out, but for this much
+    assert min(plain) < 0.935 or low == 0
 
 
 SEED = 20261127

@@ -24,7 +24,7 @@ from streamveil.dataflow import Operator
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import Default
 from streamveil.dataflow.outputs import LaneBook, Output
-from streamveil.dataflow.release import driver
+from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.windows import Schedule, hopping, most_windows, periods_met
 from streamveil.errors import PlanError, nearest, require_one_of
@@ -131,7 +131,7 @@ class Compiler:
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         refuse_large_sums(max(largest, FINE))
         confidence = float(self._option(options.CONFIDENCE))
-        return GroupBy(
+        made = GroupBy(
             job=plan.name,
             unit=plan.unit,
             bind=binder(plan, tuple(self.values), self._adds(), self._named()),
@@ -148,6 +148,7 @@ class Compiler:
             uncut=nothing_cut(plan),
             guessed=guessed,
         )
+        return replace(made, outputs=tuple(with_room(one, made.aggregation) for one in outputs))
 
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:
         """A bound of one row of a unit for each window or group, where that cuts nobody.
@@ -518,6 +519,19 @@ def nothing_cut(plan: Plan) -> bool:
     """Whether the rows that a bound cuts would change no answer: each unit counts once at most."""
     whole = plan.window.kind == "whole"  # elsewhere a bound is spent in several windows
     return plan.counts_once and whole and plan.bounding.quadratic is None
+
+
+def with_room(output: Output, plan: AggregationPlan) -> Output:
+    """A sum that a count moves back, with room for its steps where no finer noise spreads them out.
+
+    See `results.intervals.room_of`. Noise has the least deviation in keys that start last.
+    """
+    if not output.is_total or len(output.lanes) == 1:
+        return output
+    (count, own), counter = output.lanes, plan.counters[output.lanes[1]]
+    half = abs(output.centre) * plan.quanta[count] / 2
+    finer = float(counter.sigma) / counter.sensitivity * plan.quanta[own]
+    return replace(output, room=half) if finer < half >= output.step else output
 
 
 def power_of_two(largest: float) -> Fraction:

@@ -443,7 +443,7 @@ def output_facts(output: Any) -> Facts:
         if not output.is_total and output.centre != (output.low + output.high) / 2 and lanes:
             found |= {"centre": output.centre}
     if output.is_total:
-        found |= {"step": output.step}
+        found |= {"step": output.step} | ({"room": output.room} if output.room else {})
         found |= {"factors": list(output.factors)} if len(lanes) > 1 else {}
     said = {"bias": output.cut, "clamped": output.clamped, UNBOUNDED: output.unbounded}
     return found | {name: text for name, text in said.items() if text}

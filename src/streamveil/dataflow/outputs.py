@@ -64,6 +64,8 @@ class Output:
     centre: float = field(default=0.0, compare=False)
     # all possible values of a count or sum are multiples of this; 0: not known
     step: float = field(default=0.0, compare=False)
+    # how much further its interval reaches for the coarse steps of the count that moves it back
+    room: float = field(default=0.0, compare=False)
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
@@ -133,8 +135,10 @@ def quantile_of(confidence: float) -> float:
     return float(portable(ndtri((1 + confidence) / 2)))
 
 
-def reach_of(sd: Array, z: float, step: float | Array) -> Array:
+def reach_of(sd: Array, z: float, step: float | Array, room: float = 0.0) -> Array:
     """How far the interval of a total reaches to each side: z deviations, in whole steps.
+
+    `room` is added, for steps of parts of the total: see `results.intervals.room_of`.
 
     Proof: noise that takes multiples of the step alone is within m steps with the chance, nearly,
         that a Gaussian is within m + 1/2 of them. Rounded to the nearest number of steps, m + 1/2
@@ -144,7 +148,7 @@ def reach_of(sd: Array, z: float, step: float | Array) -> Array:
     [1.0, 3.0, 196.0]
     """
     reach, whole = z * sd, np.where(np.asarray(step) > 0, step, 1.0)
-    return np.where(np.asarray(step) > 0, whole * np.floor(reach / whole + 0.5), reach)
+    return np.where(np.asarray(step) > 0, whole * np.floor(reach / whole + 0.5), reach) + room
 
 
 Function = Callable[..., Estimate]  # of output, estimates, variances and deviations
@@ -158,7 +162,7 @@ def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimat
     else:
         factors = np.array(output.factors)[:, None]
         value, sd = in_turn(factors * estimate), np.sqrt(in_turn(factors**2 * variance))
-    reach = reach_of(sd, z, output.step)
+    reach = reach_of(sd, z, output.step, output.room)
     return Estimate(value, sd, value - reach, value + reach)
 
 

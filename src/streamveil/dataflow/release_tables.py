@@ -78,7 +78,7 @@ def with_cut(answer: Estimate, output: Output, odds: CutOdds, confidence: float)
     """
     rises = output.function != "sum" or output.low >= 0
     lower, upper = (answer.low, answer.high) if rises else (-answer.high, -answer.low)
-    low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence, output.step)
+    low, high = ends_with_cut(lower, upper, answer.sd, odds, confidence, (output.step, output.room))
     if rises:
         return inwards(replace(answer, low=np.maximum(low, output.least), high=high), output)
     return inwards(replace(answer, low=-high, high=-low), output)
@@ -90,7 +90,7 @@ def ends_with_cut(
     sd: Float64[Array, " keys"],
     odds: CutOdds,
     confidence: float,
-    step: float = 0.0,
+    lattice: tuple[float, float] = (0.0, 0.0),
 ) -> Ends:
     """The ends of an interval for k + x: k was kept, x in [0, c k] was cut, c is 3 times the odds.
 
@@ -108,10 +108,10 @@ def ends_with_cut(
         integrate over the noise, and find the chance kept for x from 0 to c k.
         If its own total may have shown a group, e tends to be larger, so the upper end misses at
         most as often. Its lower end is corrected already (`since_published`), and stays.
-        Both ends are half a step further out, as in `reach_of`.
+        Both ends are half a step further out, as in `reach_of`; `lattice` is its step and its room.
     """
     z, far = quantile_of(confidence), quantile_of(1 - 2 * UNSEEN * (1 - confidence))
-    plain, half = reach_of(sd, z, step), step / 2
+    plain, half = reach_of(sd, z, *lattice), lattice[0] / 2 + lattice[1]
     kept, most = upper - plain, np.maximum(upper, 0.0)
     room = UNEVEN * np.maximum(odds.value - far * odds.sd, 0.0) * np.maximum(kept - z * sd, 0.0)
     spread = np.hypot((1 + UNEVEN * odds.value) * sd, UNEVEN * most * odds.sd)
@@ -187,7 +187,7 @@ def since_counted(
     (factor, _), miss = output.factors, (1 - confidence) / 2
     (count, rest), (doubt, sd) = totals.estimate, np.sqrt(totals.variance)
     counted = mean_above(count, thresholds, doubt, miss / 2)
-    side, half = (1.0 if factor > 0 else -1.0), output.step / 2  # as in `reach_of`
+    side, half = (1.0 if factor > 0 else -1.0), output.step / 2 + output.room  # as in `reach_of`
     end = rest + factor * counted - side * (quantile_of(1 - miss) * sd + half)
     fewest = mean_above(count, thresholds, doubt, GUESSED * miss)
     shown = ndtr((fewest - thresholds.above) / doubt)  # the chance of it, at least

@@ -12,13 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from streamveil.dataflow.outputs import reach_of
 from streamveil.errors import INNER
 from streamveil.expressions import compile_expression
 from streamveil.expressions.dialect import canonical
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import SUFFIXES, UNBOUNDED, Facts
-from streamveil.results.intervals import RoundedPart, deviations, open_ends, rounded_parts
+from streamveil.results.intervals import (
+    RoundedPart,
+    deviations,
+    open_ends,
+    reach_by,
+    rounded_parts,
+)
 from streamveil.types import Array
 
 PARTS = ("valid", "units")  # kinds of sums to which a row adds 0 or 1
@@ -102,7 +107,7 @@ class Answered:
             return np.where(is_plain, self.column(parts.least), np.nan)
         low, high, sd = (self.column(name + end) for end in ("_low", "_high", "_sd"))
         facts = self.answers[name]
-        reach = reach_of(sd, self.z, facts.get("step", 0.0))
+        reach = reach_by(facts, sd, self.z)
         off = SLACK * sd + ROUNDED * np.maximum(np.abs(low), np.abs(high))
         with np.errstate(invalid="ignore"):  # of ends that are infinite
             whole = np.abs(high - low - 2 * reach) <= off
@@ -145,11 +150,11 @@ class Answered:
             sum. All of this is true of any count whose released number is not below the noisy one.
         """
         facts, sd = self.answers[name], self.column(name + "_sd")
-        reach = reach_of(sd, z, facts.get("step", 0.0))
+        reach = reach_by(facts, sd, z)
         if TOTAL in facts:
             parts: TotalParts = facts[TOTAL]
             least_sd = self.column(parts.least_sd)
-            low = self.column(parts.least) - reach_of(least_sd, z, facts.get("step", 0.0))
+            low = self.column(parts.least) - reach_by(facts, least_sd, z)
             high = self.column(parts.most) + reach
         else:
             chosen, centre = self.chosen(name), self.centre(name)

@@ -394,8 +394,7 @@ class Answers(AnswerTable):
         joint, notes = self._joint([part], about)
         sd = np.sqrt(part.covariance(joint, part).high)
         kept = self._hidden(name, moment, hidden)
-        step = joint.step(Cell(moment, name))
-        return joint, rank(part.value(joint), sd, k, level, kept, step), notes
+        return joint, rank(part.value(joint), sd, k, level, kept, part.parts(joint)), notes
 
     def _sum(
         self, name: str, part: WeightedSum, confidence: float | None, *, whole: bool = True

@@ -49,6 +49,11 @@ class RoundedPart(NamedTuple):
     variance: Array  # of its noise
 
 
+def reach_by(facts: Facts, sd: Array, z: float) -> Array:
+    """How far the interval of a released number reaches, by its facts: see `reach_of`."""
+    return reach_of(sd, z, facts.get("step", 0.0), facts.get("room", 0.0))
+
+
 def plain(value: Array, variance: Array, z: float, parts: Sequence[RoundedPart] = ()) -> Interval:
     """A sum of numbers whose noise is Gaussian, rounded to the steps of its parts.
 

@@ -14,11 +14,10 @@ from streamveil.batch import Moment
 from streamveil.core.counters import ROUNDING, Counter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.dataflow.grouping import FLAGS, counter_from
-from streamveil.dataflow.outputs import reach_of
 from streamveil.dataflow.release_tables import OPENED, WEIGHT
 from streamveil.kinds import TOTALS
 from streamveil.release_metadata import Facts
-from streamveil.results.intervals import deviations
+from streamveil.results.intervals import deviations, reach_by
 from streamveil.results.noise import covariance, tested_covariance, weighted_covariance
 from streamveil.results.releases import Releases
 from streamveil.types import Array, Float64
@@ -113,11 +112,7 @@ class Joint:
     def reach(self, cell: Cell) -> Float64[Array, " keys"]:
         """How far the uncorrected interval of a number reaches."""
         z = deviations(self.facts["confidence"])
-        return reach_of(self.sd(cell), z, self.step(cell))
-
-    def step(self, cell: Cell) -> float:
-        """The step of a number, which is a multiple of it; 0: not known."""
-        return float(self.output(cell.name).get("step", 0.0))
+        return reach_by(self.output(cell.name), self.sd(cell), z)
 
     def sd(self, cell: Cell) -> Float64[Array, " keys"]:
         """The deviation that the release states."""

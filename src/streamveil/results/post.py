@@ -22,7 +22,6 @@ from sqlglot import exp
 
 from streamveil.batch import Moment, Release
 from streamveil.core.noisy import Noisy, post_process
-from streamveil.dataflow.outputs import reach_of
 from streamveil.errors import PlanError
 from streamveil.expressions import compile_expression, compile_key, compile_predicate
 from streamveil.expressions.convert import KINDS
@@ -67,7 +66,7 @@ from streamveil.results.answer_sums import (
     names_in,
 )
 from streamveil.results.combine_intervals import NoIntervalError, interval_of, possible
-from streamveil.results.intervals import open_ends
+from streamveil.results.intervals import open_ends, reach_by
 from streamveil.results.post_joins import PostRows, all_told, joined, united, unsaid
 from streamveil.results.releases import Releases
 from streamveil.types import Array
@@ -304,13 +303,13 @@ def totalled(rows: PostRows, total: PostTotal) -> PostRows:
         column = pa.array(cells, from_pandas=True)
         column = column.cast(pa.int64()) if whole and name == total.name else column
         table = table.append_column(name, column)
-    step = facts.get("step", 0.0)
+    steps: Facts = {name: facts[name] for name in ("step", "room") if name in facts}
     if together:  # at worst one draw in every row, which takes multiples of all their steps
-        reach = summed(reach_of(sd, answered.z, step), group)
+        reach = summed(reach_by(steps, sd, answered.z), group)
         reach = np.maximum(answered.z * spread, reach)
         ends = open_ends(columns[parts.least] - reach, columns[parts.least] + reach)
     else:
-        by_name = {total.name: {"step": step, TOTAL: parts}}
+        by_name = {total.name: {**steps, TOTAL: parts}}
         ends = Answered(table, by_name).ends_at(total.name, answered.z)
     for end, cells in zip(("_low", "_high"), ends, strict=True):
         table = table.append_column(total.name + end, pa.array(cells))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isnan, log
 
@@ -57,7 +58,7 @@ def rank(
     k: int,
     confidence: float,
     hidden: tuple[Facts | None, float, int],
-    step: float = 0.0,
+    parts: Sequence[RoundedPart] = (),
 ) -> Ranked:
     """Ranks by simultaneous intervals.
 
@@ -78,7 +79,7 @@ def rank(
     alpha = 1 - confidence
     own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha
     z = -float(ndtri(own / (2 * max(len(value), 1))))
-    interval = plain(value, sd**2, z, [RoundedPart(np.array(step), sd**2)])
+    interval = plain(value, sd**2, z, parts)
     top = ceiling(facts, most, alpha * HIDDEN_SHARE, allowed)
     low, high = open_ends(interval.low, interval.high)
     lows, highs = np.sort(low), np.sort(high)
