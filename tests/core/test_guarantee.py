@@ -215,6 +215,15 @@ def test_pure_loss_as_zcdp_is_above_renyi_at_every_order_and_attained() -> None:
         assert rho <= epsilon**2 / 2 * (1 + 1e-14)
 
 
+def test_thousands_of_unlike_pure_losses_as_zcdp_are_not_below_their_sum() -> None:
+    losses = [5 + Fraction(i, 3_000_000) for i in range(5000)]
+    with mpmath.workdps(30):
+        exact = [mpmath.mpf(one.numerator) / one.denominator for one in losses]
+        assert Loss(pure=tuple((one, 1) for one in losses)).rho() >= mpmath.fsum(
+            one * mpmath.tanh(one / 2) for one in exact
+        )
+
+
 def test_group_privacy_without_delta_scales_the_parameters() -> None:
     loss = (Gdp(1) + Zcdp(Fraction(1, 2)) + Pure(Fraction(1, 3))).group(3)
     assert loss == Gdp(3) + Zcdp(Fraction(9, 2)) + Pure(1)

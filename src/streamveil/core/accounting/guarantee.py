@@ -166,8 +166,8 @@ class Loss:
         """The zCDP of all parts but the slack, rounded up; tables as they are stated."""
         if self.tables:
             return self.stated().rho()
-        pure = sum(times * convert.pure_zcdp(float(epsilon) * UP) for epsilon, times in self.pure)
-        return (float(self.gaussian / 2 + self.zcdp) + pure) * UP * self.group_size**2
+        pure = (times * Fraction(convert.pure_zcdp(float(one) * UP)) for one, times in self.pure)
+        return float(self.gaussian / 2 + self.zcdp + sum(pure)) * UP * self.group_size**2
 
     def mu(self) -> float:
         """The GDP parameter when all parts are Gaussian (slack aside), rounded up; else inf."""
