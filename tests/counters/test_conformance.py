@@ -13,7 +13,16 @@ import pytest
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import KeyedNoise, Noise, Place, SeededNoise, SilentNoise
-from streamveil.counters import COUNTERS, Counter, CounterState, fit, skip
+from streamveil.counters import (
+    COUNTERS,
+    BltCounter,
+    Counter,
+    CounterState,
+    HonakerCounter,
+    KaryTreeCounter,
+    fit,
+    skip,
+)
 from streamveil.counters.kary import blocks_of
 from streamveil.errors import HorizonError, PlanError, StoreError
 from tests.counters.examples import NAMES, examples
@@ -317,6 +326,24 @@ def test_bad_arguments_are_named(name):
     ):
         with pytest.raises(PlanError, match=fault):
             wrong()
+
+
+@pytest.mark.parametrize("kind", [BltCounter, HonakerCounter, KaryTreeCounter])
+@pytest.mark.parametrize("horizon", [2**40 + 1, 2**63, 10**400])
+def test_horizons_beyond_the_last_step_are_refused(kind, horizon):
+    """They ended in errors of Python, or in a deviation of NaN."""
+    with pytest.raises(PlanError, match="horizon must be between 1 and 1,099,511,627,776"):
+        kind(horizon=horizon, sigma=1)
+    longest = kind(horizon=2**40, sigma=1)
+    assert longest.loss().epsilon(1e-9) > 0
+    assert longest.stream(noise=SilentNoise()).step([3]) == 3
+
+
+def test_what_counters_of_many_steps_cannot_do_is_said():
+    with pytest.raises(PlanError, match="weighting='none'"):
+        BltCounter(horizon=2**31, sigma=1).std(np.array([1]))
+    with pytest.raises(PlanError, match="k must be odd"):
+        KaryTreeCounter(horizon=9, sigma=1, k=2**63 + 1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,8 +9,8 @@ import numpy as np
 
 from streamveil.calibrate import fit
 from streamveil.core.accounting import Budget
-from streamveil.core.counters import Counter
-from streamveil.core.counters.anytime import FOREVER, AnytimeBltCounter
+from streamveil.core.counters import FOREVER, Counter
+from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter, Weighting
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.counters.kary import KaryTreeCounter

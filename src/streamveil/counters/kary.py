@@ -19,6 +19,7 @@ from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss, Pure
 from streamveil.core.counters import (
     ALWAYS,
+    FOREVER,
     CounterState,
     Estimates,
     Ids,
@@ -31,7 +32,7 @@ from streamveil.core.counters import (
 )
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
-from streamveil.errors import PlanError, require_positive
+from streamveil.errors import PlanError, require_between
 from streamveil.types import Array, Exact, Float64, Int64
 
 LARGEST_LEVELS = 12  # tried by `best_arity`
@@ -69,16 +70,16 @@ class KaryTreeCounter(Stepping):
 
     keyed: ClassVar[bool] = True
     needs_horizon: ClassVar[bool] = True  # the number of levels is fixed in advance
-    horizon: int  # steps the guarantee covers, >= 1
+    horizon: int  # steps the guarantee covers, 1 to 2**40
     sigma: Exact | float  # scale of one block's Laplace noise, quanta, > 0
-    k: int | None = None  # odd; None: the best for this horizon
+    k: int | None = None  # odd, 3 to 2**41 + 1; None: the best for this horizon
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(horizon=self.horizon)
+        require_between(1, FOREVER, horizon=self.horizon)
         counters.check_noise(self.sigma)
-        if self.k is not None and (self.k < 3 or self.k % 2 == 0):
-            raise PlanError(f"k must be odd and at least 3, not {self.k}")
+        if self.k is not None and (not 3 <= self.k <= 2 * FOREVER + 1 or self.k % 2 == 0):
+            raise PlanError(f"k must be odd, from 3 to 2**41 + 1, not {self.k}")
 
     @property
     def arity(self) -> int:

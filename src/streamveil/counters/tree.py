@@ -12,6 +12,7 @@ from streamveil.core import counters
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
+    FOREVER,
     CounterState,
     Estimates,
     Ids,
@@ -31,7 +32,7 @@ from streamveil.core.counters.restarting_trees import (
     tree_std,
 )
 from streamveil.core.noise import Draws
-from streamveil.errors import require_positive
+from streamveil.errors import require_between
 from streamveil.types import Array, Exact, Float64, Int64
 
 
@@ -66,12 +67,12 @@ class HonakerCounter(Stepping):
 
     keyed: ClassVar[bool] = False
     needs_horizon: ClassVar[bool] = True  # the number of levels is fixed in advance
-    horizon: int  # steps the guarantee covers, >= 1
+    horizon: int  # steps the guarantee covers, 1 to 2**40
     sigma: Exact | float  # scale of one node's noise, quanta, > 0
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(horizon=self.horizon)
+        require_between(1, FOREVER, horizon=self.horizon)
         counters.check_noise(self.sigma)
 
     @property

@@ -66,6 +66,7 @@ Ids = UInt64[Array, "keys 2"]
 Increments = Int64[Array, " keys"]
 Estimates = Int64[Array, " keys"] | Float64[Array, " keys"]
 ROUNDING = 1 / 12  # variance of rounding to an integer
+FOREVER = 2**40  # steps at most; at one per second, 35,000 years
 ALWAYS = 0  # the step of draws that every key has, whenever it starts
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
+    FOREVER,
     CounterState,
     Estimates,
     Ids,
@@ -38,7 +39,6 @@ from streamveil.errors import PlanError, require_positive
 from streamveil.minimum import least_maximum
 from streamveil.types import Array, Exact, Float64, Int64
 
-FOREVER = 2**40  # steps; at one per second, 35,000 years
 PER_OCTAVE = 6  # times tested between t and 2t
 SHORT = ((20, 1), (200, 2), (512, 3))  # below so many steps so many buffers are within 0.2 %
 MILLION = Blt(  # what `searched` finds for 2^20 steps and 6 buffers: 20 bits of each rate

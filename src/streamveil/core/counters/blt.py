@@ -29,6 +29,7 @@ from streamveil.core import counters
 from streamveil.core.accounting import float_above, portable, take_numbers
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import (
+    FOREVER,
     ROUNDING,
     UP,
     CounterState,
@@ -44,7 +45,7 @@ from streamveil.core.counters import (
 )
 from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
 from streamveil.core.noise import Draws
-from streamveil.errors import PlanError, require_one_of, require_positive
+from streamveil.errors import PlanError, require_between, require_one_of, require_positive
 from streamveil.kept import kept
 from streamveil.minimum import least
 from streamveil.types import Array, Exact, Float64, Int64
@@ -56,6 +57,8 @@ LARGEST_D = 8
 DIGITS = 60
 MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scale`
 SPAN = 256  # steps whose scales are computed together
+MOST_KNOWN = 2**26  # steps with scales whose variances fit into memory
+APART = "  to fix  weighting='none', for 3% more error, or counters.choose(...)"
 
 
 @dataclass(frozen=True)
@@ -446,7 +449,7 @@ class BltCounter(Stepping):
 
     keyed: ClassVar[bool] = False
     needs_horizon: ClassVar[bool] = True  # parameters and column scales are made for one horizon
-    horizon: int  # steps the guarantee covers, >= 1
+    horizon: int  # steps the guarantee covers, 1 to 2**40
     sigma: Exact | float  # scale of one noise draw, quanta, > 0
     d: int | None = None  # buffers, 1 to 8; None: chosen by horizon
     weighting: Weighting = "columns"  # whether columns are scaled to equal norm
@@ -454,7 +457,8 @@ class BltCounter(Stepping):
 
     def __post_init__(self) -> None:
         take_numbers(self)
-        require_positive(horizon=self.horizon, d=1 if self.d is None else self.d)
+        require_between(1, FOREVER, horizon=self.horizon)
+        require_positive(d=1 if self.d is None else self.d)
         counters.check_noise(self.sigma)
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         if self.factors is not None and self.d not in (None, self.factors.d):
@@ -503,6 +507,8 @@ class BltCounter(Stepping):
         times = checked_times(t, self.horizon)
         if self.weighting == "none":
             gaussian = rounding = self.blt.variance(times)
+        elif self.horizon > MOST_KNOWN:
+            raise PlanError(f"std of {self.horizon:,} scaled steps takes too much memory.\n{APART}")
         else:
             gaussian, rounding = _variances_of(self.blt, self.horizon, self.weighting)[:, times - 1]
         return np.asarray(np.sqrt(gaussian * float(self.sigma) ** 2 + rounding / 12))
