@@ -109,6 +109,12 @@ MISTAKES = [
         "at least 1e-70 apart",
         lambda: done(stream.protect("u").agg(x=sv.variance("ms", bounds=(0, 1e-80)))),
     ),
+    (  # 64-bit integers there are rounded to multiples of 1,024, which no interval holds
+        "at least 6.71089e+07 apart at this size, not 2048",
+        lambda: done(
+            stream.protect("u").agg(x=sv.stddev("ms", bounds=(2**63 - 4096, 2**63 - 2048)))
+        ),
+    ),
     (
         "quantum of 'x' must be at most 1e+140",
         lambda: done(stream.protect("u").agg(x=sv.sum("ms", bounds=(0, 1), quantum=1e160))),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, ulp
 from numbers import Real
 
 from sqlglot import exp
@@ -24,6 +24,7 @@ from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.release_metadata import SUFFIXES
 
 LARGEST = 1e140  # a bound, and 1 / the least distance of two: squares of noise stay in 1e±308
+COARSE = 2**16  # roundings of values between their bounds, at least
 LARGEST_DELTA = 0.1
 MOST_BOUND = 10**9  # rows of a unit or of its group that a query may allow
 MOST_SQUARED = 2**31  # squared rows, the most that may be chosen for a query without bounds
@@ -297,6 +298,14 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
             f" {agg.high - agg.low:g}.\n"
             "  why     the square of so little noise is 0 in floating point\n"
             "  to fix  another unit: multiply the values and their bounds"
+        )
+    rounded = ulp(max(abs(agg.low), abs(agg.high)))
+    if 0 < agg.high - agg.low < COARSE * rounded and agg.function != "sum":
+        yield (
+            f"bounds of '{agg.name}' must be at least {COARSE * rounded:g} apart at this size, not"
+            f" {agg.high - agg.low:g}.\n"
+            f"  why     floating point rounds values there to multiples of {rounded:g}\n"
+            "  to fix  subtract a number from the values and their bounds"
         )
     if agg.quantum is not None and agg.quantum > LARGEST:
         yield f"the quantum of '{agg.name}' must be at most {LARGEST:g}, not {agg.quantum:g}"
