@@ -582,6 +582,19 @@ def test_a_row_that_becomes_fewer_than_so_many_in_all_loses_none():
     assert own_rows(plan.source, t, lambda _: u).num_rows == w.num_rows
 
 
+def test_rows_made_of_one_row_get_no_more_long_texts_than_that_row_alone():
+    """A second join put a text of one person beside each of a thousand rows: 10 GB from three."""
+    t, u = pa.table({"id": [1, 2]}), pa.table({"id": [1] * 1000 + [2] * 3, "y": range(1003)})
+    w = pa.table({"id": [1, 2], "text": ["x" * 1_000_000, "y"]})
+    found = {"t": t, "u": u, "w": w}
+    joins = "t JOIN u ON t.id = u.id JOIN w ON t.id = w.id"
+    plan = planned(f"SELECT t.id, text FROM {joins}", found)
+    rows = own_rows(plan.source, t, lambda spec: spec.options["table"])
+    counts = {one["values"]: one["counts"] for one in pc.value_counts(rows["id"]).to_pylist()}
+    assert counts.pop(2) == 3
+    assert counts[1] * 1_000_000 <= own.MOST_REPEATED + 2_000_000
+
+
 @pytest.mark.parametrize("relation", [
     "SELECT t.id, text FROM t JOIN u ON t.id = u.id",
     "SELECT t.id, text FROM t JOIN regions ON t.place = regions.place",

@@ -10,9 +10,10 @@ Proof: codes compare the unit first (`matches`), so rows that match are one unit
     unit all other rows come out as they were. A row without a unit matches nothing.
 Live data: `newest` says which rows of a unit a join keeps; `runtime.live_joins` runs it.
 Bound: each row meets only the first `MATCHES` rows that match it. Rows that were made of one row
-    share this limit: in all steps together one row becomes at most `MATCHES` rows, whose texts and
-    lists take at most `MOST_REPEATED` bytes (`in_room`). So a join holds at most `MATCHES` times
-    the rows of its first relation, whatever the data are. `explain` says so.
+    share this limit: in all steps together one row becomes at most `MATCHES` rows (`in_room`). In
+    each step, the texts and lists that all of these repeat, or get from the other relation, take
+    about `MOST_REPEATED` bytes at most (`fitting`). So a join holds at most `MATCHES` times the
+    rows of its first relation, whatever the data are. `explain` says so.
 
 >>> matches(np.array([0, 1, 1]), np.array([1, 2, 1, 1]), most=2)
 (array([1, 1, 2, 2]), array([0, 2, 0, 2]))
@@ -203,6 +204,20 @@ def in_room(found: Int64[Array, " rows"], room: SharedRoom) -> Int64[Array, " ro
     return np.asarray(np.minimum(found, 1) + np.clip(left, 0, more))
 
 
+def fitting(origin: Int64[Array, " pairs"], sizes: Int64[Array, " pairs"]) -> Bool[Array, " pairs"]:
+    """Which pairs stay: those of an origin until the texts beside them pass `MOST_REPEATED` bytes.
+
+    >>> fitting(np.array([0, 1, 0, 0]), np.array([9, 0, MOST_REPEATED, 1])).tolist()
+    [True, True, True, False]
+    """
+    order = np.argsort(origin, kind="stable")
+    ranked, sizes = origin[order], sizes[order]
+    before = np.cumsum(sizes) - sizes
+    fits = np.empty(len(order), np.bool_)
+    fits[order] = before - before[np.searchsorted(ranked, ranked)] <= MOST_REPEATED
+    return fits
+
+
 def text_bytes(table: pa.Table) -> Int64[Array, " rows"]:
     """Bytes of the texts and lists of each row.
 
@@ -345,7 +360,9 @@ def near(
             return matches(left, right)
         ranked = np.sort(right)
         found = np.searchsorted(ranked, left, "right") - np.searchsorted(ranked, left, "left")
-        return matches(left, right, in_room(found, room))
+        rows, places = matches(left, right, in_room(found, room))
+        fit = fitting(room.origin[rows], text_bytes(theirs)[places])
+        return rows[fit], places[fit]
     rows, places = matches(left, right, max(1, len(right)))
     if late:
         order = np.argsort(places, kind="stable")
