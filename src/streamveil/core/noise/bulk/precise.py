@@ -138,9 +138,9 @@ def precise_rounded(
     a, b = multiply(a, b, sigma, 0.0)
     a, b = add(a, b, centre, 0.0)
     nearest = np.rint(a)
-    rest = (a - nearest) + b
-    if rest > 0.5:
+    rest = a - nearest
+    if rest == 0.5 and b > 0.0:  # their sum, rounded, would hide b
         nearest += 1.0
-    elif rest < -0.5:
+    elif rest == -0.5 and b < 0.0:
         nearest -= 1.0
     return int(nearest)
