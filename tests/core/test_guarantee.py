@@ -342,6 +342,9 @@ def test_the_sentence_says_who_what_how_much_and_how_long() -> None:
     shown = float(words.split("epsilon = ")[1].split(",")[0])
     assert guarantee.epsilon(1e-9) <= shown <= guarantee.epsilon(1e-9) + 0.01
     assert "No finite epsilon" in guarantee.sentence(0)
+    for delta in ("1.2345642e-9", "8.784e-6"):  # to the nearest digit, less than is lost
+        told = guarantee.sentence(delta).split(" plus ")[1].split(" (")[0]
+        assert Fraction(delta) <= Fraction(told) <= Fraction(delta) * Fraction("1.001")
 
 
 @pytest.mark.parametrize("size", [0, -1])

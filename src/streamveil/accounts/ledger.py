@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 from streamveil import accounts
 from streamveil.accounts import START, Amounts, Cost, Journal, Periods, PeriodTotals, Record
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
-from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
+from streamveil.core.accounting.guarantee import (
+    NOTHING,
+    Guarantee,
+    Loss,
+    days_of,
+    most_periods,
+    rounded_up,
+)
 from streamveil.errors import (
     BudgetError,
     PlanError,
@@ -546,7 +553,7 @@ def _in_epsilon(loss: Loss, limit: Budget) -> str:
     if limit.epsilon is None or not (loss.gaussian or loss.zcdp):
         return str(loss)
     epsilon = loss.epsilon(limit.quoted_delta)
-    told = f"epsilon={epsilon:.4g} at delta={float(limit.quoted_delta):.3g}"
+    told = f"epsilon={rounded_up(epsilon)} at delta={float(limit.quoted_delta):.3g}"
     return f"{loss}, by itself {told}" if isfinite(epsilon) else str(loss)
 
 

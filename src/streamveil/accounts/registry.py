@@ -16,6 +16,7 @@ from typing import Any
 from streamveil.accounts.deployment import ACCOUNTING, SPANS, number, span_of
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.core.accounting import Budget
+from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.errors import PlanError, require_one_of
 
 TIER, STATUS = 3, "Draft"
@@ -261,7 +262,7 @@ def composition(ledger: Ledger) -> Iterator[str]:
     yield "Kinds of loss: " + "; ".join(f"{name}: {how}" for name, how in kinds.items()) + "."
     epsilon = number(ledger.spent().epsilon(ledger.limit.quoted_delta))
     if epsilon is not None:
-        yield f"Spent, as epsilon at delta {ledger.limit.quoted_delta}: {epsilon:.6g}."
+        yield f"Spent, as epsilon at delta {ledger.limit.quoted_delta}: {rounded_up(epsilon)}."
 
 
 def paragraphs(said: Iterable[str]) -> str:

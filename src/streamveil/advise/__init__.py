@@ -25,6 +25,7 @@ from streamveil.compiler.plan_forecast import (
     published_chance,
     threshold,
 )
+from streamveil.core.accounting import float_above
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.total_test import TotalTest
@@ -203,7 +204,9 @@ def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
     if guarantee.protects.period is not None:
         epsilon, most = guarantee.lifetime("user-year").quoted(delta)
         found = f"epsilon = {rounded_up(epsilon)}" if epsilon < inf else "no finite epsilon"
-        words.append(f"Present in every period of a year: {found}, delta = {float(most):.3g}.")
+        words.append(
+            f"Present in every period of a year: {found}, delta = {rounded_up(float_above(most))}."
+        )
         words += [] if epsilon < inf else ["So many periods add up to no promise for a whole year."]
     loss = guarantee.loss
     terms = [f"{rounded_up(loss.rho())}-zCDP"]

@@ -207,7 +207,7 @@ def explain_joint(joint: JointPlan, together: Guarantee, *, forecast: bool = Fal
     costs = [(part.name, made.facts["epsilon"], made.facts["delta"])
              for part, made in zip(joint.parts, each, strict=True)]  # fmt: skip
     total = together.epsilon(delta)
-    rows = [(name, f"epsilon = {rounded_up(epsilon)}, delta = {lost:.3g}")
+    rows = [(name, f"epsilon = {rounded_up(epsilon)}, delta = {rounded_up(lost)}")
             for name, epsilon, lost in (*costs, ("all together", total, float(delta)))]  # fmt: skip
     sections = [Section("PRIVATE ANSWERS (each is charged for itself)", tuple(rows))]
     for part, made in zip(joint.parts, each, strict=True):

@@ -150,7 +150,7 @@ def promise(records: Records) -> str:
     several = f", the sum of {len(records)} ledgers" if len(records) > 1 else ""
     return (
         f"The releases hide {who}. Everything released so far costs at most epsilon = {share},"
-        f" delta = {delta:.3g}{several}."
+        f" delta = {rounded_up(delta)}{several}."
     )
 
 
@@ -280,7 +280,7 @@ def spending(name: str, record: dict[str, Any], *, drawn: bool) -> str:
     chart = f'<div class="panels">{room}</div>' if drawn else ""
     longer = (
         f'<p class="note">A unit present in all {year["periods"]} periods of a year loses at most'
-        f" {_finite(year['epsilon'])}, delta = {float(Fraction(year['delta'])):.3g}.</p>"
+        f" {_finite(year['epsilon'])}, delta = {rounded_up(float(Fraction(year['delta'])))}.</p>"
         if year else ""
     )  # fmt: skip
     return (

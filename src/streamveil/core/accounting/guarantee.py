@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from functools import partial
-from math import exp, floor, inf, log, log10, sqrt
+from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, Any
 
 from streamveil.core.accounting import (
@@ -27,6 +28,7 @@ ZERO = Fraction(0)
 REACHED = ("chance", "distance")  # per unit: the units of a group add theirs up
 NUMBERS = ("gaussian", "zcdp", "delta", *REACHED)
 SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
+FOUR_UP = Context(prec=4, rounding=ROUND_CEILING)
 UP = 1 + 1e-15  # float(Fraction) is correctly rounded; this puts it on the cautious side
 
 
@@ -419,11 +421,12 @@ class Guarantee:
         if epsilon == inf:
             at = float(exact("delta", delta))
             return f"No finite epsilon holds for {self._change} at delta = {at:g}."
-        plus = f" plus {float(exact('delta', delta)):g}" if exact("delta", delta) else ""
+        lost = rounded_up(float_above(exact("delta", delta)))
+        plus = f" plus {lost}" if exact("delta", delta) else ""
         return (
             f"{self._change[0].upper()}{self._change[1:]} changes the probability of anything that"
             f" all releases together may show by at most a factor e^{rounded_up(epsilon)}{plus}"
-            f" (epsilon = {rounded_up(epsilon)}, delta = {float(exact('delta', delta)):g}),"
+            f" (epsilon = {rounded_up(epsilon)}, delta = {lost}),"
             f" whatever else the reader knows, {self._duration}.{self._presence}"
         )
 
@@ -497,12 +500,7 @@ def most_periods(span: timedelta, protects: Neighbours) -> int:
 def rounded_up(epsilon: float) -> str:
     """Four significant digits, never below the number.
 
-    >>> rounded_up(83.34101), rounded_up(2.0), rounded_up(inf)
-    ('83.35', '2', 'inf')
+    >>> rounded_up(83.34101), rounded_up(2.0), rounded_up(inf), rounded_up(1.00005e-9)
+    ('83.35', '2', 'inf', '1.001e-09')
     """
-    if not 0 < epsilon < inf:
-        return f"{epsilon:.4g}"
-    digits = f"{epsilon:.4g}"
-    if float(digits) < epsilon:
-        digits = f"{epsilon + 10.0 ** (floor(log10(epsilon)) - 3):.4g}"
-    return digits
+    return f"{float(FOUR_UP.create_decimal(repr(float(epsilon)))):.4g}"
