@@ -84,6 +84,12 @@ def test_flat_tables_need_no_finer_lattice(monkeypatch) -> None:
     assert coarse == pytest.approx(table_design._rough_half(setting, shape), rel=0.002)
 
 
+def test_a_shift_is_found_where_delta_pays_for_all_openings() -> None:
+    """The search doubled the shift for minutes, and then divided by 0."""
+    budget = Budget(epsilon="0.1", delta="0.05")
+    assert design_selection(1, budget, 2).loss.fits(budget)
+
+
 def test_tables_of_small_epsilons_are_the_same_but_for_scale() -> None:
     """Falls, shift and half go with 1 / epsilon: the search finds that out, soon."""
     steep, flat = (design_selection(30, Budget(epsilon=e, delta=1e-9), 2) for e in ("0.4", "0.1"))

@@ -355,7 +355,13 @@ class Losses:
         self._rest: Float64[Array, " n"] = np.zeros(0)
 
     def delta(self, places: int) -> float:
-        """The approximate delta of selection and releases together, with so many steps of shift."""
+        """The approximate delta of selection and releases together, with so many steps of shift.
+
+        A shift may be of any size where a large delta pays for all openings: none is tried that
+        moves losses to where they count as infinite.
+        """
+        if places * self.step > self.setting.furthest:
+            return inf
         most = 0.0
         for curve in (curve_without, curve_with):
             law = law_near(curve(self.worst, self.step, places), self.step)
