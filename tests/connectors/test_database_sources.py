@@ -351,6 +351,21 @@ def test_numbers_of_more_digits_than_reals_hold_name_no_unit(place, column, tmp_
             list(query.run(str(tmp_path / f"{place_of}")))
 
 
+@pytest.mark.parametrize(("declared", "expected"), [
+    (None, [3.0, float(2**128 - 1)]), ({"n": "STRING"}, ["3", str(2**128 - 1)]),
+    ({"n": "INT64"}, [3, None]),
+])  # fmt: skip
+def test_the_largest_whole_numbers_of_duckdb_are_not_negative(declared, expected, tmp_path):
+    """Arrow gets -1 for 2^128 - 1."""
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(str(tmp_path / "t")) as made:
+        made.execute(f"CREATE TABLE t AS SELECT unnest([3::UHUGEINT, {2**128 - 1}]) AS n")
+    given = {"columns": declared} if declared else {}
+    source = open_source("duckdb", {"path": str(tmp_path / "t"), "table": "t", **given})
+    (chunk,) = source.read(None, 9)
+    assert sorted(chunk.rows["n"].to_pylist(), key=str) == sorted(expected, key=str)
+
+
 @pytest.mark.parametrize("declared", [None, "BYTES"])
 def test_bytes_are_the_bytes_that_they_are(declared, place):
     """Those of PostgreSQL were texts, and with the type BYTES the bytes of these texts."""

@@ -349,6 +349,13 @@ SHOWN = {
 }
 
 
+def readable(kind: Any, name: str) -> str | None:
+    """How a column of DuckDB is read; None: as it is."""
+    if kind.id == "uhugeint":  # whose values from 2^127 on Arrow gets as negative ones
+        return f"CAST({name} AS VARCHAR)"
+    return (condition := in_reach(kind, name)) and f"CASE WHEN {condition} THEN {name} END"
+
+
 def in_reach(kind: Any, value: str, depth: int = 0) -> str | None:
     """The condition under which DuckDB can show a value of a type; None: it always can.
 
@@ -407,7 +414,7 @@ class DuckdbSource(DatabaseSource):
             import duckdb
         super().__init__(f"'{require_file(path)}'", table, query, columns)
         self.path, self._duckdb, self.error = absolute(path), duckdb, duckdb.Error
-        self._replaced: list[str] = []  # columns as they are read, where some values are null
+        self._replaced: list[str] = []  # columns that are not read as they are
 
     def connect(self) -> Any:
         """See `DatabaseSource`."""
@@ -427,9 +434,9 @@ class DuckdbSource(DatabaseSource):
         query = f"SELECT * FROM {super()._rows()} LIMIT 0"  # noqa: S608
         result = connection.sql(query)
         self._replaced = [
-            f"CASE WHEN {condition} THEN {name} END AS {name}"
+            f"{value} AS {name}"
             for name, kind in zip(map(self.quoted, result.columns), result.types, strict=True)
-            if (condition := in_reach(kind, name))
+            if (value := readable(kind, name))
         ]
         found = pa.RecordBatchReader.from_stream(result)
         return pa.schema([
