@@ -49,7 +49,7 @@ oldest: .venv/oldest.ok
 	rm -rf $(OLDEST)/src && cp -r src $(OLDEST)/src && rm -rf $(OLDEST)/src/streamveil/_kernels
 	$(OLD_RUN) streamveil.compiled
 	$(OLD_RUN) pytest -n 2 --dist loadfile -m "not slow" tests/sql tests/results tests/test_cli.py tests/test_display.py \
-	  tests/connectors/test_frames.py tests/connectors/test_files.py tests/runtime/test_rejects.py
+	  tests/connectors/test_frames.py tests/connectors/test_files.py tests/runtime/test_rejects.py tests/dataflow/test_witness.py
 
 .venv/oldest.ok: .venv/base.ok pyproject.toml constraints.txt
 	$(PIP) uv
