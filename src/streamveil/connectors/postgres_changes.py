@@ -122,19 +122,18 @@ class PostgresChanges(TracedSource):
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
-        return as_declared(self._known, self.declared, f"table '{self.table}'")
+        return as_declared(self._known[0], self.declared, f"table '{self.table}'")
 
     @cached_property
-    def _known(self) -> pa.Schema:
-        """The columns as the server tells their types."""
+    def _known(self) -> tuple[pa.Schema, dict[str, int]]:
+        """The columns as the server tells their types, and its number of each type."""
         with self._connection() as connection:
             found = connection.execute(f"SELECT * FROM {quoted(self.table)} LIMIT 0")  # noqa: S608
-            known = schema_of(found)
-            self._kinds = {one.name: one.type_code for one in found.description}
+            known, kinds = schema_of(found), {one.name: one.type_code for one in found.description}
         for name in OF_CHANGES.names:
             if name in known.names:
                 raise SourceError(f"the source 'postgres_changes' has a column '{name}' of its own")
-        return pa.schema([*known, *OF_CHANGES])
+        return pa.schema([*known, *OF_CHANGES]), kinds
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
@@ -188,9 +187,9 @@ class PostgresChanges(TracedSource):
 
     def _read_as(self, texts: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
         """See `fit`. The texts are those of the log, also of first rows."""
-        known = self._known
+        known, kinds = self._known
         for place, name in enumerate(texts.column_names):
-            for form, cast in CASTS.get(self._kinds.get(name, 0), ()):
+            for form, cast in CASTS.get(kinds.get(name, 0), ()):
                 column = pc.replace_substring_regex(texts.column(name), form, cast)
                 texts = texts.set_column(place, name, column)
         return fit(with_bytes(texts.select(wanted.names), known, wanted), wanted)
