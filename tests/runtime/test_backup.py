@@ -17,9 +17,11 @@ from streamveil.runtime import backup as backups
 from streamveil.runtime import run as runs
 from streamveil.runtime import store as stores
 from streamveil.runtime import watch as watches
+from streamveil.runtime.archive import Archive
 from streamveil.runtime.backup import backup, restore
 from streamveil.runtime.fork import boundary, fork
 from streamveil.runtime.inspect import inspect
+from streamveil.runtime.published import of_state
 from streamveil.runtime.run import run
 from streamveil.runtime.store import read_header
 from streamveil.runtime.verify import verify
@@ -49,6 +51,29 @@ def test_a_state_goes_on_from_its_backup(tmp_path):
     with pytest.raises(StoreError, match="is not a backup"):
         restore("s", "t")
     assert len(first) == 4
+
+
+def test_a_job_that_died_before_it_wrote_a_release_is_backed_up(monkeypatch):
+    """Its state was called damaged, and no backup was made. The log makes the release again."""
+    some(run(plan(), state="s"), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Archive, "keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            told(run(plan(), state="s"))
+    [words] = [one.words for one in verify("s") if one.part == "archive"]
+    assert words == "2 releases; 1 more release from the log when the job goes on"
+    backup("s", "copy")
+    with pytest.raises(StoreError, match="of a backup: run what `streamveil restore` makes"):
+        of_state("copy")
+    restore("copy", "t")
+    rest = told(run(plan(), state="s"))
+    again = told(run(plan(), state="t"))
+    assert again.keys() == rest.keys()
+    assert all(again[place].equals(rest[place]) for place in rest), "the same bytes"
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

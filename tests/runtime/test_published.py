@@ -70,6 +70,28 @@ def test_a_job_reads_while_it_runs(tmp_path):
                 job.read(0, trigger)
 
 
+def test_a_state_is_read_whenever_its_job_has_committed_and_not_yet_archived(tmp_path, monkeypatch):
+    """A state was called damaged if all attempts to read it fell between the two."""
+    waiting, contents = [], published.contents
+    with Job(tmp_path / "s", work(Stream(batches=40)), SEEDED) as job:
+        keep = job._archive.keep
+
+        def late(*releases):
+            for one in waiting:
+                keep(*one)
+            waiting[:] = [releases]
+
+        def then_the_job_goes_on(*args):
+            held = contents(*args)
+            next(job)
+            return held
+
+        monkeypatch.setattr(job._archive, "keep", late)
+        monkeypatch.setattr(published, "contents", then_the_job_goes_on)
+        next(job)
+        assert [one.trigger for one in published.of_state(tmp_path / "s").moments] == [1]
+
+
 def test_what_the_archive_lost_in_a_crash_comes_back_from_the_log(tmp_path):
     folder = tmp_path / "s"
     run(folder, stop=3)

@@ -53,9 +53,12 @@ def of_state(path: str | Path) -> Releases:
             "  to fix  read the folder of its sink"
         )
     require_header(home)
+    led: LedTo | None = None
     for attempt in range(ATTEMPTS):
         try:
-            return _of_state(home, require_header(home))  # a job that begins is not ready at first
+            header = require_header(home)  # a job that begins is not ready at first
+            led = led or led_to(home, header)  # a job that runs would lead further every time
+            return _of_state(home, header, led)
         except StoreError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -63,14 +66,19 @@ def of_state(path: str | Path) -> Releases:
     raise AssertionError
 
 
-def _of_state(home: Path, header: Header) -> Releases:
-    """The releases of a state as it is now."""
+def _of_state(home: Path, header: Header, led: LedTo) -> Releases:
+    """The releases of a state as it is now; `led`: what it led to now, or before."""
     archive, loads = home / ARCHIVE, dict[Moment, Load]()
-    led = led_to(home, header)
     elsewhere, dropped = kept_by_sink(home), 0
     if archive.exists() or led.extent is not None or (led.marks and elsewhere is None):
         held = contents(archive, header.epoch)
-        require_all(archive, held, led.extent, led.marks)
+        if lacking(archive, held, led.extent, led.marks):
+            raise StoreError(
+                f"'{archive.name}' in the state directory lacks releases that were committed: a job"
+                " is about to write them, or ended before it did.\n"
+                "  to fix  if the job runs, read again; else run it again, which writes them from"
+                " its log (of a backup: run what `streamveil restore` makes of it)"
+            )
         there = held.dropped + len(held.entries)
         if there > led.committed:  # by a job that runs: it commits before it archives
             led = led_to(home, header)
@@ -132,20 +140,19 @@ def _led_to(home: Path, header: Header, saved: list[tuple[int, Path]]) -> LedTo:
     return LedTo(extent, marks, waiting)
 
 
-def require_all(path: Path, held: Contents, needed: Extent | None, marks: list[Mark]) -> None:
-    """Refuses an archive that lacks a release that was committed, or holds another there."""
+def lacking(path: Path, held: Contents, needed: Extent | None, marks: list[Mark]) -> int:
+    """How many of the last releases an archive lacks, which a restart writes from the log.
+
+    Refuses an archive that lacks others, or holds another release in place of one.
+    """
     first = (needed.releases if needed else 0) - held.dropped
     found = held.entries[max(first, 0) :]
     wanted = [Moment(one.window, one.trigger) for one in marks[max(-first, 0) :]]
     if held.is_damaged or (needed is not None and not held.holds(needed)):
         raise formats.damaged(path)
-    if [one.place for one in found[: len(wanted)]] != wanted:
-        raise StoreError(
-            f"'{path.name}' in the state directory lacks releases that were committed: it is"
-            " damaged, or the job died before it wrote them.\n"
-            "  to fix  run the job again, which writes them from its log, or restore the whole"
-            " directory from a backup of one moment"
-        )
+    if any(one.place != place for one, place in zip(found, wanted, strict=False)):
+        raise formats.damaged(path)
+    return max(0, len(wanted) - len(found))
 
 
 def kept_by_sink(home: Path) -> Path | None:

@@ -25,7 +25,7 @@ from streamveil.runtime import secret as secrets
 from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
 from streamveil.runtime.inspect import size_text
 from streamveil.runtime.progress import counted
-from streamveil.runtime.published import kept_by_sink, led_to, of_state, require_all
+from streamveil.runtime.published import kept_by_sink, lacking, led_to, of_state
 from streamveil.runtime.secret import check
 from streamveil.runtime.spark_state import Home
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
@@ -136,19 +136,23 @@ def log(home: Path, header: Header) -> Words:
 
 
 def archive(home: Path, header: Header) -> Words:
-    """Every release, all that were committed and no more."""
+    """Every release, all that were committed and no more.
+
+    The last ones may be missing: a restart writes those from the log.
+    """
     path = home / ARCHIVE
     needed, marks, _ = led_to(home, header)
     if not path.exists() and needed is None and (not marks or kept_by_sink(home) is not None):
         return "none: nothing was released yet, or the sink keeps releases"
     held = contents(path, header.epoch)
-    require_all(path, held, needed, marks)
+    behind = lacking(path, held, needed, marks)
     if held.goes_beyond((needed.releases if needed else 0) + len(marks)):
         raise ahead(home)
     for entry in held.entries:
         committed(path, entry)
     dropped = f", {held.dropped:,} older ones were dropped" if held.dropped else ""
-    return f"{counted(len(held.entries), 'release')}{dropped}"
+    more = f"; {counted(behind, 'more release')} from the log when the job goes on"
+    return f"{counted(len(held.entries), 'release')}{dropped}{more if behind else ''}"
 
 
 def sink(home: Path, header: Header) -> Words:
