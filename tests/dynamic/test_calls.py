@@ -248,6 +248,34 @@ def test_a_copy_of_a_model_has_its_records():
     assert model.trainer.read == 9
 
 
+def test_what_a_trainer_writes_reaches_no_other_run_and_no_answer():
+    """A trainer that centred its rows in place changed all rows of the next run, so that one record
+    moved every one of them; and what it kept of its answer was shown while it trained again."""
+
+    class Writes:
+        def __init__(self):
+            self.read, self.theta = [], np.zeros(3)
+
+        def train(self, x, y, share, place):
+            self.read.append(x.copy())
+            self.theta += x.sum(axis=0)
+            if len(self.read) > 1:
+                raise ArithmeticError
+            x -= x.mean(axis=0)
+            y[:] = 1
+            return self.theta
+
+    schedule = BBScheduler(start=10, budget=Budget(epsilon=1), gamma=1.0)
+    model = classifier(method=Writes(), schedule=schedule)
+    model.partial_fit(np.tile(ROWS, (5, 1)), [0, 1] * 5)
+    shown = model.coef_
+    with pytest.raises(ArithmeticError):
+        model.partial_fit(np.tile(ROWS, (5, 1)), [0, 1] * 5)
+    first, second = model.trainer.read
+    assert np.array_equal(first, second[:10])
+    assert np.array_equal(shown, model.coef_)
+
+
 @pytest.mark.parametrize("records", [1, 7, 10**3, 10**9])
 @pytest.mark.parametrize("kind", [BBScheduler, BBImprover, DisjointDoubling])
 def test_the_last_run_that_is_due_is_made_however_many_records_come(kind, records):

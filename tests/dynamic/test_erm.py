@@ -196,8 +196,19 @@ def test_a_classifier_improves_as_records_arrive(method):
     assert model.trained_on == 300 * 2**6
 
 
-@pytest.mark.parametrize("made", [np.zeros(4), [[0.0] * 5], None])
-def test_a_trainer_of_ones_own_that_gives_other_coefficients_is_named(made):
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (np.zeros(4), r"gives coefficients of shape \(5,\), not"),
+        ([[0.0] * 5], "gives coefficients of shape"),
+        (None, "gives coefficients of shape"),
+        ([0, 0, 0, 0, np.nan], "gives finite coefficients"),  # put every row in one class
+        ([0, 0, 0, 0, -np.inf], "gives finite coefficients"),
+        (["a"] * 5, "coefficients must be numbers"),  # came back in `coef_`
+        ([1j] * 5, "coefficients must be numbers"),
+    ],
+)
+def test_a_trainer_of_ones_own_that_gives_other_coefficients_is_named(made, words):
     class Own:
         def train(self, *_):
             return made
@@ -206,8 +217,9 @@ def test_a_trainer_of_ones_own_that_gives_other_coefficients_is_named(made):
     model = GrowingClassifier(
         features=4, classes=(0, 1), schedule=schedule, noise=SeededNoise(3), method=Own()
     )
-    with pytest.raises(PlanError, match=r"gives coefficients of shape \(5,\), not"):
+    with pytest.raises(PlanError, match=words):
         model.partial_fit(*stream(300))
+    assert model.trained_on == 0
 
 
 def test_batches_of_any_size_give_the_same_model():

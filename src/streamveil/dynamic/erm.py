@@ -489,11 +489,13 @@ class GrowingClassifier:
     def _slice(self, start: int, stop: int) -> Data:
         rows, labels = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
         self._parts[:] = [(rows, labels)]  # of copies as well
-        return rows[start:stop], labels[start:stop]
+        return rows[start:stop].copy(), labels[start:stop].copy()  # the trainer may write to them
 
     def _train(self, data: Data, share: Share, place: Place) -> Array:
-        made = np.asarray(self.trainer.train(*data, share, place))
         wanted = data[0].shape[1:]
-        if made.shape != wanted:
-            raise PlanError(f"a trainer gives coefficients of shape {wanted}, not {made.shape}")
-        return made
+        given = reals("coefficients", self.trainer.train(*data, share, place))
+        if given.shape != wanted:
+            raise PlanError(f"a trainer gives coefficients of shape {wanted}, not {given.shape}")
+        if not np.isfinite(given).all():
+            raise PlanError("a trainer gives finite coefficients; one of these is not")
+        return given.copy()  # the trainer may go on with its own
