@@ -90,6 +90,20 @@ def test_a_run_happens_when_its_size_is_reached_and_sees_the_whole_database():
     assert runs.answer == 3
 
 
+@pytest.mark.parametrize("kind", [BBScheduler, DisjointDoubling])
+def test_a_run_that_a_black_box_makes_from_inside_is_the_newer_one(kind):
+    """The answer about 10 records replaced the one about 20."""
+
+    def box(data, share, place):
+        if data == (0, 10):
+            runs.arrive(30)
+        return data
+
+    runs = Reruns(kind(start=10, budget=PURE), box, lambda a, b: (a, b), Place(SilentNoise(), "t"))
+    assert runs.arrive(10)
+    assert runs.answered_at == runs.answer[1] == 40
+
+
 def test_disjoint_batches_never_share_a_record():
     _, seen, _ = watch(DisjointDoubling(start=10, budget=PURE), [1] * 200)
     ranges = [data for data, _, _ in seen]
