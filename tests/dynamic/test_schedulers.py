@@ -1,4 +1,6 @@
+import copy
 import math
+import pickle
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,7 +14,7 @@ from streamveil.dynamic.schedulers import (
     DisjointDoubling,
     Reruns,
 )
-from streamveil.errors import BudgetError
+from streamveil.errors import BudgetError, UncopiedNoiseError
 
 PURE, ZCDP = Budget(epsilon=1), Budget(rho="0.5")
 
@@ -102,6 +104,14 @@ def test_a_run_that_a_black_box_makes_from_inside_is_the_newer_one(kind):
     runs = Reruns(kind(start=10, budget=PURE), box, lambda a, b: (a, b), Place(SilentNoise(), "t"))
     assert runs.arrive(10)
     assert runs.answered_at == runs.answer[1] == 40
+
+
+def test_schedulers_are_not_copied():
+    """A black box with noise of its own read a batch again in each copy, with the whole budget."""
+    runs, _, _ = watch(DisjointDoubling(start=10, budget=PURE), [])
+    for copied in (copy.copy, pickle.dumps):
+        with pytest.raises(UncopiedNoiseError):
+            copied(runs)
 
 
 def test_disjoint_batches_never_share_a_record():

@@ -404,6 +404,8 @@ class GrowingClassifier:
     def partial_fit(self, x: Array, y: Array) -> GrowingClassifier:
         """Adds records; retrains when the schedule says so. Records with other labels do not count.
 
+        If training fails, the records are there all the same: do not add them again.
+
         Args:
             x: a row of features for each record.
             y: the label of each.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from streamveil.core.accounting import Budget, Neighbours, exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee, Loss
@@ -22,6 +22,7 @@ from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.errors import (
     HorizonError,
     PlanError,
+    UncopiedNoiseError,
     at_least,
     require_between,
     require_budget,
@@ -330,11 +331,14 @@ class Reruns(Generic[Data]):
 
     `black_box(data, share, place)` returns the answer of one private run on `data` that costs
     `share`; `slice_of(start, stop)` gives the records of those positions. When several runs fall
-    due at once, only the last is made: the others' shares stay unspent.
+    due at once, only the last is made: the others' shares stay unspent. If the black box raises,
+    the records have arrived and the run is over: do not add them again. To go on after a stop, save
+    `size` and `next_index` with each answer, before it is shown.
 
     Raises:
         BudgetError: a run would pass the schedule's budget.
         PlanError: fewer than 0 or more than 2**62 records arrive at once.
+        UncopiedNoiseError: it is copied: both would make the same runs, for the budget of one.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
@@ -364,6 +368,9 @@ class Reruns(Generic[Data]):
         self.meter = Meter(Share.of(self.schedule.budget))
         for index in range(0 if self.disjoint else self.next_index):  # made before a restart
             self.meter.charge(self.schedule.run(index).share)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UncopiedNoiseError
 
     @property
     def disjoint(self) -> bool:
