@@ -30,6 +30,7 @@ from streamveil.dynamic import (
     choose,
     growing,
 )
+from streamveil.dynamic.signed_counter import TreeCounter
 from streamveil.errors import HorizonError, PlanError
 from streamveil.linear import Marginals, Mwem, Residuals, Share, noisy_queries
 
@@ -210,6 +211,32 @@ def test_a_growing_table_tells_of_all_its_steps():
         table.step(state, Changes(born=np.array([0])), here)
     with pytest.raises(HorizonError, match="covers 4 steps"):
         table.step(state, Changes(), here)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        ContinualMwem(queries=CELLS, share=ALL, horizon=4),
+        COUNTER,
+        FullyDynamic.repaired(SUMS, ALL, horizon=4),
+        InsertionOnly.dense(SUMS, ALL, 4),
+        Rerun(static=SUMS, share=ALL, steps=4),
+        SignedCounter(strategy=Residuals(CELLS), share=Share("gdp", 1), horizon=4, only_grows=True),
+        TreeCounter(strategy=Residuals(CELLS), share=ALL, horizon=4),
+        TwoStream(static=SUMS, share=ALL, horizon=4),
+    ],
+    ids=lambda mechanism: type(mechanism).__name__,
+)
+def test_a_record_of_no_point_of_the_domain_is_not_taken_in(mechanism):
+    """It stayed in the state: every later step was refused because of it."""
+    (state, here), (other, there) = ((mechanism.init(one), one) for one in (place(), place()))
+    for wrong in ([4], [-1], [0.5]):
+        with pytest.raises(PlanError, match=r"must be (whole )?numbers"):
+            mechanism.step(state, Changes(born=np.array(wrong)), here)
+    for _ in range(4):
+        mechanism.step(state, Changes(born=np.array([3])), here)
+        mechanism.step(other, Changes(born=np.array([3])), there)
+    assert np.array_equal(mechanism.answers(state).values, mechanism.answers(other).values)
 
 
 def test_a_copy_of_a_table_counts_nothing_twice():

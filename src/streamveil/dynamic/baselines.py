@@ -10,7 +10,7 @@ from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_covered
+from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_covered, require_points
 from streamveil.dynamic.trees import Difference, accumulator, error_of, released, require_tree
 from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.budget_shares import Share
@@ -77,6 +77,7 @@ class TwoStream(OfStatic):
 
     def step(self, state: TwoState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
+        require_points(changes, self.queries.domain)
         self._both.step(state, Bag.of(changes.born), Bag.of(changes.gone), place)
 
     def answers(self, state: TwoState) -> QueryAnswers:
@@ -162,6 +163,7 @@ class Rerun(OfStatic):
         """See `DynamicMechanism`."""
         if self.steps is not None and state.t >= self.steps:
             raise HorizonError(self.steps)
+        require_points(changes, self.queries.domain)
         state.t += 1
         state.live = Bag.sum([state.live, Bag.of(changes.born), Bag.of(changes.gone, -1)])
         state.latest = released(self.static, state.live, self.part, place.inside(state.t))

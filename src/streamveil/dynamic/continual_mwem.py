@@ -13,7 +13,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes
+from streamveil.dynamic.protocol import Bag, Changes, require_points
 from streamveil.dynamic.signed_counter import (
     RootState,
     SignedCounter,
@@ -110,6 +110,7 @@ class ContinualMwem:
         """See `DynamicMechanism`."""
         if state.t >= self.horizon:
             raise HorizonError(self.horizon)
+        require_points(changes, self.queries.domain)
         state.t += 1
         state.live = Bag.sum([state.live, Bag.of(changes.born), Bag.of(changes.gone, -1)])
         zeros = [np.zeros(len(part), np.int64) for part in (changes.born, changes.gone)]

@@ -16,7 +16,15 @@ from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Repaired
 from streamveil.dynamic.insertion_only import partition_share, require_one_change
 from streamveil.dynamic.partition import Partition, PartitionState, TimeVarying
-from streamveil.dynamic.protocol import EMPTY, Bag, Changes, OfStatic, require_covered, require_same
+from streamveil.dynamic.protocol import (
+    EMPTY,
+    Bag,
+    Changes,
+    OfStatic,
+    require_covered,
+    require_points,
+    require_same,
+)
 from streamveil.dynamic.trees import error_of
 from streamveil.errors import (
     HorizonError,
@@ -218,6 +226,7 @@ class FullyDynamic(OfStatic):
         """See `DynamicMechanism`."""
         if self.partition is None and self.horizon is not None and state.q >= self.horizon:
             raise HorizonError(self.horizon)
+        require_points(changes, self.queries.domain)
         state.t += 1
         state.born.append(changes.born)
         state.gone.append(changes.gone)

@@ -158,7 +158,8 @@ class DynamicMechanism(Protocol):
 
         Raises:
             HorizonError: all steps are over.
-            PlanError: records go from a table that only grows.
+            PlanError: records go from a table that only grows, or are not of the domain; nothing
+                is changed then.
         """
 
     def answers(self, state: State) -> QueryAnswers:
@@ -192,6 +193,12 @@ def require_growth(changes: Changes) -> None:
     """Refuses deletions where noise is sized for insertions alone."""
     if len(changes.gone):
         raise PlanError("this table only grows: use a mechanism for inserts and deletes")
+
+
+def require_points(changes: Changes, domain: int) -> None:
+    """Refuses records that are not of the domain, before a state takes them in."""
+    points_of("born", changes.born, domain)
+    points_of("gone", changes.gone, domain)
 
 
 def require_covered(static: StaticMechanism, protects: Neighbours) -> None:

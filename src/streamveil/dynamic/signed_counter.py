@@ -14,7 +14,7 @@ from streamveil.core.measure import sums_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes, require_growth
+from streamveil.dynamic.protocol import Bag, Changes, require_growth, require_points
 from streamveil.dynamic.trees import Accumulator, accumulator, require_tree
 from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.additive import Additive, grain
@@ -303,6 +303,7 @@ class TreeCounter(OfStrategy):
 
     def step(self, state: TreeCounterState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
+        require_points(changes, self.queries.domain)
         self.inner.step(state.inner, self.net(changes), place)
 
     def answers(self, state: TreeCounterState) -> QueryAnswers:
