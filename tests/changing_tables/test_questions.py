@@ -37,7 +37,7 @@ def other(number):
 
 def test_what_follows_from_a_release_is_still_answered_when_nothing_is_left_to_pay_with():
     asked, state = made(wide=1.5)
-    state.inner.run = None
+    state.inner.run, state.inner.meter.spent = None, state.inner.meter.limit.amount
     assert asked.ask(state, other(1), place())[0].kind == "EXHAUSTED"
     found, delta = asked.ask(state, FOLLOWS, place())
     assert (found.kind, found.value, delta) == ("RELEASED", 1000.0, None)

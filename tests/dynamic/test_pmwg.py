@@ -83,6 +83,29 @@ def test_the_share_is_never_passed_and_exhaustion_shows():
         assert answers[-1][0] == "EXHAUSTED"
 
 
+@pytest.mark.parametrize("cut", range(4))
+def test_after_a_cut_off_question_the_next_one_is_answered(cut, monkeypatch):
+    """All later ones were refused: noise drawn before, or a run that has halted."""
+    pmwg, here = Pmwg.practical(Share("pure", 9), start=100, domain=2), Place(SeededNoise(1), "t")
+    state, question = pmwg.init(np.array([100, 0]), here), np.array([1.0, 0])
+    draws, given = Place.draws, []
+
+    def interrupted(place, *more):
+        found = draws(place, *more)
+        given.append(more)
+        if len(given) == cut + 1:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "draws", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            [pmwg.ask(state, question, here) for _ in range(50)]
+    spent = state.meter.spent
+    assert pmwg.ask(state, question, here).kind in ("EASY", "HARD")
+    assert spent <= state.meter.spent <= 9
+
+
 def test_corrections_stay_below_the_bound_of_the_potential():
     pmwg = Pmwg.practical(PURE, start=500, domain=32, halts=10**6, threshold=0.05)
     state, answers = drive(pmwg, QUIET, rounds=200)

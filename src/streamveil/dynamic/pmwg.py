@@ -269,7 +269,8 @@ class Pmwg:
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
         """Answers one question, given by weights in [0, 1], in records.
 
-        When EXHAUSTED, it returns the synthetic answer, without a promise on its error.
+        When EXHAUSTED, it returns the synthetic answer, without a promise on its error. A question
+        that is cut off ends its run; the next one pays for another.
 
         Args:
             state: what `init` returned.
@@ -283,12 +284,16 @@ class Pmwg:
         query = np.asarray(query, np.float64)
         guess = state.size * float(query @ state.weights)
         if state.run is None:
+            self.open_run(state, place)
+        if state.run is None:
             return SparseAnswer("EXHAUSTED", restored(guess))
         exact = counted(quanta, state.histogram)
         gap = abs(exact - round(math.ldexp(guess, self.shift)))
         limit = math.ceil(math.ldexp(self.limit(state), self.shift))
         here = place.inside(b"run", state.started - 1)
-        if not self.above(state.epoch).ask(state.run, gap, limit, here):
+        run, state.run = state.run, None  # so a question that is cut off ends its run
+        if not self.above(state.epoch).ask(run, gap, limit, here):
+            state.run = run
             return SparseAnswer("EASY", restored(guess))
         return self._measure(state, exact, guess, query, place)
 
@@ -332,8 +337,8 @@ class Pmwg:
         state.run = None
         if state.meter.fits(cost):
             state.meter.charge(cost)
-            state.run = above.init(place.inside(b"run", state.started))
             state.started += 1
+            state.run = above.init(place.inside(b"run", state.started - 1))
 
     def _measure(
         self, state: PmwgState, exact: int, guess: float, query: Float64[Array, " N"], place: Place
@@ -341,7 +346,6 @@ class Pmwg:
         epsilon = epoch_share(self.first, state.epoch, Fraction(self.power)).epsilon * SPLIT[2]
         cost = pure_cost(self.share, epsilon)
         if not state.meter.fits(cost):
-            state.run = None
             return SparseAnswer("EXHAUSTED", restored(guess))
         state.meter.charge(cost)
         draws = place.inside(b"run", state.started - 1).draws(b"value")
