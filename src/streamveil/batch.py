@@ -248,7 +248,7 @@ def as_table(data: Any) -> pa.Table:
         names = dict.fromkeys(name for row in data for name in row)
         data = {name: [row.get(name) for row in data] for name in names}
     if isinstance(data, dict) or hasattr(data, STREAM):
-        require_no_addresses(data)
+        require_own_values(data)
     if isinstance(data, dict):
         with without_values(
             data, "give lists of one length, of one type: {'user': [1], 'ms': [3]}"
@@ -295,11 +295,20 @@ def unreadable(data: Any, names: list[Any]) -> Iterator[Any]:
             yield name
 
 
-def require_no_addresses(data: Any) -> None:
-    """SourceError for objects of Python in a frame of Polars: Arrow is given where each one lies.
+def require_own_values(data: Any) -> None:
+    """SourceError for columns of which Arrow is given other values than the package shows.
 
-    One person, as equal objects, would count as several; and a group would show an address.
+    Of objects of Python in a frame of Polars it is given the addresses: one person, as equal
+    objects, would count as several, and a group would show one. The largest whole numbers of DuckDB
+    come as negative ones.
     """
+    if type(data).__name__ == "DuckDBPyRelation":
+        for name, kind in zip(data.columns, data.types, strict=True):
+            if kind.id == "uhugeint":
+                raise SourceError(
+                    f"column '{name}' has the type UHUGEINT, whose largest values would be read as"
+                    " negative ones.\n  to fix  CAST it AS DOUBLE, or AS VARCHAR, in the relation"
+                )
     known = getattr(data, "schema", None)
     if isinstance(data, dict):
         known = {name: getattr(column, "dtype", None) for name, column in data.items()}

@@ -172,6 +172,7 @@ UUIDS = [UUID(int=7), UUID(int=7)]  # one person
     [
         (pl.DataFrame({"u": UUIDS}), "'u' has the type Object of Polars"),
         ({"u": pl.Series(UUIDS)}, "'u' has the type Object of Polars"),
+        (duckdb.sql("SELECT 3::UHUGEINT AS u"), "'u' has the type UHUGEINT"),
         (pl.DataFrame({"k": pl.Series([1], dtype=pl.Int128)}), "its column 'k' has values"),
         (pd.DataFrame([[1, 2]], columns=["k", "k"]), "two columns are called 'k'"),
         (pa.table({"k": pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])}),
