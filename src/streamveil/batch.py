@@ -296,11 +296,11 @@ def unreadable(data: Any, names: list[Any]) -> Iterator[Any]:
 
 
 def require_own_values(data: Any) -> None:
-    """SourceError for columns of which Arrow is given other values than the package shows.
+    """Refuses columns whose values Arrow would read as others.
 
-    Of objects of Python in a frame of Polars it is given the addresses: one person, as equal
-    objects, would count as several, and a group would show one. The largest whole numbers of DuckDB
-    come as negative ones.
+    Objects in a frame of Polars come as addresses in memory: a person named by equal objects would
+    count as several, and a group would show an address. The largest whole numbers of DuckDB come as
+    negative ones.
     """
     if type(data).__name__ == "DuckDBPyRelation":
         for name, kind in zip(data.columns, data.types, strict=True):

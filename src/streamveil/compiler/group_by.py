@@ -522,7 +522,7 @@ def nothing_cut(plan: Plan) -> bool:
 
 
 def with_room(output: Output, plan: AggregationPlan) -> Output:
-    """A sum that a count moves back, with room for its steps where no finer noise spreads them out.
+    """Adds room for a count's steps to a sum that it moves back, where the sum has less noise.
 
     See `results.intervals.room_of`. Noise has the least deviation in keys that start last.
     """

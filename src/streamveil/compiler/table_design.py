@@ -357,8 +357,8 @@ class Losses:
     def delta(self, places: int) -> float:
         """The approximate delta of selection and releases together, with so many steps of shift.
 
-        A shift may be of any size where a large delta pays for all openings: none is tried that
-        moves losses to where they count as infinite.
+        Infinite for a shift that moves losses to where they count as infinite. Without this limit
+        the search would not end where a large delta pays for all openings.
         """
         if places * self.step > self.setting.furthest:
             return inf

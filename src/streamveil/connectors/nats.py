@@ -96,7 +96,7 @@ class NatsSource(Messages):
 
         Not every number has a message: one can be deleted by itself. By age or size the server
         deletes the first messages, so a gap before the first one left means lost messages.
-        The server forgets who asks for nothing for a minute, as where a micro-batch takes longer.
+        The server forgets a reader that asks for nothing for a minute: a micro-batch took longer.
         """
         from nats.js.errors import APIError
 

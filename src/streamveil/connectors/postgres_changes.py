@@ -126,7 +126,7 @@ class PostgresChanges(TracedSource):
 
     @cached_property
     def _known(self) -> tuple[pa.Schema, dict[str, int]]:
-        """The columns as the server tells their types, and its number of each type."""
+        """The columns with the server's types, and the server's number for the type of each."""
         with self._connection() as connection:
             found = connection.execute(f"SELECT * FROM {quoted(self.table)} LIMIT 0")  # noqa: S608
             known, kinds = schema_of(found), {one.name: one.type_code for one in found.description}

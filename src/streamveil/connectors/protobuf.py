@@ -178,7 +178,7 @@ def plain(name: str, change: Callable[[Any], Any] | None, row: Any) -> Any:
 
 
 def as_text(value: str | bytes) -> str:
-    """A text; half characters stand for bytes that are none, which proto2 lets pass."""
+    """A text. Bytes that are no UTF-8, which proto2 allows, become half characters."""
     return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
