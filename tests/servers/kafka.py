@@ -25,6 +25,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from streamveil.connectors.kafka_sink import Topic, wait_for
+from streamveil.connectors.kafka_topic import ends_of
 from tests.servers.proxy import Proxy
 
 VERSION = "3.9.1"
@@ -167,8 +169,6 @@ class Broker:
         """Makes a topic."""
         from confluent_kafka.admin import AdminClient, NewTopic
 
-        from streamveil.connectors.kafka_sink import Topic, wait_for
-
         client = AdminClient({"bootstrap.servers": self.servers})
         config = {name.replace("_", "."): str(value) for name, value in settings.items()}
         (made,) = client.create_topics([NewTopic(topic, partitions, 1, config=config)]).values()
@@ -176,7 +176,11 @@ class Broker:
         wait_for(Topic(servers=self.servers, topic=topic))
 
     def read(self, topic: str) -> list[Any]:
-        """All messages of committed transactions."""
+        """All messages of committed transactions.
+
+        Brokers answer to a commit before its messages can be read, so the ends of the partitions
+        tell when all were: a reader of committed messages first meets the end before them.
+        """
         from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer({
@@ -184,22 +188,25 @@ class Broker:
             "isolation.level": "read_committed", "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
         })  # fmt: skip
-        places = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        places = ends_of(Topic(servers=self.servers, topic=topic))
         consumer.assign([TopicPartition(topic, place, 0) for place in places])
+        left = {place: end for place, (_, end) in places.items()}
         found: list[Any] = []
-        ended = 0
-        while ended < len(places):
+        while left:
             (message,) = consumer.consume(1, timeout=30) or [None]
             assert message is not None, "the broker does not answer"
-            if message.error():
-                ended += 1
-            else:
+            if not message.error():
                 found.append(message)
+            elif message.offset() >= left.get(message.partition(), 0):
+                left.pop(message.partition(), None)
         consumer.close()
         return found
 
     def send(self, topic: str, messages: list[tuple[int, bytes]], how: str = "plain") -> None:
-        """Sends messages (partition, value): plain, or in a transaction that ends so."""
+        """Sends messages (partition, value): plain, or in a transaction that ends so.
+
+        When it returns they can be read.
+        """
         from confluent_kafka import Producer
 
         more = {} if how == "plain" else {"transactional.id": str(uuid.uuid4())}
@@ -215,6 +222,8 @@ class Broker:
             producer.commit_transaction(30)
         elif how == "aborted":
             producer.abort_transaction(30)
+        if more:
+            self.read(topic)
 
 
 def free_port() -> int:
