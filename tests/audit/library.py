@@ -416,7 +416,7 @@ def reruns(schedule):
         made = Reruns(schedule, black_box, lambda a, b: points[a:b], Place(noise, "reruns"))
         return [np.array(made.answer) for _ in points if made.arrive()]
 
-    return schedule.loss, release
+    return schedule.whole.loss, release
 
 
 def reruns_of_many(schedule, together=7):
@@ -431,7 +431,7 @@ def reruns_of_many(schedule, together=7):
         ran = [made.arrive(together) for _ in range(len(points) // together)]
         return [np.array(ran), np.array(made.answer)]
 
-    return schedule.loss, release
+    return schedule.whole.loss, release
 
 
 def of_paper():
@@ -453,7 +453,7 @@ def classifier(schedule, method):
             for at in range(0, len(x), 5)
         ]
 
-    return schedule.loss, release
+    return schedule.whole.loss, release
 
 
 def schedules():

@@ -251,7 +251,7 @@ def test_bad_input_is_refused_or_ignored():
         model.fit(np.zeros((1, 2)), np.zeros(1))
     pure = DisjointDoubling(start=10, budget=Budget(epsilon=1))
     with pytest.raises(ValueError, match="needs a budget with delta"):
-        GrowingClassifier(**{**make, "schedule": pure}).partial_fit(np.zeros((10, 2)), np.ones(10))
+        GrowingClassifier(**{**make, "schedule": pure})
 
 
 def test_coefficients_are_handed_out_as_a_copy():

@@ -13,8 +13,10 @@ from streamveil.dynamic.schedulers import (
     BBScheduler,
     DisjointDoubling,
     Reruns,
+    ScheduledRun,
 )
-from streamveil.errors import BudgetError, UncopiedNoiseError
+from streamveil.errors import BudgetError, PlanError, UncopiedNoiseError
+from streamveil.linear.budget_shares import Share
 
 PURE, ZCDP = Budget(epsilon=1), Budget(rho="0.5")
 
@@ -128,6 +130,35 @@ def test_the_meter_refuses_a_schedule_that_overspends():
 
     with pytest.raises(BudgetError):
         watch(Greedy(start=1, budget=PURE, gamma=1.0), [1, 1])
+
+
+def test_runs_that_are_called_disjoint_read_nothing_again_and_spend_one_budget_each():
+    """Nobody looked: the whole budget went into every run, or more, while one was promised."""
+
+    class Overlapping(DisjointDoubling):
+        def run(self, index):
+            return replace(super().run(index), start=0)
+
+    class Generous(DisjointDoubling):
+        def run(self, index):
+            return replace(super().run(index), share=self.whole.scale(2))
+
+    runs, _, _ = watch(Overlapping(start=10, budget=PURE), [10])
+    with pytest.raises(BudgetError, match="begins at record 0, and an earlier one has read 10"):
+        runs.arrive(10)
+    with pytest.raises(BudgetError, match="asks for 2"):
+        watch(Generous(start=10, budget=PURE), [10])
+
+
+def test_a_schedule_of_another_kind_is_named():
+    class Partly:
+        budget = PURE
+
+        def run(self, index):
+            return ScheduledRun(index, 0, 10, Share.of(PURE), 0.05)
+
+    with pytest.raises(PlanError, match="schedule must be a schedule such as DisjointDoubling"):
+        watch(Partly(), [10])
 
 
 def test_runs_that_go_on_after_a_restart_know_what_was_charged():

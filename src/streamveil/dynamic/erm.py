@@ -176,14 +176,25 @@ class NoisyGradientDescent:
         even = self.loss.curvature * self.radius * n * math.sqrt(rho / (8 * d))
         return max(1, min(self.max_steps, math.ceil(even)))
 
-    def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
-        """See `Trainer`."""
+    def require(self, share: Share) -> None:
+        """Refuses a share that it cannot spend.
+
+        Args:
+            share: part of a budget.
+
+        Raises:
+            PlanError: it is pure, or no share.
+        """
         require_share(share)
         if share.kind != "zcdp":
             raise PlanError(
                 "noisy gradient descent needs a budget with delta (or rho).\n"
-                "  to fix  give a delta, or use OutputPerturbation"
+                "  to fix  give a delta, or take method='output' (`OutputPerturbation`)"
             )
+
+    def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
+        """See `Trainer`."""
+        self.require(share)
         x, y = bounded(x, y)
         n, d = x.shape
         if n >= 1 << 30:
@@ -384,6 +395,8 @@ class GrowingClassifier:
         self._parts: list[Data] = [(np.zeros((0, width)), np.zeros(0))]
         place = Place.opened(noise, name)
         self._reruns: Reruns[Data] = Reruns(schedule, self._train, self._slice, place)
+        if isinstance(self.trainer, NoisyGradientDescent):
+            self.trainer.require(self._reruns.meter.limit)
 
     @property
     def guarantee(self) -> Guarantee:

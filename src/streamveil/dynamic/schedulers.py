@@ -20,6 +20,7 @@ from streamveil.dynamic.insertion_only import InsertionOnly
 from streamveil.dynamic.protocol import Bag, OfStatic, require_same
 from streamveil.dynamic.trees import Accumulator, accumulator, released
 from streamveil.errors import (
+    BudgetError,
     HorizonError,
     PlanError,
     UncopiedNoiseError,
@@ -77,10 +78,6 @@ class RunSchedule(Protocol):
             PlanError: there is no such run.
         """
 
-    @property
-    def loss(self) -> Loss:
-        """The cost of all runs together, for ever."""
-
 
 class Budgeted:
     """A schedule that spends one budget, for ever."""
@@ -91,11 +88,6 @@ class Budgeted:
     def whole(self) -> Share:
         """The budget in the currency of the runs."""
         return Share.of(self.budget)
-
-    @property
-    def loss(self) -> Loss:
-        """See `RunSchedule`."""
-        return self.whole.loss
 
 
 def require_schedule(plan: Any, least: int = 1) -> None:
@@ -327,7 +319,8 @@ class DisjointDoubling(Budgeted):
 class Reruns(Generic[Data]):
     """Runs a black box by a schedule while records arrive, and charges each run to `meter`.
 
-    Runs on disjoint records are not charged one by one: their costs do not add.
+    Runs on disjoint records are not charged one by one: their costs do not add. Each may spend the
+    whole budget, and none reads a record of an earlier one, whatever the schedule says.
 
     `black_box(data, share, place)` returns the answer of one private run on `data` that costs
     `share`; `slice_of(start, stop)` gives the records of those positions. When several runs fall
@@ -336,7 +329,8 @@ class Reruns(Generic[Data]):
     `size` and `next_index` with each answer, before it is shown.
 
     Raises:
-        BudgetError: a run would pass the schedule's budget.
+        BudgetError: a run would pass the schedule's budget, or read again what another has read.
+        PlanError: an argument is of another kind.
         PlanError: fewer than 0 or more than 2**62 records arrive at once.
         UncopiedNoiseError: it is copied: both would make the same runs, for the budget of one.
 
@@ -360,7 +354,8 @@ class Reruns(Generic[Data]):
 
     def __post_init__(self) -> None:
         schedule = "a schedule such as DisjointDoubling(start=100, budget=Budget(epsilon=1))"
-        require_with("schedule", self.schedule, "budget", schedule)
+        for has in ("budget", "disjoint", "run"):
+            require_with("schedule", self.schedule, has, schedule)
         require_with("black_box", self.black_box, "__call__", "a function of data, share and place")
         require_with("slice_of", self.slice_of, "__call__", "a function of two positions")
         require_place(self.place)
@@ -380,7 +375,7 @@ class Reruns(Generic[Data]):
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee for everything ever answered."""
-        return Guarantee(PUBLIC_SIZES, self.schedule.loss, None)
+        return Guarantee(PUBLIC_SIZES, self.meter.limit.loss, None)
 
     def arrive(self, records: int = 1) -> bool:
         """Adds `records` to the size and runs what is due. Returns whether there is a new answer.
@@ -398,9 +393,9 @@ class Reruns(Generic[Data]):
             last = self._last_due()
             if last < self.next_index:
                 return False
-            due, self.next_index = self.schedule.run(last), last + 1
-            if not self.disjoint:
-                self.meter.charge(due.share)
+            due = self.schedule.run(last)
+            self._charge(due)
+            self.next_index = last + 1
             stop = due.size if self.disjoint else self.size
             answer = self.black_box(
                 self.slice_of(due.start, stop), due.share, self.place.inside(due.index)
@@ -408,6 +403,18 @@ class Reruns(Generic[Data]):
             if self.next_index == due.index + 1:  # else the black box itself made a newer run
                 self.answer, self.answered_at = answer, stop
             return True
+
+    def _charge(self, due: ScheduledRun) -> None:
+        """Pays for a run. Raises BudgetError."""
+        meter = replace(self.meter) if self.disjoint else self.meter  # disjoint runs do not add up
+        meter.charge(due.share)
+        read = self.schedule.run(self.next_index - 1).size if self.next_index else 0
+        if self.disjoint and due.start < read:
+            raise BudgetError(
+                f"run {due.index} of the schedule begins at record {due.start}, and an earlier one"
+                f" has read {read}: they are not disjoint.\n"
+                "  to fix  let runs begin where the one before ends, or say disjoint = False"
+            )
 
     def _last_due(self) -> int:
         """The last run that is due, by search: sizes never decrease; strides double, then halve."""
