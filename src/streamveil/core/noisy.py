@@ -163,6 +163,10 @@ def _frozen_fields(kind: type) -> tuple[str, ...] | None:
 
 def _require_pure(function: Callable[..., Any]) -> None:
     """Refuses functions that carry values from the place where they were made."""
+    plain: Any = function  # most are functions of a module, where nothing can hide
+    if type(function) is FunctionType and not (plain.__closure__ or plain.__defaults__
+        or plain.__kwdefaults__ or plain.__dict__):  # fmt: skip
+        return
     called = isinstance(type(function).__call__, FunctionType)  # a class of Python
     kept = function.__reduce__() if type(function).__module__ == "operator" else None
     owner = getattr(function, "__self__", function if called else kept)

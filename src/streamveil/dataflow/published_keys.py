@@ -85,7 +85,7 @@ class Spread:
         if blt_of(counter) is None:
             sd = counter.std(np.array([trigger]))[0]
             return np.full(sizes.sum(), float(portable(sd)) ** 2)
-        noise, rounding = self.rows[-1], np.repeat(self.rounding[-1], sizes)
+        noise, rounding = self.rows[-1], self.rounding[-1].repeat(sizes)
         noise = noise if len(noise) == len(rounding) else np.repeat(noise, sizes)
         return np.asarray(noise * float(counter.sigma) ** 2 + rounding)
 

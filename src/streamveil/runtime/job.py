@@ -26,6 +26,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -109,6 +110,7 @@ class Snapshot(NamedTuple):
 
 NOTHING = Snapshot()
 HELD_BYTES = 4 << 20  # a group that waits for its rest is written to the log from this size on
+NBYTES = attrgetter("nbytes")
 CELL_BYTES = 16  # of a total and its variance
 QUICK_BYTES = 1 << 20  # a larger commit is made while the next micro-batches are computed
 MOST_WAITED = 0.1  # share of a job's time that its commits may wait for devices and servers
@@ -350,7 +352,7 @@ class Job:
         try:
             for batch in batches:
                 self._held.append(self._compute(batch, batches.done))
-                size += sum(one.nbytes for one in self._held[-1].record.delta.values())
+                size += sum(map(NBYTES, self._held[-1].record.delta.values()))
                 if self._unsettled >= HELD_BYTES:
                     self._settle()
                 if pending is not None and (pending.done() or not self._last.more):

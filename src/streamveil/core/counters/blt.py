@@ -269,7 +269,7 @@ class BltSchedule:
         those of p and omega among them, so its relative error stays below 10^-13 and MARGIN covers
         it. Only +, -, *, / and sqrt are used: the scales have the same bits on every machine.
         """
-        return float(self.scales(t, t)[0])
+        return float(_column_scales(self, (t - 1) // SPAN)[(t - 1) % SPAN])
 
     def scales(self, first: int, last: int) -> Float64[Array, " steps"]:
         """The scales D_t of the steps first..last."""
