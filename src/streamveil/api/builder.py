@@ -21,7 +21,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from streamveil.api import Query
-from streamveil.api.query_parts import Keys, Measure, RowCount, require_first
+from streamveil.api.query_parts import Keys, Measure, RowCount, outputs, require_first
 from streamveil.batch import as_table
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, got, nearest, require_budget, require_with
@@ -271,14 +271,9 @@ class Stream(InTheMaking):
         Raises:
             PlanError: one is not an aggregate.
         """
-        for name, measure in measures.items():
-            if not isinstance(measure, Measure):
-                raise PlanError(
-                    f"'{name}' must be an aggregate such as count() or sum(...), not {got(measure)}"
-                )
         return replace(
             self,
-            measures=(*self.measures, *(one.named(name) for name, one in measures.items())),
+            measures=(*self.measures, *outputs(measures, "count() or sum(...)")),
             per_group=self.per_group.union(n for n, one in measures.items() if one.per_group),
         )
 

@@ -45,6 +45,14 @@ class Measure:
         )
 
 
+def outputs(measures: Mapping[str, Measure], such_as: str) -> tuple[Aggregate, ...]:
+    """The output columns of measures by name. Raises PlanError where one is something else."""
+    for name, measure in measures.items():
+        if not isinstance(measure, Measure):
+            raise PlanError(f"'{name}' must be an aggregate such as {such_as}, not {got(measure)}")
+    return tuple(measure.named(name) for name, measure in measures.items())
+
+
 @fitting('count(), or count("column")')
 def count(column: str | None = None, *, per_unit: tuple[float, float] | None = None) -> Measure:
     """Rows, or rows where a column is not null.

@@ -18,7 +18,7 @@ from typing import Any
 
 from streamveil.api import Query
 from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
-from streamveil.api.query_parts import Measure, RowCount, require_first
+from streamveil.api.query_parts import Measure, RowCount, outputs, require_first
 from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, fitting, got, nearest, visible, whole
 from streamveil.plan import Aggregate, SinkSpec, TableSource
@@ -103,13 +103,7 @@ class Table(InTheMaking):
         Raises:
             PlanError: one is not an aggregate.
         """
-        for name, measure in measures.items():
-            if not isinstance(measure, Measure):
-                raise PlanError(
-                    f"'{name}' must be an aggregate such as count(), not {got(measure)}"
-                )
-        added = tuple(one.named(name) for name, one in measures.items())
-        return replace(self, measures=(*self.measures, *added))
+        return replace(self, measures=(*self.measures, *outputs(measures, "count()")))
 
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
     def release(
