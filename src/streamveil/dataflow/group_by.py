@@ -117,7 +117,6 @@ class GroupBy(Grouping):
             if self.schedule.last_step(window) == step:
                 state.forget(window)
         self.expire(state, step)
-        state.step = step
         return drawn
 
     def releases_of(self, drawn: Sequence[DrawnRelease]) -> list[ReleaseRun]:
@@ -185,7 +184,8 @@ class GroupBy(Grouping):
         return ReleasePoint(trigger, shared, *ends, coins, spread, stamps, *said)
 
     def expire(self, state: State, step: int) -> None:
-        """Forgets the units of periods that take no more rows after a step."""
+        """Ends a step: forgets the units of periods that take no more rows after it."""
+        state.step = step
         for period in [p for p in state.units if is_over(self.schedule, p, self.periods, step)]:
             del state.units[period]
             state.cut.pop(period, None)

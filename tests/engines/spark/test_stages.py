@@ -16,6 +16,7 @@ import pytest
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.files import FilesSource
 from streamveil.core.noise import SeededNoise
+from streamveil.dataflow import stages as dataflow_stages
 from streamveil.engines.spark import stages
 from streamveil.engines.spark.columns import pack, unpack
 from streamveil.engines.spark.shards import Shards
@@ -140,8 +141,25 @@ def test_the_witness_stops_totals_that_are_added_twice(tmp_path, monkeypatch):
 
     add_rows = stages.add_rows
     monkeypatch.setattr(stages, "add_rows", twice)
-    with pytest.raises(WitnessError, match="total of a group"):
-        staged(case, plan, np.random.default_rng(case.seed))
+    for name in ("gather", "combined"):  # each stage of the two is stopped without the other
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, name, lambda rows, _: rows)
+            with pytest.raises(WitnessError, match="total of a group"):
+                staged(case, plan, np.random.default_rng(case.seed))
+
+
+def test_the_witness_turns_to_other_units_at_each_step(tmp_path, monkeypatch):
+    case, turns = CASES[5], []
+    plan = case.plan(case.write(tmp_path / "data"))
+    look = dataflow_stages.look_before
+
+    def looked(table_of, unit, turn):
+        turns.append(turn)
+        return look(table_of, unit, turn)
+
+    monkeypatch.setattr(dataflow_stages, "look_before", looked)
+    staged(case, plan, np.random.default_rng(case.seed))
+    assert set(turns) == {0, 1, 2, 3}
 
 
 def test_the_comparison_sees_a_lost_row(tmp_path):
@@ -164,7 +182,7 @@ def test_combining_loses_nothing():
         "lanes": rng.integers(-9, 9, (n, 2)), "hits": np.zeros((n, 0), np.int64),
     }  # fmt: skip
     rows = Rows(columns, pa.array([bytes([p]) for p in pick], pa.large_binary()))
-    one = stages.combined(rows)
+    one = stages.combined(rows, 0)
     wanted = {}
     for window, place, lanes in zip(columns["window"], pick, columns["lanes"], strict=True):
         key = (int(window), bytes([place]))

@@ -45,7 +45,7 @@ from streamveil.dataflow.stages import (
 from streamveil.dataflow.state import Index, State, parts
 from streamveil.dataflow.witness import check_group, look_at_group
 from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, key_columns
-from streamveil.types import Array, Int64, UInt8, UInt64
+from streamveil.types import Array, Int32, Int64, UInt8, UInt64
 
 Facts = dict[str, Array]  # of the published groups, all public: window, name, weight, round
 Delta = dict[str, Array]  # the change of a shard in a step: enough to repeat it
@@ -118,7 +118,7 @@ def bound(
     counted = Rows(moving | {"lanes": within_reach(operator.plain_lanes, lanes)}, rows.keys)
     counted = counted if len(kept) == n else counted.take(kept)
     if not operator.trees and not operator.distinct_lanes:
-        counted = combined(counted)
+        counted = combined(counted, state.step)
     reject_counts = {BOUNDED: n - len(kept)} if n > len(kept) else {}
     delta = {
         "unit": rows["unit"][kept], "period": rows["period"][kept], "group": known.group[kept],
@@ -136,13 +136,13 @@ def bound_again(operator: GroupBy, state: State, delta: Delta, step: int) -> Non
     operator.expire(state, step)
 
 
-def combined(rows: Rows) -> Rows:
+def combined(rows: Rows, turn: int) -> Rows:
     """One row per (window, key): exact sums of integers, the same in any order."""
     windows, names, lanes, first = [], [], [], []
     for number, mine in parts(rows["window"]):
         table = KeyTable.empty(rows["lanes"].shape[1])
         met = key_stage(table, np.ascontiguousarray(rows["names"][mine]))
-        add_rows(table, met.rows, KeyRows(rows["lanes"][mine], rows["hits"][mine]))
+        add_witnessed(table, met.rows, KeyRows(rows["lanes"][mine], rows["hits"][mine]), turn)
         windows.append(np.full(table.keys, number))
         names.append(table.names[: table.keys])
         lanes.append(table.pending[: table.keys])
@@ -155,6 +155,14 @@ def combined(rows: Rows) -> Rows:
         "lanes": np.concatenate(lanes), "hits": rows["hits"][places],
     }  # fmt: skip
     return Rows(columns, None if rows.keys is None else rows.keys.take(pa.array(places)))
+
+
+def add_witnessed(table: KeyTable, found: Int32[Array, " rows"], rows: KeyRows, turn: int) -> None:
+    """Adds rows to their groups, under the witness, who checks the group that `turn` selects."""
+    look = look_at_group(table, found, turn)
+    add_rows(table, found, rows)
+    if look is not None:
+        check_group(look, table, rows.lanes[look.places], rows.hits[look.places])
 
 
 def gather(
@@ -185,11 +193,7 @@ def gather(
         places.append(np.arange(len(rows))[mine][met.fresh])
         if len(met.fresh) and rows.keys is not None:
             table.name_keys(start, rows.keys.take(pa.array(places[-1])))
-        own = KeyRows(lanes[mine], rows["hits"][mine])
-        look = look_at_group(table, met.rows, step)
-        add_rows(table, met.rows, own)
-        if look is not None:
-            check_group(look, table, own.lanes[look.places], own.hits[look.places])
+        add_witnessed(table, met.rows, KeyRows(lanes[mine], rows["hits"][mine]), step)
     new = np.concatenate([np.zeros(0, np.int64), *places])
     delta |= {"row": found, "window": where, "lanes": lanes, "hits": rows["hits"], **cells}
     if rows.keys is not None:
