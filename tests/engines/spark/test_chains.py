@@ -268,6 +268,26 @@ def test_what_a_stopped_writer_left_is_replaced(left, tmp_path, alone):
     assert path.read_bytes() == whole
 
 
+def test_a_whole_file_is_not_changed_through_the_name_that_its_stopped_writer_left(
+    tmp_path, monkeypatch
+):
+    system, folder = shards.opened(str(tmp_path))[0], tmp_path / "a"
+    unlink = os.unlink
+
+    def stopped(path):
+        if (folder / "1.delta").exists():
+            raise OSError("input/output error")
+        unlink(path)
+
+    monkeypatch.setattr("os.unlink", stopped)
+    with pytest.raises(OSError, match="input"):
+        shards.create(system, str(folder / "1.delta"), [memoryview(b"one")])
+    monkeypatch.undo()
+    assert shards.create(system, str(folder / "1.base"), [memoryview(b"two")])
+    assert (folder / "1.delta").read_bytes() == b"one"
+    assert sorted(path.name for path in folder.iterdir()) == ["1.base", "1.delta"]
+
+
 def test_of_two_that_write_at_once_one_is_told(tmp_path):
     system, path = shards.opened(str(tmp_path))[0], str(tmp_path / "a" / "x.base")
     assert shards.create(system, path, [memoryview(b"one")])

@@ -103,8 +103,9 @@ def create_local(path: Path, parts: list[memoryview]) -> bool:
         folder.mkdir(exist_ok=True, mode=0o700)
         sync_directory(folder.parent)
     partial = Path(partial_of(str(path)))
+    partial.unlink(missing_ok=True)  # a stopped writer's may be linked: never write through it
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
