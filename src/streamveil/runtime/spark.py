@@ -62,7 +62,7 @@ from streamveil.runtime.account import Account, describe
 from streamveil.runtime.combined import all_rows
 from streamveil.runtime.formats import calibration
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.run import warn_of_noise
+from streamveil.runtime.run import warn_of_future, warn_of_noise, warn_of_nothing
 from streamveil.runtime.secret import Randomness
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
@@ -149,7 +149,7 @@ class SparkJob:
             place_of(keys, path)
             require_ends(plan, there=True)
             self.account.require_room()
-            warn_of_noise(plan, self.operator)
+            warn_of_new(plan, self.operator)
             self.session = begun(session)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.lock = Lock(path)
@@ -386,6 +386,13 @@ class SparkJob:
             made = spark_schema(tasks.RELEASED if stage is rest[-1] else tasks.MOVING)
             rows = rows.repartitionById(count, rows["task"]).mapInArrow(stage(setup, step), made)
         return tasks.unpacked(rows.toArrow(), step)
+
+
+def warn_of_new(plan: Plan, operator: Operator) -> None:
+    """Warns of a new job before it is charged, as the embedded engine does."""
+    warn_of_nothing(plan)
+    warn_of_noise(plan, operator)
+    warn_of_future(plan)
 
 
 def begun(session: Any) -> Any:

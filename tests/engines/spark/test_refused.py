@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ import streamveil as sv
 from streamveil.connectors.files import FilesSource
 from streamveil.core.noise import SeededNoise
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
+from streamveil.runtime.run import run
 from streamveil.runtime.secret import Randomness
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
@@ -332,6 +334,28 @@ def test_what_cannot_run_is_refused_before_java_starts(
     with pytest.raises(AssertionError, match="Java was started"):
         asked(tmp_path).run(state=home, engine=sv.spark())
     assert not home.exists(), "nothing is made where Java does not start"
+
+
+def warned(begin):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        begin().close()
+    return [str(one.message) for one in found]
+
+
+def test_a_new_job_is_warned_as_on_the_embedded_engine(tmp_path):
+    rows = pa.table({"u": [1], "k": ["a"], "t": pa.array([0], pa.timestamp("us", "UTC"))})
+    pq.write_table(rows.slice(1), tmp_path / "0.parquet")
+    source = sv.files(str(tmp_path / "*.parquet"), event_time="t").protect(unit="u")
+    counted = source.group_by("k", keys=sv.public(["a"])).agg(n=sv.count()).bound(max_rows=1)
+    budget, time = sv.Budget(rho=1e-9, delta=1e-9), {"start": "2026-01-01", "end": "2999-01-01"}
+    plan = counted.release(every="50000 days", budget=budget, **time).plan
+    plan = replace(plan, options={"look_share": 0})
+    found = warned(lambda: jobs.SparkJob(plan, state=tmp_path / "spark", session=None))
+    assert found == warned(lambda: run(plan, state=tmp_path / "embedded"))
+    assert [text.partition(":")[0] for text in found] == [
+        "no file holds a row", "the end of this replay is yet to come",
+    ]  # fmt: skip
 
 
 def test_a_master_that_spark_does_not_know_is_refused():
