@@ -30,6 +30,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(since)
         self.send_response(self.server.code)
         self.send_header("Content-Type", self.server.kind)
+        for header in self.server.headers.items():
+            self.send_header(*header)
         self.end_headers()
         events = self.server.events
         known = [one for one, _ in events]
@@ -49,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.daemon_threads, made.asked = True, []
-        made.code, made.kind, made.deaf = 200, "text/event-stream", False
+        made.code, made.kind, made.headers, made.deaf = 200, "text/event-stream", {}, False
         made.events = [(str(n), b'{"n": %d}' % n) for n in range(1, 6)]
         threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         yield made
@@ -107,6 +109,14 @@ def test_a_mark_of_the_byte_order_may_come_in_pieces():
     ]
 
 
+def test_an_event_ends_with_its_last_carriage_return():
+    """It waited for the byte behind it, which is of the next event and may come hours later."""
+    parser = EventParser()
+    assert [one.data for one in parser.events(b"id: 1\rdata: x\r\r")] == [b"x"]
+    assert [one.data for one in parser.events(b"\ndata: y\r\n\r")] == [b"y"]
+    assert parser.events(b"\n") == []
+
+
 def test_a_closed_stream_is_opened_again_and_nothing_comes_twice(server):
     reading = source(server)
     chunks = list(reading.read(None, 2))
@@ -135,6 +145,13 @@ def test_a_server_that_does_not_go_on_where_it_was_is_told(server, what, monkeyp
 def test_events_without_ids_of_their_own_are_refused(server, number):
     server.events[2] = number, b'{"n": 3}'
     with pytest.raises(SourceError, match="without ids"):
+        list(source(server).read(None, 9))
+
+
+def test_a_compressed_answer_is_told(server):
+    """It was read as events, of which there were none, without a word."""
+    server.headers["Content-Encoding"] = "gzip"
+    with pytest.raises(SourceError, match="the answer is compressed"):
         list(source(server).read(None, 9))
 
 

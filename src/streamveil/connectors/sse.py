@@ -224,15 +224,15 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._rest, self._held, self._fresh = b"", False, True
+        self._rest, self._returned, self._fresh = b"", False, True
         self._id: str | None = None
         self._kind, self._data, self._size, self._long = "", list[bytes](), 0, False
 
     def events(self, piece: bytes) -> list[ServerEvent]:
         """The events that end with this piece."""
-        text = b"\r" * self._held + piece
-        self._held = text.endswith(b"\r")  # a line feed may follow, which belongs to it
-        *lines, rest = END.split(text[:-1] if self._held else text)
+        text = piece.removeprefix(b"\n") if self._returned else piece  # one end of a line, not two
+        self._returned = piece.endswith(b"\r")
+        *lines, rest = END.split(text)
         if lines:
             lines[0], self._rest = self._rest + lines[0], b""
         found = [event for line in lines if (event := self._line(line)) is not None]
@@ -290,6 +290,8 @@ def connected(
             raise OSError(f"HTTP {answer.status}")
         if answer.headers.get_content_type() != "text/event-stream":
             raise OSError("it is not a stream of events")
+        if answer.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise OSError("the answer is compressed, and events are read as they are")
         own.settimeout(None)  # silence is nothing odd from here on
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for one that vanishes
         for option, value in PROBES.items():
