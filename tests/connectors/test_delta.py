@@ -49,3 +49,28 @@ def test_another_release_of_the_same_identity_is_refused(tmp_path):
     sink.write("job", made(release(["a"]), 0, 1))
     with pytest.raises(StoreError, match="another release"):
         sink.write("job", made(release(["b"]), 0, 1))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_life_that_wakes_up_between_another_one_s_look_and_commit_doubles_nothing(
+    before, tmp_path, monkeypatch
+):
+    """Each of two copies of a state committed the release that both had found missing."""
+    deltalake = pytest.importorskip("deltalake")
+    path = str(tmp_path / "table")
+    first, second = (open_sink("delta", {"path": path}) for _ in range(2))
+    for trigger in range(1, before + 1):
+        first.write("job", made(release(["a"]), 0, trigger))
+    put, late = type(first).put, made(release(["b"]), 0, before + 1)
+
+    def sleep_before(sink, *told):
+        monkeypatch.undo()
+        second.write("other job", late)
+        second.write("job", late)
+        put(sink, *told)
+
+    monkeypatch.setattr(type(first), "put", sleep_before)
+    with pytest.raises(SourceError, match="no other process writes under the job's name"):
+        first.write("job", late)
+    first.write("job", late)
+    assert pa.table(deltalake.DeltaTable(path).to_pyarrow_table()).num_rows == before + 2
