@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -114,7 +117,7 @@ def asked(server, path="", **headers):
 def test_a_served_page_follows_the_job(tmp_path):
     folder, key = str(tmp_path / "s"), {"noise": SeededNoise(1), "insecure": True}
     with served(folder) as server:
-        assert serve.NOTHING_YET in asked(server)[2]
+        assert serve.NOTHING_NOW in asked(server)[2]
         releases = query().run(state=folder, **key)
         next(releases)
         status, headers, text = asked(server)
@@ -128,6 +131,42 @@ def test_a_served_page_follows_the_job(tmp_path):
         assert len(later["charts"][0]["x"]) == len(first["charts"][0]["x"]) + 1
         assert "a &amp; b" in later["body"]
         releases.close()
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"), [("", "there is no folder"), ("ledger", "was left as it is")]
+)
+def test_a_page_says_why_it_cannot_be_read(lost, why, state, tmp_path):
+    """A state that was moved or damaged passed for one that had released nothing yet."""
+    home = shutil.copytree(state, tmp_path / "<b>")
+    with served(home) as server:
+        assert serve.NOTHING_NOW not in asked(server)[2]
+        (home / lost).rename(tmp_path / "elsewhere")
+        if lost:
+            (home / lost).write_text("no ledger")
+        text = asked(server)[2]
+        assert serve.NOTHING_NOW in text
+        assert why in text
+        assert "<b>" not in text
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            asked(server, "view.json")
+
+
+def test_a_reader_that_goes_away_or_says_nothing_is_let_go(state, monkeypatch, capfd):
+    monkeypatch.setattr(serve.Handler, "timeout", 0.2)
+    with served(state) as server:
+        place = server.server_address[:2]
+        with socket.create_connection(place) as silent:
+            assert silent.recv(1) == b""  # the server has closed it
+        with socket.create_connection(place) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            gone.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        while any(
+            one.name.startswith("Thread-") and "process_request" in one.name
+            for one in threading.enumerate()
+        ):
+            time.sleep(0.01)
+    assert capfd.readouterr().err == ""
 
 
 @browser

@@ -11,8 +11,10 @@ package, all of them public; the public clock of the job decides when a release 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +30,7 @@ from streamveil.results.answers import Answers
 
 SECONDS = 5  # between two questions of an open page
 LOCAL = ("127.0.0.1", "::1", "localhost")
-NOTHING_YET = "nothing is released yet: this page asks again"
+NOTHING_NOW = "there is nothing to show now: this page asks again"
 Read = Callable[[], tuple[Answers, view.Records]]
 
 
@@ -52,13 +54,15 @@ class DashboardServer(ThreadingHTTPServer):
         """The address of the page."""
         return f"http://{self.host}:{self.server_address[1]}/"
 
-    def now(self) -> tuple[Answers, view.Records] | None:
-        """The releases and ledgers to show; None before the first release. One reader at a time."""
+    def now(self) -> tuple[Answers, view.Records]:
+        """The releases and ledgers to show. One reader at a time."""
         with self.lock:
-            try:
-                return self.read()
-            except StreamveilError:
-                return None
+            return self.read()
+
+    def handle_error(self, *whom: Any) -> None:
+        """Says nothing of a reader that went away, or never said what it wants."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(*whom)
 
     def known(self, host: str) -> bool:
         """Whether the `Host` of a request is a name that the operator allows."""
@@ -71,6 +75,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: DashboardServer
     server_version, sys_version = "streamveil", ""
+    timeout = 60  # seconds for a reader to say what it wants, and to take it
 
     def do_GET(self) -> None:
         """Sends the page, one of its scripts, or its numbers if they are newer than `since`."""
@@ -87,20 +92,23 @@ class Handler(BaseHTTPRequestHandler):
             self.send(HTTPStatus.NOT_FOUND, b"", "text/plain")
 
     def fresh(self, since: str, *, whole: bool) -> None:
-        """Sends the whole page, or its numbers if they have changed."""
-        found = self.server.now()
-        if found is None:
-            self.send(HTTPStatus.OK, waiting(), "text/html; charset=utf-8")
-        elif whole:
-            text = page.html(*found, live=SECONDS)
-            self.send(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
-        elif view.version_of(*found) == since:
-            self.send(HTTPStatus.NOT_MODIFIED, b"", "application/json")
-        else:
-            made, tables = view.page_of(*found)
-            made["body"] = page.body(*found, made, tables)
-            text = json.dumps(made, separators=(",", ":"), allow_nan=False)
-            self.send(HTTPStatus.OK, text.encode(), "application/json")
+        """Sends the whole page, or its numbers if they have changed; or why there are none."""
+        status, text = HTTPStatus.OK, ""
+        try:
+            found = self.server.now()
+            if whole:
+                text = page.html(*found, live=SECONDS)
+            elif view.version_of(*found) == since:
+                status = HTTPStatus.NOT_MODIFIED
+            else:
+                made, tables = view.page_of(*found)
+                made["body"] = page.body(*found, made, tables)
+                text = json.dumps(made, separators=(",", ":"), allow_nan=False)
+        except StreamveilError as error:  # before the first release, or the state was moved
+            status = HTTPStatus.OK if whole else HTTPStatus.SERVICE_UNAVAILABLE
+            text = waiting(error) if whole else ""
+        kind = "text/html; charset=utf-8" if whole else "application/json"
+        self.send(status, text.encode(), kind)
 
     def send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         """Sends one answer."""
@@ -119,13 +127,13 @@ class Handler(BaseHTTPRequestHandler):
         """Keeps no log of who looked."""
 
 
-def waiting() -> bytes:
+def waiting(why: StreamveilError) -> str:
     """A page that reloads itself until there is something to show."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" '
-        f'content="{SECONDS}"><title>streamveil</title></head><body><p>{NOTHING_YET}</p></body>'
-        "</html>"
-    ).encode()
+        f'content="{SECONDS}"><title>streamveil</title></head><body><p>{NOTHING_NOW}</p>'
+        f"<pre>{escape(str(why))}</pre></body></html>"
+    )
 
 
 def server_of(
