@@ -151,7 +151,7 @@ class WitnessError(StreamveilError):
 
 
 class SourceError(StreamveilError):
-    """A source that cannot be read: missing files, missing columns, wrong types."""
+    """A source that cannot be read, or a sink that cannot be written: what is missing or away."""
 
 
 class MissingExtraError(StreamveilError, ImportError):
