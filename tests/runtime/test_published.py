@@ -136,6 +136,18 @@ def test_a_sink_that_keeps_releases_is_read_instead(tmp_path):
         sv.read(out, trigger=[])
 
 
+@pytest.mark.parametrize("policy", [None, OFTEN])
+def test_releases_before_a_sink_had_another_folder_are_read_as_well(policy, tmp_path):
+    """Those in the earlier folder were missing without a word, and `verify` called all whole."""
+    folder, sinks = tmp_path / "s", [FilesSink(str(tmp_path / name)) for name in "abc"]
+    made = run(folder, replace(work(), sink=sinks[0]), stop=2, policy=policy)
+    made += run(folder, replace(work(), sink=sinks[1]), stop=2, policy=policy)
+    (tmp_path / "a").rename(tmp_path / "c")  # a folder that was moved is where the sink is now
+    made += run(folder, replace(work(), sink=sinks[2]), policy=policy)
+    moments = {published.Moment(one.window, one.trigger) for one in made}
+    assert set(published.of_state(folder).moments) == moments
+
+
 def test_only_what_was_released_is_given(tmp_path):
     folder = tmp_path / "s"
     with pytest.raises(SourceError, match="no folder"):

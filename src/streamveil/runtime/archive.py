@@ -89,7 +89,10 @@ def require_most(most: int | None) -> None:
 
 
 class Archive:
-    """The archive of an open state directory; inactive where a sink keeps releases itself."""
+    """The archive of an open state directory; inactive where a sink keeps releases itself.
+
+    If that sink has another folder now, and the earlier one is still there, the archive begins.
+    """
 
     def __init__(
         self,
@@ -105,10 +108,14 @@ class Archive:
         self._fd = -1
         self._next = needed.releases if needed else 0  # number of the next release
         self.extent = needed  # what is durable
-        if keeps(sink):
+        elsewhere = keeps(sink)
+        if elsewhere:
             where = str(Path(str(getattr(sink, "path", ""))).absolute())
-            formats.write(directory / ELSEWHERE, "sink", {"path": where})
-        self.active = not keeps(sink) or self.path.exists() or needed is not None
+            note = directory / ELSEWHERE
+            before = formats.read(note, "sink")["path"] if note.exists() else where
+            elsewhere = before == where or not Path(before).is_dir()  # else some stay there
+            formats.write(note, "sink", {"path": where if elsewhere else before})
+        self.active = not elsewhere or self.path.exists() or needed is not None
         if self.active:
             self._open(needed)
 
