@@ -83,7 +83,9 @@ def test_some_writes_of_a_join_on_live_data_may_fail(
     try_calls(server, folder, Fault(kind, first), "joined", every=101)
 
 
-@pytest.mark.parametrize(("kind", "first"), [("kill", 1), ("EIO", 2), ("short and kill", 3)])
+@pytest.mark.parametrize(
+    ("kind", "first"), [("kill", 1), ("EIO", 2), ("short and kill", 3), ("ENOSPC", 1)]
+)
 def test_some_writes_of_a_job_that_looks_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
 ) -> None:

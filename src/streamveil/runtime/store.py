@@ -428,7 +428,7 @@ def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] 
     other = SPARK_HEADER if header == HEADER else HEADER
     if (directory / other).exists():
         raise of_another_engine(directory, other)
-    begun = {name + disk.TEMPORARY for name in (header, SECRET)}
+    begun = {name + disk.TEMPORARY for name in (header, *BEFORE_CREATION)}
     found = {path.name for path in directory.iterdir()} if directory.exists() else set()
     names = found - BEFORE_CREATION - begun
     if any(name.startswith(parts) for name in names):
