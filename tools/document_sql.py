@@ -400,8 +400,9 @@ DIFFERENCES = """\
   `LOGICAL_AND(x)` is NOT LOGICAL_OR(NOT x).
 - `k_threshold` is refused: a fixed k has no proof over many releases.
 - Of functions on a row: `UPPER` and `LOWER` change each letter by itself, so that `ß` stays one
-  letter; `CAST` reads no hexadecimal integers; where the group of a `REGEXP_EXTRACT` has no part in
-  the match, the value is an empty text instead of null.
+  letter, and `CONTAINS_SUBSTR` compares letters as `LOWER` writes them, one by one; `CAST` reads no
+  hexadecimal integers and no names of time zones; where the group of a `REGEXP_EXTRACT`
+  has no part in the match, the value is an empty text instead of null.
 """
 
 

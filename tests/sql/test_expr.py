@@ -409,6 +409,10 @@ ODD = pa.table({  # what GoogleSQL says of values that other engines write, or c
     ("x IS DISTINCT FROM NULL", [True, True, True, True, True, False]),
     ("x IS DISTINCT FROM 2", [False, True, True, True, True, True]),
     ("INITCAP(s)", ["Don't Stop", "3rd Place", "X_Y-Z", "É À", "", None]),
+    ("CONTAINS_SUBSTR(s || 'ΟΔΟΣ İ', 'ΔΟΣ İ')", [True] * 5 + [None]),
+    ("REGEXP_EXTRACT(s, '(?P<one>[a-z])[^a-z]')", [None, "d", "x", None, None, None]),
+    ("REGEXP_EXTRACT(s, '[](]|([a-z])_')", [None, None, "x", None, None, None]),
+    ("IFNULL(LOG(100, n), -1) < 0", [False, False, True, True, True, True]),
 ])  # fmt: skip
 def test_values_are_those_of_googlesql(text, expected):
     assert evaluate(text, ODD).to_pylist() == expected

@@ -338,7 +338,10 @@ def _log(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 1, 2)
     if len(arguments) == 1:
         return Bound("float", ("float",), float_log(np.log))
-    return Bound("float", ("float",) * 2, float_op(lambda a, base: np.log(a) / np.log(base)))
+    kernel = float_op(
+        lambda a, base: np.log(a) / np.log(base), lambda _, base: ~(base <= 0) & (base != 1)
+    )
+    return Bound("float", ("float",) * 2, kernel)
 
 
 def _range_bucket(name: str, arguments: Sequence[Argument]) -> Bound:

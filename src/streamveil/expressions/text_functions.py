@@ -53,8 +53,10 @@ class Matches(NamedTuple):
     found: Column  # its only group, or all of it
 
 
-def matches(pattern: str, which: Nth, groups: Sequence[int] = ()) -> Callable[[Column], Matches]:
-    """Finds one match of a pattern in each row; `groups`: where a group begins in the pattern.
+def matches(
+    pattern: str, which: Nth, groups: Sequence[tuple[int, int]] = ()
+) -> Callable[[Column], Matches]:
+    """Finds one match of a pattern in each row; `groups`: the pattern's only group, if any.
 
     >>> found = matches("b+", Nth(turn=2))(pa.array(["éabbcb", "b", None]))
     >>> found.place.to_pylist(), found.text.to_pylist()
@@ -62,7 +64,8 @@ def matches(pattern: str, which: Nth, groups: Sequence[int] = ()) -> Callable[[C
     """
     inner = f"(?P<{FOUND}>{pattern})"
     if groups:
-        inner = f"{pattern[: groups[0]]}(?P<{FOUND}>{pattern[groups[0] + 1 :]}"
+        start, end = groups[0]
+        inner = f"{pattern[:start]}(?P<{FOUND}>{pattern[end:]}"
     named = f"^(?P<{BEFORE}>(?s:.*?))(?P<{MATCH}>{inner})(?P<{AFTER}>(?s:.*))$"
 
     def run(column: Column) -> Matches:
@@ -432,25 +435,18 @@ def _printf(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("string", (None, *wanted), formatted(pieces))
 
 
-def group_places(pattern: str) -> list[int]:
-    r"""The places at which the unnamed capturing groups of a regular expression begin.
+def group_places(pattern: str) -> list[tuple[int, int]]:
+    r"""Where the brackets of capturing groups begin and end, with the names of named groups.
 
-    >>> group_places(r"a\((b)[(](?:c)(d)")
-    [3, 14]
+    >>> group_places(r"a\((b)[]([:digit:]](?:c)(?P<d>e)\Q(\E")
+    [(3, 4), (24, 30)]
     """
-    found, inside, at = [], False, 0
-    while at < len(pattern):
-        letter = pattern[at]
-        if letter == "\\":
-            at += 1
-        elif letter == "[":
-            inside = True
-        elif letter == "]":
-            inside = False
-        elif letter == "(" and not inside and pattern[at + 1 : at + 2] != "?":
-            found.append(at)
-        at += 1
-    return found
+    return [found.span() for found in _PIECE.finditer(pattern) if found[0].startswith("(")]
+
+
+_PIECE = re.compile(
+    r"\\Q.*?(?:\\E|\Z)|\\.|\[\^?\]?(?:\[:.*?:\]|\\.|[^]\\])*\]|\((?:\?P?<\w+>|(?!\?))", re.DOTALL
+)  # of a regular expression: quoted texts, classes of characters, brackets of capturing groups
 
 
 def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -541,7 +537,9 @@ TEXTS: dict[str, Rule] = {
     "STARTS_WITH": _with_text(lambda c, text: pc.starts_with(c, pattern=text)),
     "ENDS_WITH": _with_text(lambda c, text: pc.ends_with(c, pattern=text)),
     "CONTAINS_SUBSTR": _with_text(
-        lambda c, text: pc.match_substring(pc.utf8_lower(c), pattern=text.lower())
+        lambda c, text: pc.match_substring(
+            pc.utf8_lower(c), pattern=pc.utf8_lower(pa.scalar(text)).as_py()
+        )
     ),
     "JSON_VALUE": _json_value,
     "JSON_EXTRACT_SCALAR": _json_value,
