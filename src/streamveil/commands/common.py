@@ -212,7 +212,7 @@ def write_rows(table: pa.Table, path: Path) -> None:
         raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
     with writing(path):
         if kind == "arrow":
-            with pa.ipc.new_stream(str(path), table.schema) as writer:
+            with pa.ipc.new_file(str(path), table.schema) as writer:
                 writer.write_table(table)
         else:
             path.write_bytes(WRITERS[kind](table, None))
