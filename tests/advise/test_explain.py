@@ -392,3 +392,27 @@ def test_what_can_never_apply_is_refused(given, says):
     )
     with pytest.raises(PlanError, match=says):
         sv.sql(text, {"t": sv.memory({"u": [1]})})
+
+
+@pytest.mark.parametrize(
+    "every", [{}, {"every": "1 hour", "start": "2026-01-01", "end": "2026-01-02"}]
+)
+def test_noise_of_large_groups_is_what_was_forecast(every, tmp_path):
+    rows = 40_000
+    at = np.datetime64("2026-01-01", "us") + np.arange(rows) * (86_400_000_000 // rows)
+    table = pa.table({
+        "user": np.arange(rows), "page": np.arange(rows) % 4,
+        "ts": pa.array(at, pa.timestamp("us", "UTC")),
+    })  # fmt: skip
+    asked = (
+        sv.memory(table, event_time="ts").protect("user").group_by("page").agg(n=sv.count())
+        .release(budget=sv.Budget(epsilon=4, delta=1e-6), look_share=0, **every)
+    )  # fmt: skip
+    *_, release = asked.run(state=tmp_path / "state")
+    sd = np.mean(release.table["n_sd"].to_pylist())
+    told = str(asked.explain(forecast=True))
+    line = next(line for line in told.splitlines() if "10,000 units by then" in line)
+    assert float(line.rpartition("± ")[2].rstrip("%")) == pytest.approx(sd / 100, abs=0.06)
+    forecast = sv.what_if(asked, units=10_000).table.to_pylist()[0]["error"]
+    assert forecast * 10_000 == pytest.approx(sd, rel=0.03)
+    assert ("large groups: noise grows" in told) == bool(every)

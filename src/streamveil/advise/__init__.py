@@ -20,6 +20,7 @@ from streamveil.compiler.plan_forecast import (
     answer_sd,
     forecast_rows,
     forecast_title,
+    growth,
     lane_sd,
     noise_warning,
     published_chance,
@@ -429,7 +430,7 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     if threshold(operator, 1) is not None:
         cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
         rows.append(("units that publish a new group", *cells))
-    if operator.aggregation.rule is not None:
+    if operator.aggregation.rule is not None and operator.schedule.triggers != 1:
         rows.append(("large groups: noise grows as", "the cube root of their total"))
     return Section("NOISE", tuple(rows), deviations_at(triggers))
 
@@ -463,9 +464,10 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
         cells = []
         for trigger in triggers:
             chance = published_chance(operator, units, trigger)
-            error = None if counted is None else lane_sd(operator, counted, trigger) / units
             parts = [] if chance is None else [f"published {chance:.1%}"]
-            parts += [] if error is None else [f"count ± {error:.1%}"]
+            if counted is not None:
+                sd = lane_sd(operator, counted, trigger) * growth(operator, trigger, units)
+                parts.append(f"count ± {sd / units:.1%}")
             cells.append(", ".join(parts))
         rows.append((f"{units:,} units by then", *cells))
     heading = ("a group with", *(f"release {t:,}" for t in triggers))

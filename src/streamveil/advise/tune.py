@@ -18,7 +18,7 @@ from streamveil.compiled import erf, njit
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
-from streamveil.compiler.plan_forecast import answer_sd, total_chance, units_chance
+from streamveil.compiler.plan_forecast import answer_sd, growth, total_chance, units_chance
 from streamveil.core.accounting import Budget
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError, require_one_of, require_positive
@@ -233,7 +233,8 @@ def admitted(
     if rule is not None:
         luck = 0.0 if rule.caution else LUCK * sd / max(half, sd)
         reference, scale = rule.reference / (1 + luck), rule.entry / rule.scale
-        spread = np.maximum(1, sizes / reference) ** (1 / 3)
+        if steps > 1:
+            spread = np.maximum(1, sizes / reference) ** (1 / 3)
         known = size * np.minimum(1, rule.growth * time)
         weights = np.maximum(1, known / reference) ** (-1 / 3)
     middle = half if rule is None or half else rule.caution * sd
@@ -340,8 +341,7 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
         place = next(i for i, out in enumerate(operator.outputs) if out.name == asked.name)
         last = operator.schedule.triggers or USUAL_STEPS
         sd = answer_sd(operator, operator.outputs[place], last)
-        rule = operator.aggregation.rule
-        return sd / units * (1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3))
+        return sd * growth(operator, last, units) / units
 
     found = least(lambda epsilon: at(epsilon) <= target)
     if found is None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from streamveil.advise.tune import compiled, forecast, read_sample, require_whole
 from streamveil.compiler.numbered_rows import first_counted
-from streamveil.compiler.plan_forecast import NOISE, answer_sd, published_chance
+from streamveil.compiler.plan_forecast import NOISE, answer_sd, growth, published_chance
 from streamveil.core.accounting import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
@@ -204,12 +204,10 @@ def row_of(plan: Plan, operator: GroupBy, name: str, units: int) -> dict[str, fl
     last = operator.schedule.triggers or FAR
     output = next(out for out in operator.outputs if out.name == name)
     sd = answer_sd(operator, output, last)
-    rule = operator.aggregation.rule
-    grown = 1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3)
     is_sum = first_counted(plan).function == "sum"
     return {
         "epsilon": operator.guarantee.epsilon(plan.budget.quoted_delta), "sd": sd,
-        "error": None if is_sum else sd * grown / units,
+        "error": None if is_sum else sd * growth(operator, last, units) / units,
         "shown": published_chance(operator, units, last),
     }  # fmt: skip
 

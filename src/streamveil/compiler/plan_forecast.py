@@ -228,6 +228,24 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
     return sd * float(aggregation.lanes[lane].quantum) / weight
 
 
+def growth(operator: GroupBy, trigger: int, total: float) -> float:
+    """How many times the noise of a small group a group of this total has at a trigger.
+
+    Its rows come evenly; its weight falls after every release but the last (`release_stage`).
+    """
+    aggregation, rule = operator.aggregation, operator.aggregation.rule
+    if rule is None:
+        return 1.0
+    before = np.arange(1, trigger)
+    over = np.maximum(before / (aggregation.triggers or before), 1 / rule.growth)
+    entry = np.full(trigger - 1, rule.entry, np.uint8)
+    later = rule.next(entry, total * before / trigger / over, 1.0)
+    weight = np.minimum.accumulate(np.append(rule.entry, later)) / rule.entry
+    mix = aggregation.counters[driver(aggregation.lanes)].mix(trigger)
+    drawn = mix.parts**2 * mix.scaled
+    return sqrt((drawn / weight[mix.steps - 1] ** 2).sum() / drawn.sum())
+
+
 def answer_sd(operator: GroupBy, output: Output, trigger: int) -> float:
     """The standard deviation of a count or sum at a trigger."""
     parts = zip(output.factors, output.lanes, strict=True)
