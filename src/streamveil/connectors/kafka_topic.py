@@ -56,7 +56,10 @@ class Topic:
         """From the options of a source that goes on."""
         for name in ("servers", "topic", "columns"):
             if not options.get(name):
-                raise PlanError(f"the source 'kafka' needs '{name}'")
+                raise PlanError(
+                    f"the source 'kafka' needs '{name}'.\n"
+                    "  to fix  give it among its options, and columns by their names and types"
+                )
         unknown = options.keys() - {one.name for one in fields(cls) if one.init}
         if unknown:
             raise PlanError(

@@ -66,7 +66,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
 
 
 def test_options_are_checked():
-    with pytest.raises(PlanError, match="needs 'topic'"):
+    with pytest.raises(PlanError, match=r"needs .topic.\.\n  to fix  give it among"):
         Topic.of({"servers": "x:1"})
     with pytest.raises(PlanError, match="no option 'group'"):
         Topic.of({"servers": "x:1", "topic": "t", "columns": COLUMNS, "group": "g"})
