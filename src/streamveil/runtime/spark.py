@@ -353,7 +353,7 @@ class SparkJob:
                 self.sink.write(self.plan.name, release)
             if self.publish is not None:
                 made = frame.sparkSession.createDataFrame(signed(release.table))
-                self.publish(made, release)
+                handed_over(self.publish, made, release)
         for release in releases:  # all are public: a step that is tried again gives none twice
             self.out.put(release)
             self.published += 1
@@ -393,6 +393,21 @@ def warn_of_new(plan: Plan, operator: Operator) -> None:
     warn_of_nothing(plan)
     warn_of_noise(plan, operator)
     warn_of_future(plan)
+
+
+def handed_over(publish: Publish, frame: Any, release: Release) -> None:
+    """Calls a user's function. What it says in an error may be shown: it knows releases alone."""
+    try:
+        publish(frame, release)
+    except Exception as error:
+        own = isinstance(error, StreamveilError)
+        if own or type(error).__module__.startswith(("py4j.", "pyspark.")):  # see `explained`
+            raise
+        raise StreamveilError(
+            f"publish raised {type(error).__name__}: {error}\n"
+            f"  to fix  repair what it needs, {RESUMES} and calls publish again with the same"
+            " releases"
+        ) from error
 
 
 def begun(session: Any) -> Any:

@@ -21,7 +21,7 @@ import pytest
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.core.noise import SeededNoise
-from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan import SinkSpec
 from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run
@@ -31,6 +31,8 @@ from tests.engines.spark.streams import CASES, published
 
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
+
+from py4j.protocol import Py4JError
 
 from streamveil.runtime import spark as driver
 from streamveil.runtime import spark_state as states
@@ -204,7 +206,7 @@ def test_a_step_that_is_tried_again_gives_no_release_twice(session, tmp_path, mo
     def publish(frame, release):
         if release.window > min(windows.setdefault(release.step, {release.window})) and not late:
             late.append(release.window)
-            raise RuntimeError(driver.LATE)
+            raise Py4JError(driver.LATE)
 
     windows = {}
     monkeypatch.setattr(driver, "REST", 0.0)
@@ -329,13 +331,14 @@ def test_a_function_publishes_what_the_sink_publishes_and_may_fail(session, tmp_
     def publish(frame, release):
         if release.step == 2 and not told:
             told.append(None)
-            raise StoreError("the database is away")
+            raise ConnectionError("the database is away")
         seen.setdefault((release.window, release.trigger), []).append(frame.count())
 
     plan = case.plan(tmp_path / "data", tmp_path / "out")
     engine = spark(session, shards=3, publish=publish)
     start = {"state": tmp_path / "state", "noise": SEEDED.noise, "insecure": True}
-    with engine.start(plan, **start) as first, pytest.raises(StoreError, match="is away"):
+    said = "publish raised ConnectionError: the database is away\n  to fix"
+    with engine.start(plan, **start) as first, pytest.raises(StreamveilError, match=said):
         list(first)
     progress = []
     with engine.start(plan, **start, progress=progress.append) as second:
