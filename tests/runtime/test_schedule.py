@@ -253,6 +253,7 @@ def test_a_clock_that_is_set_back_is_told_and_every_step_closes_once_at_its_time
     assert closed == [(1, 2.0), (2, 4.0), (3, 6.0), (4, 8.0)]
     assert caplog.text.count("set back") == 1
     assert "before step 3 begins" in caplog.text
+    assert "rows of windows that closed too early are late" in caplog.text
     caplog.clear()
     time[0] = 1.0
     rest = [batch.step for batch in on_clock().batches(places[-2])]

@@ -189,8 +189,9 @@ class MicroBatches:
                 told = True
                 LOG.warning(
                     "the clock shows a time before step %d begins, though the step before it is"
-                    " closed: it was set back, or another machine's was ahead; the job waits %d s"
-                    " and loses nothing; to fix: correct the clock", step, left,
+                    " closed: it was set back, or was ahead, here or on another machine; the job"
+                    " waits %d s, and rows of windows that closed too early are late; to fix:"
+                    " correct the clock", step, left,
                 )  # fmt: skip
             sleep(min(left, 1.0))
 
