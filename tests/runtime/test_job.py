@@ -131,6 +131,21 @@ def test_a_folder_that_none_of_us_made_need_not_be_synced(
         assert run(tmp_path / "s")
 
 
+def test_a_job_that_stopped_at_an_error_does_not_seem_to_be_done(tmp_path: Path) -> None:
+    """A loop that tried again came to its end at once, as if nothing were left to release."""
+
+    class Failing(MemorySink):
+        def write(self, job: str, release: Release) -> None:
+            raise OSError("unplugged")
+
+    with Job(tmp_path / "s", work(sink=Failing()), SEEDED) as job:
+        with pytest.raises(OSError, match="unplugged"):
+            next(job)
+        with pytest.raises(StoreError, match=r"stopped at an error(.|\n)*to fix"):
+            next(job)
+    assert len(run(tmp_path / "s", work())) == 6
+
+
 def test_a_finished_job_shows_its_last_release_again(tmp_path: Path) -> None:
     expected = values(run(tmp_path / "s"))
     assert values(run(tmp_path / "s")) == expected[-1:]

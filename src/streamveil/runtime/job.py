@@ -154,6 +154,7 @@ class Job:
             self._store.close()
             raise
         self._running, self._turn = self._run(), Lock()  # of one thread after another
+        self._failed = False
         self._asking = Lock()  # one question after another
 
     def _open_ledger(self) -> None:
@@ -300,7 +301,18 @@ class Job:
     def __next__(self) -> Release:
         self._store.require_own()
         with self._alone():
-            return next(self._running)
+            if self._failed:  # the generator would seem to be at its end
+                raise StoreError(
+                    "the job stopped at an error, and does not go on in this object.\n"
+                    "  to fix  run it on its state again: it resumes from its last commit"
+                )
+            try:
+                return next(self._running)
+            except StopIteration:
+                raise
+            except BaseException:
+                self._failed = True
+                raise
 
     def __enter__(self) -> Job:
         return self
