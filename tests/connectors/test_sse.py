@@ -42,6 +42,7 @@ class Handler(BaseHTTPRequestHandler):
             name + b"data: " + data + b"\n\n" for name, (_, data) in zip(names, events, strict=True)
         ]
         self.wfile.write(b"".join(told))  # at once: a reader takes as many as it asks for
+        self.server.over.wait(30)
 
     def log_message(self, *_):
         pass
@@ -52,6 +53,8 @@ def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.daemon_threads, made.asked = True, []
         made.code, made.kind, made.headers, made.deaf = 200, "text/event-stream", {}, False
+        made.over = threading.Event()
+        made.over.set()  # an answer ends with its last event, unless a test clears it
         made.events = [(str(n), b'{"n": %d}' % n) for n in range(1, 6)]
         threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         yield made
@@ -139,6 +142,37 @@ def test_a_server_that_does_not_go_on_where_it_was_is_told(server, what, monkeyp
         server.events[2] = "3", b'{"n": 8}'
     with pytest.raises(SourceError, match=r"does not go on(.|\n)*to fix"):
         list(source(server).read(position, 9))
+
+
+def test_an_answer_that_ends_before_its_first_event_says_nothing_of_lost_events(server):
+    """A server that was just stopping was said to have lost events; a new state is charged."""
+    position = next(source(server).read(None, 3)).position
+    server.events, kept = server.events[:2], server.events
+    with pytest.raises(SourceError, match=r"ended its answer(.|\n)*start again"):
+        list(source(server).read(position, 9))
+    server.events = kept
+    assert numbers(source(server).read(position, 9)) == [4, 5]
+
+
+def test_only_the_thread_that_reads_an_answer_closes_it(server, monkeypatch):
+    """It met what another had taken away, and its traceback stood in the log."""
+    closers, close, closed = [], sse.HTTPResponse.close, threading.Event()
+
+    def closing(answer):
+        closers.append(threading.current_thread())
+        close(answer)
+        closed.set()
+
+    monkeypatch.setattr(sse.HTTPResponse, "close", closing)
+    monkeypatch.setattr(Handler, "protocol_version", "HTTP/1.1")
+    server.headers["Content-Length"] = "10000"
+    server.over.clear()
+    reading = source(server)
+    next(reading.read(None, 1))
+    reading.close()
+    assert closed.wait(10)
+    assert threading.current_thread() not in closers
+    server.over.set()
 
 
 @pytest.mark.parametrize("number", [None, "2"])

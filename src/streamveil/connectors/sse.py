@@ -125,6 +125,13 @@ class SseSource(Messages):
         self._reached = place
         if place.before is not None:
             found = stream.next(1, WAIT)
+            if not found and stream.ended:
+                self.close()
+                raise SourceError(
+                    f"'{shown(self.url)}' ended its answer before the first event.\n"
+                    "  to fix  start again: the job goes on where it was; if it stays so, the"
+                    " server no longer keeps what was read, and only a new state can go on"
+                )
             if not found or (found[0].id, found[0].digest()) != (place.last, place.digest):
                 self.close()
                 raise SourceError(
@@ -172,8 +179,8 @@ class EventStream:
         self._closed = False
         self._parser, self._events = EventParser(), deque[ServerEvent]()
         self._pieces: Queue[bytes] = Queue(PIECES)
-        self._connection, self._socket, answer = connected(url, since, config)
-        Thread(target=self._pump, args=(answer,), daemon=True).start()
+        connection, self._socket, answer = connected(url, since, config)
+        Thread(target=self._pump, args=(connection, answer), daemon=True).start()
 
     def next(self, most: int, wait: float) -> list[ServerEvent]:
         """Some events; none if none came within `wait` seconds."""
@@ -191,13 +198,12 @@ class EventStream:
         return [self._events.popleft() for _ in range(min(most, len(self._events)))]
 
     def close(self) -> None:
-        """Ends the connection, and with it the thread."""
+        """Ends the connection, and with it the thread, which gives it back."""
         self._closed = True
         with suppress(OSError):  # the server was first
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
 
-    def _pump(self, answer: HTTPResponse) -> None:
+    def _pump(self, connection: HTTPConnection, answer: HTTPResponse) -> None:
         piece = b"x"
         while piece and not self._closed:
             try:
@@ -211,6 +217,7 @@ class EventStream:
                 except Full:
                     continue
         answer.close()
+        connection.close()
 
 
 class EventParser:
