@@ -156,11 +156,13 @@ changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \
 at the end of the run |
 | `CREATE SINK name WITH (sink = '...', ...)` | where releases go: `files` (Parquet, CSV, JSON \
-lines), `delta`, `console`, `kafka` ([kafka](kafka.md)), `sqlite`, `duckdb` and `postgres` \
-([databases](databases.md)); with \
+lines), `delta`, `iceberg`, `console`, `kafka` ([kafka](kafka.md)), `sqlite`, `duckdb` and \
+`postgres` ([databases](databases.md)); with \
 `escape_formulas = TRUE` a text that a spreadsheet would compute gets `'` put before it in CSV |
 | `INSERT INTO sink, sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go \
-there: to each of several sinks exactly once, in this order; the first one names the job |
+there: to each of several sinks exactly once, in this order; the first one names the job. A sink \
+that is added later gets the last release and those that follow (`streamveil read` gives the \
+others) |
 | `SELECT ... FROM (SELECT WITH DIFFERENTIAL_PRIVACY ...) WHERE ... ORDER BY ... LIMIT n` | what \
 is done with released rows, free of charge: [post-processing](post-processing.md) |
 | `CREATE VIEW name AS SELECT ...` | a name for a query in what follows, private or not; a private \
