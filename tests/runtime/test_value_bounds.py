@@ -99,6 +99,9 @@ def test_the_bounds_are_those_of_the_values_within_a_step(kind, tmp_path):
     assert low <= ends[0] + 1e-9
     assert ends[1] - 1e-9 <= high
     assert high - low <= 2.1 * np.abs(VALUES[kind]).max() + 1e-9
+    [mean] = [said for said in kept_in(tmp_path / "s")["said"] if "on average" in said]
+    size = float(mean.removeprefix("x without its sign is about ").split()[0].replace(",", ""))
+    assert size == pytest.approx(np.abs(VALUES[kind]).mean(), rel=0.2)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.02, 0.01])
@@ -155,6 +158,7 @@ def test_of_values_beyond_all_sizes_that_a_look_tells_a_least_share_is_said(tmp_
     far = np.where(np.arange(ROWS) % 50, VALUES["ones"], 1e300)
     for name, values, words in (
         ("far", far, "(at least about "),
+        ("all", np.full(ROWS, 1e300), "beyond [0, 9.22337e+18]"),
         ("near", VALUES["ones"], "(about "),
     ):
         release = released(asked(table_of(values)), tmp_path / name)[0].table

@@ -304,7 +304,7 @@ def reaches(output: Output, sizes: ValueSizes) -> Iterator[Clamping]:
     middle = round(2 * log2(max(abs(output.low), abs(output.high))))
     for half in sorted(range(middle - DOWN, middle + UP + 1), key=lambda one: abs(one - middle)):
         size = 2.0 ** (half / 2)
-        low = output.low if output.low >= 0 else -min(size, far[0])
+        low = output.low if output.low >= 0 else 0.0 - min(size, far[0])
         high = output.high if output.high <= 0 else min(size, far[1])
         if low < high and size <= 2 * max(far):
             yield sizes.clamped(low, high)

@@ -299,7 +299,10 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
         if name not in (LAWS, HISTOGRAM, CONCENTRATION, VALUES)
     ]
     sizes = learned.likely.get(VALUES, {})
-    said += [f"{text} is about {shortly(size)} on average" for text, size in sizes.items()]
+    said += [
+        f"{text} without its sign is about {shortly(size)} on average"
+        for text, size in sizes.items()
+    ]
     if LAWS in learned.likely and groups:
         counts, _, single, _ = zip(*learned.likely[LAWS], strict=True)
         said.append(
