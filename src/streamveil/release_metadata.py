@@ -151,9 +151,10 @@ def _rows_over(cut: Facts, about: str, at_most: str, whose: str, since: str = ""
     """The number of cut rows; if it may be noise alone, a range from none to the most."""
     most, of = f"{cut['high']:,.0f}", "their rows" if whose else "all"
     whose += since
-    sure = f"with 95% confidence, taking at most {cut['each']:,d} such rows of each unit"
     if most == "0":
-        return f"no {at_most}{whose} were over the contribution bound ({sure})"
+        return f"no {at_most}{whose} were over the contribution bound (with 95% confidence)"
+    first = f"only the first {cut['each']:,d} such rows of each unit are in this number"
+    sure = f"with 95% confidence; {first}"
     if cut["rows"] <= SURELY * cut["sd"]:
         part = f" (at most {cut['share_high']:.1%} of {of})" if "share_high" in cut else ""
         return f"0 to {most} {at_most}{whose}{part} {OVER} ({sure})"

@@ -256,7 +256,7 @@ def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
     said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
     assert said[0].startswith("0 to 2,500 rows are not counted: they were over the contribution")
     assert said[1].startswith("about 2,200 or more rows are not counted: they were over the")
-    most = "with 95% confidence, taking at most 21 such rows of each unit)"
+    most = "with 95% confidence; only the first 21 such rows of each unit are in this number)"
     assert all(one.endswith(most) for one in said)
     none = {"rows": -60, "sd": 12.0, "high": 0.0, "share_high": 0.0, "each": 21}
     said_of_none = cut_sentence({"cut": none, "outputs": [{"function": "count"}]})
