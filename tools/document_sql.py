@@ -185,7 +185,7 @@ grow; rows count as in HOP |
 row by row |
 | `t RIGHT JOIN (SELECT DISTINCT k FROM UNNEST(['a', 'b']) AS k) USING (k)`, \
 `t RIGHT JOIN catalogue USING (k)` | public groups: a list, or a table declared with \
-`public = TRUE` |
+`public = TRUE`. A value that stands there twice is one group, and one without rows counts 0 |
 
 Lengths are named, because their positions differ between engines. `window_start` and `window_end`
 may be selected and grouped by; every release carries them.
