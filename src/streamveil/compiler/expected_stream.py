@@ -241,13 +241,13 @@ def repeats_of(drawn: Drawn, again: float, some: Bool[Array, " rows"]) -> float:
     """
     single, weight = drawn.single * some, float(drawn.weight[some].sum())
     singles = float(single.sum())
-    by_chance = 1 - float(single[drawn.new].sum()) / weight
+    by_chance = max(0.0, 1 - float(single[drawn.new].sum()) / weight)  # sums are rounded
     if singles < weight * (1 - 1e-9):
         again, by_chance = (
             max(0.0, 1 - (1 - one) * weight / singles) for one in (again, by_chance)
         )
-    first = single[drawn.ends - 1].sum() / singles  # a unit's rows weigh the same
-    more, half = max(0.0, again - by_chance), (1 - float(first)) / 2 - by_chance
+    first = min(1.0, float(single[drawn.ends - 1].sum()) / singles)  # a unit's rows weigh the same
+    more, half = max(0.0, again - by_chance), (1 - first) / 2 - by_chance
     root = sqrt(half**2 + by_chance * more)
     found = more / max(half + root, TOLD_REPEATS) if half >= 0 else (root - half) / by_chance
     return min(found, 1.0) if more else 0.0
