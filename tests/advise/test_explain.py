@@ -17,6 +17,7 @@ import streamveil as sv
 from streamveil import sql
 from streamveil.advise import explain, mechanism_rows, memory_rows, published_chance, shown_triggers
 from streamveil.advise.explain_memory import Limit
+from streamveil.advise.tune import forecast, read_sample
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.idle_options import idle_options
 from streamveil.compiler.plan_forecast import threshold_of
@@ -413,6 +414,9 @@ def test_noise_of_large_groups_is_what_was_forecast(every, tmp_path):
     told = str(asked.explain(forecast=True))
     line = next(line for line in told.splitlines() if "10,000 units by then" in line)
     assert float(line.rpartition("± ")[2].rstrip("%")) == pytest.approx(sd / 100, abs=0.06)
-    forecast = sv.what_if(asked, units=10_000).table.to_pylist()[0]["error"]
-    assert forecast * 10_000 == pytest.approx(sd, rel=0.03)
+    share = sv.what_if(asked, units=10_000).table.to_pylist()[0]["error"]
+    assert share * 10_000 == pytest.approx(sd, rel=0.03)
     assert ("large groups: noise grows" in told) == bool(every)
+    if not every:
+        errors = forecast(asked.plan, read_sample(asked.plan, table, 1.0), asked.plan.bounding)
+        assert errors.l1 == pytest.approx(4 * sd * (2 / np.pi) ** 0.5, rel=0.03)
