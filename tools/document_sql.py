@@ -401,6 +401,7 @@ DIFFERENCES = """\
 - `LOGICAL_OR(x)` is whether the count of rows with x is certainly above 0 (its interval is);
   `LOGICAL_AND(x)` is NOT LOGICAL_OR(NOT x).
 - `k_threshold` is refused: a fixed k has no proof over many releases.
+- NUMERIC and BIGNUMERIC are read as FLOAT64, to the nearest number: 0.1 + 0.2 is not 0.3.
 - Of functions on a row: `UPPER` and `LOWER` change each letter by itself, so that `ß` stays one
   letter, and `CONTAINS_SUBSTR` compares letters as `LOWER` writes them, one by one; `CAST` reads no
   hexadecimal integers and no names of time zones; where the group of a `REGEXP_EXTRACT`

@@ -179,6 +179,7 @@ def test_values(text, expected):
         ("LOWER(s, s)", "takes 1 argument(s), not 2"),
         ("INTERVAL 1 DAY", "a unit or a length of time"),
         ("99999999999999999999", "64 bits"),
+        ("f < 1e400", "'1e400' is beyond all FLOAT64"),
         ("a, b", "not valid SQL"),
         ("", "must be one expression"),
         ("(" * 500 + "a" + ")" * 500, "nested deeper"),

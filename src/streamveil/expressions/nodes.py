@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from math import inf
 
 import numpy as np
 import pyarrow as pa
@@ -107,9 +108,12 @@ def _number(text: str, sign: int) -> Node:
         whole = sign * int(text)
     except ValueError:
         try:
-            return constant("float", sign * float(text))
+            real = float(text)
         except ValueError:
             raise PlanError(f"'{shown(text)}' is not a number") from None
+        if real == inf:
+            raise PlanError(f"'{shown(text)}' is beyond all FLOAT64") from None
+        return constant("float", sign * real)
     if not INT_MIN <= whole <= INT_MAX:
         raise PlanError("an integer in the query needs more than 64 bits")
     return constant("int", whole)
