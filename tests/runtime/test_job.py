@@ -141,7 +141,7 @@ def test_a_job_that_stopped_at_an_error_does_not_seem_to_be_done(tmp_path: Path)
     with Job(tmp_path / "s", work(sink=Failing()), SEEDED) as job:
         with pytest.raises(OSError, match="unplugged"):
             next(job)
-        with pytest.raises(StoreError, match=r"stopped at an error(.|\n)*to fix"):
+        with pytest.raises(StoreError, match=r"stopped by an error(.|\n)*to fix"):
             next(job)
     assert len(run(tmp_path / "s", work())) == 6
 

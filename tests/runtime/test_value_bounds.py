@@ -100,7 +100,7 @@ def test_the_bounds_are_those_of_the_values_within_a_step(kind, tmp_path):
     assert ends[1] - 1e-9 <= high
     assert high - low <= 2.1 * np.abs(VALUES[kind]).max() + 1e-9
     [mean] = [said for said in kept_in(tmp_path / "s")["said"] if "on average" in said]
-    size = float(mean.removeprefix("x without its sign is about ").split()[0].replace(",", ""))
+    size = float(mean.removeprefix("the absolute value of x is about ").split()[0].replace(",", ""))
     assert size == pytest.approx(np.abs(VALUES[kind]).mean(), rel=0.2)
 
 

@@ -303,7 +303,8 @@ class Job:
         with self._alone():
             if self._failed:  # the generator would seem to be at its end
                 raise StoreError(
-                    "the job stopped at an error, and does not go on in this object.\n"
+                    "the job was stopped by an error or an interrupt, and does not go on in this"
+                    " object.\n"
                     "  to fix  run it on its state again: it resumes from its last commit"
                 )
             try:

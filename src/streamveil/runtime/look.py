@@ -300,7 +300,7 @@ def in_words(learned: Learned, *, groups: bool) -> list[str]:
     ]
     sizes = learned.likely.get(VALUES, {})
     said += [
-        f"{text} without its sign is about {shortly(size)} on average"
+        f"the absolute value of {text} is about {shortly(size)} on average"
         for text, size in sizes.items()
     ]
     if LAWS in learned.likely and groups:
