@@ -106,6 +106,7 @@ CONF = {  # of the job's own Spark session; the user's stays as it is
     "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16",  # cells are pieces of many rows
     "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.streaming.offsetLog.formatVersion": "1",  # as `Home.step_of` reads it
     "spark.sql.session.timeZone": "UTC",
 }
 

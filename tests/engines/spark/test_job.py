@@ -78,6 +78,20 @@ def test_a_job_that_ended_gives_nothing_again_and_charges_once(session, tmp_path
     assert charges(tmp_path) == 1
 
 
+def test_a_job_reads_the_steps_that_spark_logs_whatever_format_a_session_asks_for(
+    session, tmp_path
+):
+    case, name = CASES[10], "spark.sql.streaming.offsetLog.formatVersion"
+    case.write(tmp_path / "data")
+    settings = session.sparkContext._jsc.sc().conf()
+    settings.set(name, "2")
+    try:
+        with job(case, tmp_path, session) as running:
+            assert [release.step for release in running] == [1]
+    finally:
+        settings.remove(name)
+
+
 def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
     session, tmp_path, monkeypatch
 ):
