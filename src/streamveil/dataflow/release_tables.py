@@ -322,14 +322,15 @@ def to_columns(
     fields, found, rising = list(shape.keys), list[pa.Array](), 0
     sizes = None if shape.size is None else shape.size.of(totals)[order]
     lost, odds = cut_of(shape, moments, parts, sizes, rows)
-    shared, tested = {one.shared for one in moments}, tested_above(moments, parts)
+    shared = {one.shared for one in moments} - {None}
+    tested = tested_above(moments, parts) if shared else None
     for output in shape.outputs:
         rising += output.monotone
         if output.unbounded:
             add_unknown(fields, found, output, len(order))
             continue
         answer = output.in_order(totals, order, shape.confidence)
-        if shared.intersection(output.lanes):
+        if tested is not None and shared.intersection(output.lanes):
             answer = since_shown(answer, output, totals, order, tested, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds, shape.confidence)

@@ -229,7 +229,7 @@ class Job:
             one = self._held[turn]
             own = list(islice(made, len(one.drawn)))
             releases, marks = tuple(release for release, _ in own), tuple(mark for _, mark in own)
-            record = replace(one.record, releases=marks)
+            record = Record(one.record.place, one.record.delta, marks, one.record.more)
             self._held[turn] = one._replace(record=record, drawn=(), releases=releases)
             self._latest, self._marks = (*self._latest, *releases), (*self._marks, *marks)
         self._unsettled = 0
@@ -242,7 +242,7 @@ class Job:
         self._latest = (*self._latest, *releases)
         self._marks = (*self._marks, *record.releases)
         self._released += sum(map(rows_of, releases))
-        self._last = replace(record, delta={})
+        self._last = Record(record.place, {}, record.releases, record.more)
 
     def _goes_on(self, batch: Batch, drawn: Sequence[Any]) -> bool:
         """Whether the next micro-batch is published together with this one."""
