@@ -40,7 +40,7 @@ check: lint doctest
 # a condition on marks
 TESTS := not slow
 test: dev
-	$(PY) -m pytest -n 6 --dist loadfile -m "$(TESTS)"
+	$(PY) -m pytest -n 4 --dist loadfile -m "$(TESTS)"
 
 # whether the lower bounds in pyproject.toml hold: rows and queries with the oldest packages
 OLDEST := $(CURDIR)/.venv/oldest
