@@ -33,6 +33,7 @@ from streamveil.dynamic import (
     signed_counter,
 )
 from streamveil.dynamic import pack as packing
+from streamveil.dynamic.schedulers import Reruns
 from streamveil.dynamic.trees import Difference, Tree
 from streamveil.linear import (
     Direct,
@@ -183,6 +184,12 @@ def from_the_start(honest):
     return lambda self, index: replace(honest(self, index), start=0)
 
 
+def overlapping(patch):
+    """Batches that start at nothing, and nobody who looks where they start."""
+    instead(DisjointDoubling, "run", from_the_start)(patch)
+    instead(Reruns, "_charge", lambda honest: lambda self, due: None)(patch)
+
+
 def unbounded(honest):
     return lambda x, y: (np.nan_to_num(x), y)
 
@@ -290,10 +297,7 @@ FAULTS = {
         instead(Share, "choice_epsilon", times(10)),
     ),
     "measurements at many times their share": ("growing mwem pure", instead(Share, "noisy", rich)),
-    "disjoint batches that start at nothing": (
-        "DisjointDoubling pure",
-        instead(DisjointDoubling, "run", from_the_start),
-    ),
+    "disjoint batches that start at nothing": ("DisjointDoubling pure", overlapping),
     "gradient steps that share no budget": (
         "NoisyGradientDescent zcdp",
         instead(Share, "scale", full_parts),
@@ -388,7 +392,7 @@ FAULTS = {
     ),
     "disjoint batches that start at nothing, of many records": (
         "DisjointDoubling pure of many",
-        instead(DisjointDoubling, "run", from_the_start),
+        overlapping,
     ),
     "a fourth of the noise of buckets": (
         "fully dynamic 7 queries pure hidden steps",
