@@ -152,20 +152,24 @@ def test_a_page_says_why_it_cannot_be_read(lost, why, state, tmp_path):
             asked(server, "view.json")
 
 
+def requests():
+    """The threads that answer readers."""
+    return {one for one in threading.enumerate() if "process_request" in one.name}
+
+
 def test_a_reader_that_goes_away_or_says_nothing_is_let_go(state, monkeypatch, capfd):
     monkeypatch.setattr(serve.Handler, "timeout", 0.2)
     with served(state) as server:
-        place = server.server_address[:2]
+        before, place = set(threading.enumerate()), server.server_address[:2]
         with socket.create_connection(place) as silent:
             assert silent.recv(1) == b""  # the server has closed it
         with socket.create_connection(place) as gone:
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             gone.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        while any(
-            one.name.startswith("Thread-") and "process_request" in one.name
-            for one in threading.enumerate()
-        ):
+        until = time.monotonic() + 30
+        while (left := requests() - before) and time.monotonic() < until:
             time.sleep(0.01)
+        assert not left
     assert capfd.readouterr().err == ""
 
 
