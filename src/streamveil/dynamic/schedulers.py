@@ -408,8 +408,10 @@ class Reruns(Generic[Data]):
         """Pays for a run. Raises BudgetError."""
         meter = replace(self.meter) if self.disjoint else self.meter  # disjoint runs do not add up
         meter.charge(due.share)
-        read = self.schedule.run(self.next_index - 1).size if self.next_index else 0
-        if self.disjoint and due.start < read:
+        if not self.disjoint or not self.next_index:
+            return
+        read = self.schedule.run(self.next_index - 1).size
+        if due.start < read:
             raise BudgetError(
                 f"run {due.index} of the schedule begins at record {due.start}, and an earlier one"
                 f" has read {read}: they are not disjoint.\n"
