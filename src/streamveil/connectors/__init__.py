@@ -227,7 +227,11 @@ def slices(table: pa.Table, max_rows: int) -> Iterator[pa.Table]:
     >>> [part.num_rows for part in slices(pa.table({"n": [1, 2, 3]}), 2)]
     [2, 1]
     """
-    for row in range(0, table.num_rows, max_rows):
+    rows = table.num_rows
+    if 0 < rows <= max_rows and rows * table.get_total_buffer_size() <= MOST_BYTES:
+        yield table  # it is small, also with its dictionaries written out
+        return
+    for row in range(0, rows, max_rows):
         part = table.slice(row, max_rows)
         if part.nbytes + coded_bytes(part) > MOST_BYTES and part.num_rows > 1:
             yield from slices(part, part.num_rows // 2)

@@ -141,12 +141,12 @@ class MicroBatches:
                 rows = replay.rows(step)
                 first = at.get("taken", 0) if step == at["step"] else 0
                 rejected, rejected_rows = replay.rejected_at(step)
-                if first:  # they came with the rows that were taken
-                    rejected, rejected_rows = {}, ()
-                mark = replay.mark(rows.slice(0, first))
-                if first and (rows.num_rows < first or at.get("mark", mark) != mark):
-                    raise changed()
-                end, rest = first, rows.slice(first)
+                mark, end, rest = 0, first, rows
+                if first:
+                    rejected, rejected_rows = {}, ()  # they came with the rows that were taken
+                    mark, rest = replay.mark(rows.slice(0, first)), rows.slice(first)
+                    if rows.num_rows < first or at.get("mark", mark) != mark:
+                        raise changed()
                 for part in slices(rest, self.max_rows) if rest.num_rows else [rest]:
                     end += part.num_rows
                     closes = end >= rows.num_rows
