@@ -251,9 +251,11 @@ def within_64_bits(totals: Array) -> Array:
     Proof that no wrong total is released: an increment is below `MOST_QUANTA`, and what a key
         gathers between two releases is cut to it after each row, so adding never wraps around. A
         total was below `MOST_TOTAL` at the last release, and so is all noise in one
-        (`core.counters.check_noise`). Noise aside it was below twice that. So where a sum was cut,
-        the total is at least MOST_QUANTA - 3 MOST_TOTAL = MOST_TOTAL now, whatever its noise is:
-        it is refused. None is beyond MOST_QUANTA + 3 MOST_TOTAL < 2**63.
+        (`core.counters.check_noise`). Noise aside it was below twice that. So where a sum was cut
+        and no row brought it back, the total is at least MOST_QUANTA - 3 MOST_TOTAL = MOST_TOTAL
+        now, whatever its noise is: it is refused. None is beyond MOST_QUANTA + 3 MOST_TOTAL <
+        2**63. Rows of the other sign can bring a cut sum back within one release, too far: nothing
+        that may leave tells. That takes MOST_QUANTA / reach rows at a bound, 2**38 by default.
     Proof that neither leaks: cutting moves no two sums apart, so one unit moves what is gathered by
         at most what it did. Whether the job stops follows from totals that may leave.
     """
