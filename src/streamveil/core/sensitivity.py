@@ -254,8 +254,9 @@ def within_64_bits(totals: Array) -> Array:
         (`core.counters.check_noise`). Noise aside it was below twice that. So where a sum was cut
         and no row brought it back, the total is at least MOST_QUANTA - 3 MOST_TOTAL = MOST_TOTAL
         now, whatever its noise is: it is refused. None is beyond MOST_QUANTA + 3 MOST_TOTAL <
-        2**63. Rows of the other sign can bring a cut sum back within one release, too far: nothing
-        that may leave tells. That takes MOST_QUANTA / reach rows at a bound, 2**38 by default.
+        2**63. If rows of the other sign follow before the release, they bring the sum back too
+        far, and no released number shows it. That takes MOST_QUANTA / reach rows at a bound first:
+        2**38 with the default quantum.
     Proof that neither leaks: cutting moves no two sums apart, so one unit moves what is gathered by
         at most what it did. Whether the job stops follows from totals that may leave.
     """
