@@ -143,7 +143,7 @@ def test_a_demo_that_is_stopped_does_not_say_that_nothing_was_begun(folder: Path
     assert demo.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(("before", "size"), [(DEAF, 10_000), (AWAY, 1)])
+@pytest.mark.parametrize(("before", "size"), [(WAITING + DEAF, 10_000), (AWAY, 1)])
 def test_what_does_not_end_in_time_is_given_up_in_words(
     folder: Path, before: str, size: int
 ) -> None:
