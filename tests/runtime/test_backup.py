@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -208,6 +209,20 @@ def test_a_fork_whose_start_was_edited_is_refused():
     assert plan(start="2026-01-03").clock.start_us == begins, "not even that one"
     with pytest.raises(PlanError, match="start or EMIT EVERY of its query changed"):
         run(plan(every="12 HOUR"), state="one")
+    assert told(run(plan(), state="one"))
+
+
+def test_a_fork_that_was_killed_is_made_again(monkeypatch):
+    """It left a folder, which the same command refused as one that exists already."""
+    some(run(plan(), state="s"), 4)
+    with monkeypatch.context() as killed:
+        killed.setattr("os.replace", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fork(plan(), "s", "one")
+    assert [path.name for path in Path("one").iterdir()] == ["fork.json.tmp"]
+    assert fork(plan(), "s", "one") == fork(plan(), "s", "two")
+    with pytest.raises(StoreError, match="exists already"):
+        fork(plan(), "s", "one")
     assert told(run(plan(), state="one"))
 
 

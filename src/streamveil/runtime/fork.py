@@ -42,7 +42,8 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
     """Prepares a directory for a fork of a state's job; returns when it begins, in microseconds."""
     home, place = Path(state), Path(new)
     first = kept_of(plan, home)
-    if place.exists() and (place.is_file() or any(place.iterdir())):
+    left = {FORK + disk.TEMPORARY}  # by a fork that was killed
+    if place.is_file() or (place.is_dir() and {one.name for one in place.iterdir()} - left):
         raise StoreError(f"'{place.name}' exists already; a fork begins in a directory of its own")
     require_outside(place, home)
     clock = first.clock or first.plan.clock
