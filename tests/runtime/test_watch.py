@@ -246,6 +246,21 @@ def test_a_ledger_whose_first_line_is_being_written_has_no_charge_yet(tmp_path):
         charged(path)  # it was altered
 
 
+def test_of_a_damaged_ledger_words_are_served(script, tmp_path, capfd):
+    """A scrape got "A server error occurred", and the log a traceback."""
+    watch = Watch(plan_of(script("q", [1])), tmp_path, now=lambda: 0.0)
+    with served("0", watch) as port:
+        (tmp_path / "ledger").write_bytes(b'{"version": 1}\n')
+        for page in ("/metrics", "/health"):
+            status, words = fetched(port, page)
+            assert status == 500
+            assert "ledger" in words
+            assert "to fix" in words
+        (tmp_path / "ledger").unlink()
+        assert fetched(port, "/health")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
 def test_health_follows_the_public_calendar(script, tmp_path):
     plan = plan_of(script("q", [1]))
     clock = Clock(kind="wall", every=HOUR, start_us=0, steps=24)

@@ -28,10 +28,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
+from streamveil.disk import crash_only
 from streamveil.errors import (
     NoiseWarning,
     PlanError,
     SourceError,
+    StoreError,
     StreamveilError,
     requires_extra,
     visible_lines,
@@ -142,7 +144,7 @@ def charged(path: Path) -> tuple[float | None, float | None]:
     """
     if not path.is_file():
         return None, None
-    with path.open("rb") as lines:
+    with crash_only("read", path), path.open("rb") as lines:
         if not lines.readline().endswith(b"\n"):
             return None, None
     with Ledger.load(path) as ledger:
@@ -289,16 +291,20 @@ def served(address: str, *watches: Watch, exact: bool = False) -> Iterator[int]:
     exposition(*watches)  # a missing package is said now
     host, _, port = address.rpartition(":")
 
-    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        path = request.get("PATH_INFO")
+    def told(path: object) -> tuple[str, bytes]:
         if path == "/metrics":
-            status, body = "200 OK", exposition(*watches, exact=exact)
-        elif path == "/health":
-            told = max((watch.figures() for watch in watches), key=lambda one: one.behind)
-            status = "200 OK" if told.healthy else "503 Service Unavailable"
-            body = f"{'ok' if told.healthy else f'{told.behind} steps behind'}\n".encode()
-        else:
-            status, body = "404 Not Found", b"there are /metrics and /health\n"
+            return "200 OK", exposition(*watches, exact=exact)
+        if path == "/health":
+            late = max((watch.figures() for watch in watches), key=lambda one: one.behind)
+            status = "200 OK" if late.healthy else "503 Service Unavailable"
+            return status, f"{'ok' if late.healthy else f'{late.behind} steps behind'}\n".encode()
+        return "404 Not Found", b"there are /metrics and /health\n"
+
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            status, body = told(request.get("PATH_INFO"))
+        except StoreError as error:  # a ledger that is damaged, or not to be read
+            status, body = "500 Internal Server Error", f"{error}\n".encode()
         start(status, [("Content-Type", TYPE), ("Content-Length", str(len(body)))])
         return [body]
 
