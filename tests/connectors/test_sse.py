@@ -28,6 +28,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         since = self.headers.get("Last-Event-ID")
         self.server.asked.append(since)
+        self.server.first.wait(30)
         self.send_response(self.server.code)
         self.send_header("Content-Type", self.server.kind)
         for header in self.server.headers.items():
@@ -51,9 +52,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.daemon_threads, made.asked = True, []
+        made.daemon_threads, made.asked, made.handle_error = True, [], lambda *_: None
         made.code, made.kind, made.headers, made.deaf = 200, "text/event-stream", {}, False
-        made.over = threading.Event()
+        made.over, made.first = threading.Event(), threading.Event()
+        made.first.set()  # it answers at once, unless a test clears it
         made.over.set()  # an answer ends with its last event, unless a test clears it
         made.events = [(str(n), b'{"n": %d}' % n) for n in range(1, 6)]
         threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
@@ -152,6 +154,15 @@ def test_an_answer_that_ends_before_its_first_event_says_nothing_of_lost_events(
         list(source(server).read(position, 9))
     server.events = kept
     assert numbers(source(server).read(position, 9)) == [4, 5]
+
+
+def test_a_server_that_waits_for_its_first_event_is_told_what_to_do(server, monkeypatch):
+    """'TimeoutError: check the address, the password' was all that was said."""
+    monkeypatch.setattr(sse, "WAIT", 0.2)
+    server.first.clear()
+    with pytest.raises(SourceError, match=r"no answer began within 0.2 seconds; .* no event yet"):
+        list(source(server).read(None, 9))
+    server.first.set()
 
 
 def test_only_the_thread_that_reads_an_answer_closes_it(server, monkeypatch):

@@ -292,7 +292,13 @@ def connected(
         own = connection.sock
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
+        try:
+            answer = connection.getresponse()
+        except TimeoutError:
+            raise OSError(
+                f"no answer began within {WAIT:g} seconds; a server that has no event yet says so"
+                " at once, by its headers"
+            ) from None
         if answer.status != 200:
             raise OSError(f"HTTP {answer.status}")
         if answer.headers.get_content_type() != "text/event-stream":
