@@ -381,6 +381,9 @@ def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not empty"):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    (tmp_path / "state.json").write_text('{"version": 4, "lineage": ""}')
+    with pytest.raises(StoreError, match=r"'state.json' in .* of another program"):
+        run(tmp_path)  # it was to be run by "the streamveil that wrote it"
 
 
 def test_the_state_of_a_job_on_spark_is_refused_and_told(tmp_path: Path) -> None:

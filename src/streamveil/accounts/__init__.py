@@ -173,7 +173,11 @@ class Journal(Shared):
             hashes = [claimed for _, claimed in fresh._unread()]
         fresh.close()
         if torn:
-            raise StoreError(f"{self.path} ends within a record; it was never acknowledged")
+            raise StoreError(
+                f"{self.path} ends within a record that was never acknowledged.\n"
+                "  to fix  start the job that was just being charged again; if one says that its"
+                " charge is missing, restore it from a copy"
+            )
         return hashes
 
     def _unread(self) -> list[tuple[Record, str]]:

@@ -239,7 +239,8 @@ class Ledger:
             where = f"'{journal.name}' in its database" if on_server(path) else f"at {path}"
             raise StoreError(
                 f"there is no ledger {where}.\n"
-                "  to fix  correct the name, or make one: streamveil ledger create"
+                "  to fix  correct the name; `streamveil ledger create` makes one that jobs share;"
+                " a state that lost its own is restored from a backup"
             )
         with closing(journal):
             records = journal.unread()

@@ -65,7 +65,8 @@ def copied(home: Path, place: Path, note: formats.Content | None) -> None:
         own = [one for one in examined(draft) if one.part != "sink"]  # whose folder is not copied
         faults = [one for one in own if not one.is_whole]
         if faults:
-            raise StoreError(f"{faults[0].part}: {faults[0].words}")
+            words = faults[0].words.replace(str(draft), str(home)).replace(draft.name, home.name)
+            raise StoreError(f"{faults[0].part}: {words}")
         if note is not None:
             formats.write(draft / BACKUP, "backup", note)
         sync_directory(draft)

@@ -102,6 +102,11 @@ def read(path: Path, kind: str) -> Content:
     """The content of a note; refuses one that is damaged, or of another format."""
     try:
         content: Content = json.loads(disk.read(path))
+        if content and "format" not in content:
+            raise StoreError(
+                f"'{path.name}' in '{path.parent.name}' is a file of another program.\n"
+                "  to fix  name the state of a job, or a new directory"
+            )
         require_version(f"file '{path.name}'", content["version"], VERSION)
         if content.pop("crc32") != crc(content) or content["format"] != f"streamveil {kind}":
             raise damaged(path)
