@@ -149,6 +149,7 @@ def test_a_kill_between_any_two_effects_neither_loses_nor_doubles(place, monkeyp
     assert len(effects) >= 32  # begin, marks, columns, rows, mark, commit
     for number in range(1, len(effects), 2):  # after each one is before the next one
         sink, left = opened(place, mode="upsert", table=f"{NAME}{number}"), [number]
+        said(sink, f"DROP TABLE {databases.MARKS}")  # it is made anew, too
 
         def step(*_, left=left):
             left[0] -= 1
@@ -379,6 +380,33 @@ def test_a_database_that_takes_no_table_is_told_before_the_charge(place):
         with psycopg_of(server) as connection:
             connection.execute("DROP OWNED BY reader")
             connection.execute("DROP ROLE reader")
+
+
+def test_a_table_of_something_else_is_told_before_the_charge(place):
+    """It was found at the first release."""
+    sink = opened(place)
+    said(sink, f"CREATE TABLE {sink.quoted(sink.table)} (a {sink.types[0]})")
+    with pytest.raises(SourceError, match=r"has other columns.* see 'streamveil_job'"):
+        sink.try_out()
+
+
+def test_a_user_of_postgres_needs_no_right_to_make_tables_that_are_there(server, monkeypatch):
+    """One who might write both was refused; one who might not was charged first."""
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    place = {"kind": "postgres", "url": server.url, "table": "granted"}
+    opened(place).write("job", made(TABLE))
+    server.ask(f"CREATE ROLE clerk LOGIN PASSWORD '{PASSWORD}'")
+    server.ask("GRANT USAGE ON SCHEMA public TO clerk")
+    server.ask("GRANT SELECT, INSERT ON streamveil_releases TO clerk")
+    clerk = opened({**place, "url": server.url.replace("//writer@", "//clerk@")})
+    try:
+        with pytest.raises(SourceError, match="InsufficientPrivilege"):
+            clerk.try_out()
+        server.ask("GRANT INSERT ON granted TO clerk")
+        clerk.try_out()
+        clerk.write("job", made(OTHER, 0, 2))
+    finally:
+        server.ask("DROP OWNED BY clerk; DROP ROLE clerk; DROP TABLE granted")
 
 
 def psycopg_of(url):

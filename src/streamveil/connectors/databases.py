@@ -105,15 +105,23 @@ class DatabaseSink(Database, MarkedSink):
     def try_out(self) -> None:
         """See `try_connectors`; another sink may make a missing folder.
 
-        Tables are made and rolled back, so that missing rights are found before the charge.
+        Tables are made and rolled back, so that missing rights, and a table of something else, are
+        found before the charge.
         """
         if self.folder is not None and not self.folder.is_dir():
             return
         with self.writing() as connection:
             self._ask(connection, self.begin)
             self._prepare(connection)
-            if not self._ask(connection, self.known, self.table):
-                self._ask(connection, f"CREATE TABLE {self.quoted(self.table)} (n {self.types[0]})")
+            first, known = next(iter(PLACE)), self._ask(connection, self.known, self.table)
+            if not known:
+                columns = f"{first} {self.types[3]}"
+                self._ask(connection, f"CREATE TABLE {self.quoted(self.table)} ({columns})")
+            elif known[0][0] != first:
+                raise self._other_columns(first)
+            for table, column in ((MARKS, "target"), (self.table, first)):  # no row: only the right
+                text = f"INSERT INTO {self.quoted(table)} ({column}) SELECT '' WHERE 1 = 0"
+                self._ask(connection, text)
             self._ask(connection, "ROLLBACK")
 
     @contextmanager
@@ -177,11 +185,13 @@ class DatabaseSink(Database, MarkedSink):
         return list(cursor.fetchall()) if cursor.description else []
 
     def _prepare(self, connection: Any) -> None:
-        """Makes the table of marks."""
+        """Makes the table of marks, if it is not there: a user may have no right to make one."""
+        if self._ask(connection, self.known, MARKS):
+            return
         text, whole, real = self.types[3], self.types[0], self.types[1]
         self._ask(
             connection,
-            f"CREATE TABLE IF NOT EXISTS {MARKS} (target {text}, job {text},"
+            f"CREATE TABLE {MARKS} (target {text}, job {text},"
             f" window_number {whole}, trigger_number {whole}, digest {text} NOT NULL,"
             f" norm {real} NOT NULL, metadata {text} NOT NULL, notes {text} NOT NULL,"
             " PRIMARY KEY (target, job, window_number, trigger_number))",
@@ -217,11 +227,14 @@ class DatabaseSink(Database, MarkedSink):
                 (name for name, _ in wanted if (name, dict(wanted)[name]) not in known),
                 next((name for name, _ in known if name not in dict(wanted)), wanted[0][0]),
             )
-            raise SourceError(
-                f"the table '{self.table}' of {self.where} has other columns than the releases of "
-                f"this query: see '{odd}'.\n"
-                "  to fix  name another table, or rename that one: a new one is made"
-            )
+            raise self._other_columns(odd)
+
+    def _other_columns(self, odd: str) -> SourceError:
+        return SourceError(
+            f"the table '{self.table}' of {self.where} has other columns than the releases of "
+            f"this query: see '{odd}'.\n"
+            "  to fix  name another table, or rename that one: a new one is made"
+        )
 
 
 def plain(table: pa.Table) -> pa.Table:
