@@ -247,6 +247,20 @@ def test_no_group_stops_a_publication(broker, topic, key):
 
 
 @needs_broker
+def test_a_message_that_is_too_long_names_the_limit(broker, topic, tmp_path):
+    """'Check that the brokers answer' was all that was said."""
+    long = made(pa.table({"key": ["x" * 1_100_000], "n": [1.5]}))
+    with pytest.raises(SourceError, match=r"longer than message.max.bytes in config"):
+        opened(broker, topic).write("job", long)
+    (tmp_path / "more.json").write_text('{"message.max.bytes": 9000000}')
+    more = {"servers": broker.servers, "topic": topic, "config": str(tmp_path / "more.json")}
+    with pytest.raises(SourceError, match=rf"longer than max.message.bytes of '{topic}' or"):
+        open_sink("kafka", more).write("job", long)
+    assert not rows(broker, topic)
+    opened(broker, topic).write("job", made(TABLE))
+
+
+@needs_broker
 def test_a_place_that_cannot_keep_marks_is_refused(broker, topic):
     with pytest.raises(SourceError, match="do not know the topic"):
         send(opened(broker, "nowhere"))

@@ -42,6 +42,7 @@ from streamveil.release_metadata import read_facts, sentences, to_json
 AT_ONCE = 1_000  # marks
 OPEN_MS = 20_000  # a transaction that is open for longer is aborted: less than readers wait
 FENCED = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 Marks = dict[str, ContentMark]  # of a job's releases
 
 
@@ -71,9 +72,21 @@ class KafkaSink(MarkedSink):
             f" '{self.marks.topic}', and that no other job of this name writes there, then start"
             " again: it is sent then",
             lambda error: (
-                reason(error.args[0].name()) if isinstance(error, KafkaException) else "no answer"
+                self.reason(error.args[0]) if isinstance(error, KafkaException) else "no answer"
             ),
         )
+
+    def reason(self, error: Any) -> str:
+        """What an error of brokers, or of the producer, says."""
+        name: str = error.name()
+        if name in FENCED:
+            return f"{name}: another process writes under the job's name"
+        if name != TOO_LARGE:
+            return name
+        limit = "message.max.bytes in config (1,000,000 if it is not there)"
+        if error.txn_requires_abort():  # the producer let it go
+            limit = f"max.message.bytes of '{self.topic.topic}' or '{self.marks.topic}'"
+        return f"{name}, longer than {limit}; raise it"
 
     def try_out(self) -> None:
         """See `try_connectors`."""
@@ -133,11 +146,6 @@ class KafkaSink(MarkedSink):
         produce(producer, self.marks.topic, name, json.dumps(said).encode(), headers)
         producer.commit_transaction(WAIT)
         known[name] = mark
-
-
-def reason(error: str) -> str:
-    """What an error of brokers says."""
-    return error + ": another process writes under the job's name" * (error in FENCED)
 
 
 def name_of(job: str, release: Release) -> str:
