@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
+from streamveil.runtime.secret import given
 from tests.servers import nats
 from tests.servers.kafka import free_port
 
@@ -115,6 +116,16 @@ def test_the_unit_is_one_of_systemd(tmp_path):
         check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_takes_its_key_as_systemd_lays_it_down(tmp_path):
+    """With an ACL for a dynamic user, a credential looks as if its group might read it."""
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    key.chmod(0o440)
+    text = (DEPLOY / "streamveil@.service").read_text()
+    words = shlex.split(re.search(r"ExecStart=(.+)", text)[1].replace("%d", str(tmp_path)))
+    assert given(words[words.index("--secret") + 1]) == bytes.fromhex("ab" * 32)
 
 
 def parsed(command):
