@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors import kafka_sink, open_sink
+from streamveil.connectors import kafka_sink, open_sink, open_source
 from streamveil.errors import MissingExtraError, SourceError, StoreError
 from streamveil.release_metadata import ReleaseTime, kept_time, noted
 from streamveil.runtime.job import Job
@@ -271,6 +271,10 @@ def test_a_place_that_cannot_keep_marks_is_refused(broker, topic):
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    for name in ("confluent_kafka", "confluent_kafka.admin"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"streamveil\[kafka\]"):
         open_sink("kafka", {"servers": "h:1", "topic": "t"})
+    source = open_source("kafka", {"servers": "h:1", "topic": "t", "columns": {"n": "INT64"}})
+    with pytest.raises(MissingExtraError, match=r"streamveil\[kafka\]"):
+        source.try_out()  # the first thing that a job does with it

@@ -99,7 +99,8 @@ class Topic:
 
     def administrator(self) -> Any:
         """A client that asks what topics are, and makes them."""
-        from confluent_kafka.admin import AdminClient
+        with requires_extra("Kafka", "kafka"):
+            from confluent_kafka.admin import AdminClient
 
         settings = {"log_level": QUIET, **self.settings(), "bootstrap.servers": self.servers}
         return self.made(AdminClient, settings)
