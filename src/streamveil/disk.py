@@ -291,7 +291,7 @@ def make_directory(path: Path) -> None:
     """
     if "\0" in str(path):
         raise StoreError("no path holds a NUL character.\n  to fix  name another directory")
-    with crash_only("create", path):
+    try:
         missing = [one for one in (path, *path.parents) if not one.exists()]
         sync_name(missing[-1].parent if missing else path)
         for one in reversed(missing[1:]):
@@ -300,6 +300,11 @@ def make_directory(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
         if missing:
             sync_directory(path.parent)
+    except OSError as error:
+        raise StoreError(
+            f"the directory '{path}' cannot be made: {error.strerror}.\n"
+            "  to fix  make room there or repair the permissions, or name another directory"
+        ) from error
 
 
 def read(path: Path) -> bytes:

@@ -108,13 +108,21 @@ def test_a_backup_of_a_job_that_runs_or_is_damaged_is_refused():
 def test_a_state_that_may_not_be_read_or_cannot_be_named_is_told(monkeypatch):
     some(run(plan(), state="s"), 1)
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", refuse)
         with pytest.raises(StoreError, match=r"cannot .*Permission denied(.|\n)*to fix"):
             run(plan(), state="s")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", refuse)
+        shown = CliRunner().invoke(cli.app, ["ledger", "show", "s"])
+    assert isinstance(shown.exception, StoreError), "it was called a bug"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(StoreError, match=r"'\S+copy.tmp' cannot be made: Perm(.|\n)*another"):
+            backup("s", "copy")  # it was said to be in the state
     with pytest.raises(StoreError, match=r"NUL(.|\n)*to fix"):
         run(plan(), state="a\0b")
     told(run(plan(), state="s"))
