@@ -18,7 +18,7 @@ from streamveil.runtime.backup import backup
 from streamveil.runtime.job import Job
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.secret import Randomness
-from streamveil.runtime.spark_state import Home, PublishedStep
+from streamveil.runtime.spark_state import Home, PublishedStep, SparkHeader
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.verify import verify
 from tests.runtime.toy import COLUMNS, Stream, work
@@ -118,6 +118,25 @@ def test_what_runs_or_is_no_state_is_not_verified(tmp_path: Path) -> None:
         verify(tmp_path / "nowhere")
     with Job(tmp_path / "s", work()), pytest.raises(StoreError, match="another process"):
         verify(tmp_path / "s")
+
+
+def test_a_state_on_spark_that_lost_a_part_is_not_whole(tmp_path: Path) -> None:
+    """It was called whole, and 'step 0 was published'."""
+    state, home = tmp_path / "s", Home(tmp_path / "s")
+    (state / "checkpoint" / "offsets").mkdir(parents=True)
+    (state / "checkpoint" / "offsets" / "1").write_text('v1\n{}\n{"step": 2}')
+    (state / "shards").mkdir()
+    home._write(
+        SparkHeader(
+            fingerprint="", calibration="", shards=1, storage=None, epoch="00", noise_check=""
+        )
+    )
+    home.commit(PublishedStep(step=2))
+    assert not damaged(state)
+    for part in ("committed", "checkpoint", "shards"):
+        (state / part).rename(tmp_path / part)
+        assert damaged(state) == {"mark"}
+        (tmp_path / part).rename(state / part)
 
 
 def test_damaged_notes_of_a_state_on_spark_are_named(tmp_path: Path) -> None:

@@ -234,21 +234,25 @@ class Home:
     def _write(self, header: SparkHeader) -> None:
         formats.write(self.path / HEADER, "state on Spark", asdict(header))
 
+    def require_logged(self) -> None:
+        """Refuses a mark without a checkpoint that leads to it, and a checkpoint without a mark."""
+        offsets, committed = self.path / CHECKPOINT / "offsets", self.mark.step
+        if committed and (not offsets.exists() or self.logged() < committed):
+            raise missing("checkpoint")
+        if not committed and offsets.exists() and self.logged() > 1:
+            raise missing("mark of committed steps")
+
     def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
         """Refuses to go on when a part is missing or of another moment.
 
         `kept`: the number of shards of each stage.
         """
+        self.require_logged()
         offsets, committed = self.path / CHECKPOINT / "offsets", self.mark.step
-        if not committed:
-            if shards.started() and not offsets.exists():
-                raise missing("checkpoint")
-            if offsets.exists() and self.logged() > 1:
-                raise missing("mark of committed steps")
-        elif not offsets.exists() or self.logged() < committed:
-            raise missing("checkpoint")
-        else:
+        if committed:
             self._require_published(shards, kept)
+        elif shards.started() and not offsets.exists():
+            raise missing("checkpoint")
         logged = self.logged() if offsets.exists() else 0
         if shards.newest() > max(logged, committed + 1):  # a lost log of one step may be made again
             raise StoreError(

@@ -27,7 +27,7 @@ from streamveil.runtime.inspect import size_text
 from streamveil.runtime.progress import counted
 from streamveil.runtime.published import kept_by_sink, lacking, led_to, of_state
 from streamveil.runtime.secret import check
-from streamveil.runtime.spark_state import Home
+from streamveil.runtime.spark_state import SHARDS, Home, require_present
 from streamveil.runtime.spark_state import SparkHeader as SparkHeader
 from streamveil.runtime.store import LEDGER, SECRET, SPARK_HEADER, UNCHARGED, Header, require_header
 
@@ -210,6 +210,16 @@ def spark_header(home: Path) -> SparkHeader:
     return header
 
 
+def mark(home: Path) -> Words:
+    """The last published step, with the checkpoint that leads to it."""
+    state, header = Home(home), spark_header(home)
+    state.require_logged()
+    step = state.mark.step
+    if step and header.storage is None:
+        require_present(home / SHARDS, "shards")
+    return f"step {step:,} was published; its shards are checked when the job starts"
+
+
 PARTS: dict[str, Callable[[Path, Header], Words]] = {
     "secret": secret, "ledger": ledger, "checkpoint": saved, "log": log, "archive": archive,
     "sink": sink, "rejected rows": rejected,
@@ -217,6 +227,5 @@ PARTS: dict[str, Callable[[Path, Header], Words]] = {
 SPARK_PARTS: dict[str, Callable[[Path], Words]] = {
     "identity": lambda home: "epoch {0.epoch}, {0.shards} shards".format(spark_header(home)),
     "ledger": lambda home: ledger(home, spark_header(home)),
-    "mark": lambda home: f"step {Home(home).mark.step:,} was published; its shards are checked when"
-    " the job starts",
+    "mark": mark,
 }  # fmt: skip
