@@ -19,7 +19,6 @@ from rich.measure import Measurement
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
 from streamveil.connectors.sinks import WRITERS
-from streamveil.disk import crash_only
 from streamveil.errors import INTERRUPTED, PlanError, visible
 from streamveil.plan import Plan, SourceSpec
 from streamveil.plan.joint import JointPlan
@@ -236,10 +235,8 @@ def open_ledger(where: str) -> Any:
     from streamveil.runtime.store import LEDGER, require_single
 
     path = Path(where)
-    with crash_only("read", path):
-        require_single(path)
-        file = path / LEDGER if path.is_dir() else where
-    return Ledger.load(file)
+    require_single(path)
+    return Ledger.load(path / LEDGER if path.is_dir() else where)
 
 
 def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> None:

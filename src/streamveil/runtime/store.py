@@ -348,14 +348,16 @@ def read_header(directory: Path) -> Header | None:
 
 def is_state(path: str | Path) -> bool:
     """Whether a folder is the state directory of a job."""
-    return (Path(path) / HEADER).is_file() or (Path(path) / SPARK_HEADER).is_file()
+    with crash_only("read", Path(path)):
+        return (Path(path) / HEADER).is_file() or (Path(path) / SPARK_HEADER).is_file()
 
 
 def states_in(home: str | Path) -> list[Path]:
     """The states of several private answers, where a folder holds those and is none itself."""
     if is_state(home) or not Path(home).is_dir():
         return []
-    return sorted(place for place in Path(home).iterdir() if is_state(place))
+    with crash_only("read", Path(home)):
+        return sorted(place for place in Path(home).iterdir() if is_state(place))
 
 
 def require_single(directory: Path) -> None:
