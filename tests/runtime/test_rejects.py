@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections import Counter
 from dataclasses import replace
@@ -160,6 +161,19 @@ def test_kept_rows_are_for_their_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "aside").stat().st_mode) == 0o700
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "aside").iterdir()}
     assert modes == {0o600}
+
+
+def test_the_query_of_the_page_reads_lines_that_are_not_text(tmp_path: Path) -> None:
+    """`decode` failed at the first of them, and malformed lines often are none."""
+    duckdb = pytest.importorskip("duckdb")
+    plan = plan_of(tmp_path, **TWO_ROWS)
+    with (tmp_path / "clicks.csv").open("ab") as file:
+        file.write(b"caf\xe9\n")
+    list(start(tmp_path, plan))
+    page = (Path(__file__).parents[2] / "docs" / "rejects.md").read_text()
+    [query] = re.findall(r"^SELECT .*\*\.parquet'", page, re.M)
+    found = duckdb.sql(query.replace("pages.rejects", str(tmp_path / "aside"))).fetchall()
+    assert "caf\\xE9" in {line for *_, line in found}
 
 
 def test_a_stream_without_bad_rows_keeps_none(tmp_path: Path) -> None:
