@@ -568,8 +568,7 @@ class PostgresSource(DatabaseSource):
 
     def detail(self, error: Exception) -> str:
         """See `DatabaseSource`."""
-        unknown = str(getattr(error, "sqlstate", "")).startswith("42")  # of names, not of values
-        return f" ({str(error).splitlines()[0]})" if unknown else self.server.detail(error)
+        return self.server.detail(error)
 
 
 PLAIN_TEXT = (  # times, numbers and bytes in one form, whatever a server or a user has set

@@ -75,10 +75,12 @@ class PostgresServer:
         return connection
 
     def detail(self, error: Exception) -> str:
-        """Why no connection was made; an error of a statement may hold data."""
+        """Why no connection was made, or which name is wrong; other errors may hold data."""
+        state = getattr(error, "sqlstate", None)
         made = isinstance(error, self._psycopg.OperationalError)
-        connecting = made and getattr(error, "pgconn", None) is not None and error.sqlstate is None  # type: ignore[attr-defined]
-        return f" ({str(error).strip().splitlines()[0]})" if connecting else ""
+        connecting = made and getattr(error, "pgconn", None) is not None and state is None
+        of_names = str(state).startswith("42")
+        return f" ({str(error).strip().splitlines()[0]})" if connecting or of_names else ""
 
 
 def copied(connection: Any, query: str, names: list[str]) -> Iterator[pa.Table]:
