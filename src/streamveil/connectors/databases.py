@@ -191,7 +191,7 @@ class DatabaseSink(Database, MarkedSink):
         text, whole, real = self.types[3], self.types[0], self.types[1]
         self._ask(
             connection,
-            f"CREATE TABLE {MARKS} (target {text}, job {text},"
+            f"CREATE TABLE IF NOT EXISTS {MARKS} (target {text}, job {text},"
             f" window_number {whole}, trigger_number {whole}, digest {text} NOT NULL,"
             f" norm {real} NOT NULL, metadata {text} NOT NULL, notes {text} NOT NULL,"
             " PRIMARY KEY (target, job, window_number, trigger_number))",
