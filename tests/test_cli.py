@@ -21,8 +21,10 @@ import pytest
 from click.testing import CliRunner
 
 from streamveil import cli, kept
+from streamveil.accounts.ledger import Ledger
 from streamveil.commands.answers import place
 from streamveil.commands.common import print_rows, read_query, size_of, write_rows
+from streamveil.core.accounting import Budget
 from streamveil.errors import PlanError, SourceError
 
 SECRET = "patient-4711"
@@ -504,6 +506,43 @@ def test_no_survey_of_files_that_are_not_there_is_paid_for(folder, pays):
     code, _, errors = call("tune", query, pays, folder / "missing*.parquet", *paid)
     assert (code, "no file matches" in errors) == (5, True), errors
     assert (folder / "new").read_bytes() == before
+
+
+ONCE = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, {}) {} FROM {}"
+OF_PERSON = "privacy_unit_column = person, max_rows_contributed = 2"
+DP_SQLP = ", preset = 'dp-sqlp', start = '2026-01-01', end = '2026-01-02'"
+SURVEYED = {  # query -> what a refusal names; '': the ledger pays
+    ONCE.format(OF_PERSON, "ward, COUNT(*) AS n", "visits GROUP BY ward"): "",
+    ONCE.format(OF_PERSON, "HEAVY_HITTERS(ward, k => 3, text_length => 4) AS n",
+                "visits"): "a sketch",
+    ONCE.format(OF_PERSON + DP_SQLP, "ward, COUNT(*) AS n",
+                "visits GROUP BY ward EMIT EVERY INTERVAL 6 HOUR"): "dp-sqlp",
+    ONCE.format("steps = 3, expected_size = 50, accept_error = TRUE", "COUNT(*) AS n",
+                "people EMIT EVERY 100 ROWS"): "a changing table",
+    ONCE.format(OF_PERSON + ", max_units = 100000000000000000", "ward, COUNT(*) AS n",
+                "visits GROUP BY ward"): "max_units",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "refusal"), SURVEYED.items(), ids=range(len(SURVEYED)))
+def test_the_ledger_pays_for_a_survey_and_for_none_without_advice(folder, text, refusal):
+    """Sketches, changing tables and a preset were paid for, and then refused."""
+    source = QUERY.partition(";")[0].format(folder=folder)
+    people = (
+        "CREATE TABLE people (ward CHECK (ward BETWEEN 0 AND 6)) WITH (source = 'files',"
+        f" path = '{folder}/visits.parquet', changelog = 'insert', id = person)"
+    )
+    query, ledger = folder / "asked.sql", folder / "paid"
+    query.write_text(f"{source}; {people}; {text}")
+    call("ledger", "create", ledger, "--unit", "person", "--epsilon", "90", "--delta", "1e-3")
+    code, _, errors = call(
+        "tune", query, "--private", folder / "visits.parquet", "--epsilon", "80", "--delta",
+        "1e-4", "--ledger", ledger,
+    )  # fmt: skip
+    charged = [one.loss for one in Ledger.load(ledger).entries()]
+    assert (code, refusal in errors) == (2 if refusal else 0, True), errors
+    assert [one.fits(Budget(epsilon=80, delta="1e-4")) for one in charged] == [True] * (not refusal)
+    assert not any(one.fits(Budget(epsilon=79, delta="1e-4")) for one in charged)
 
 
 def test_a_survey_with_a_target_is_refused_before_it_is_paid_for(folder):

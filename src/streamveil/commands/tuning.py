@@ -210,11 +210,23 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
     from streamveil.advise import short
     from streamveil.compiler.group_by import compile_plan
     from streamveil.core.noise import KeyedNoise
-    from streamveil.plan import Bounding
-    from streamveil.plan.look import with_bounds
+    from streamveil.kinds import SKETCHES
+    from streamveil.plan import Bounding, TableSource
+    from streamveil.plan.look import in_units, with_bounds
+    from streamveil.plan.options import EXPECTED_ROWS
     from streamveil.runtime.look import shortly
     from streamveil.runtime.survey import survey
 
+    sketched = any(one.function in SKETCHES for one in plan.aggregates)
+    if sketched or isinstance(plan.source, TableSource) or plan.preset != "default":
+        raise PlanError(
+            "a survey finds what a forecast chooses bounds by, and none is chosen for a sketch, a"
+            " changing table or the preset 'dp-sqlp'.\n"
+            "  to fix  leave --private out, and give bounds by what is publicly known"
+        )
+    unbound = replace(plan, bounding=Bounding())
+    expected = plan.options | {EXPECTED_ROWS.name: 1.0}
+    compile_plan(in_units(replace(unbound, options=expected)))  # refuses before anything is paid
     paid = None if ledger is None else Ledger.load(ledger)
     learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)
     say(promise.sentence(budget.delta or 0))
@@ -233,8 +245,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) 
             "  to fix  a larger --epsilon, more rows, or expected_rows by what is publicly known"
         )
         return
-    tried = replace(plan, options=plan.options | learned.options, bounding=Bounding())
-    tried = with_bounds(tried, bounds)
+    tried = with_bounds(replace(unbound, options=plan.options | learned.options), bounds)
     say("with these options and no bound, the forecast chooses")
     for default in compile_plan(tried).defaults:
         if "forecast" in default.reason:
