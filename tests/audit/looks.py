@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 from scipy.stats import norm
 
 from streamveil.audit.laid_open import OpenNoise
@@ -32,6 +33,7 @@ from streamveil.plan.look import (
 )
 from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, looked, periods_seen, rows_of
+from streamveil.runtime.schedule import open_rows
 from streamveil.runtime.survey import survey
 from tests.audit import raw_rows, texts
 
@@ -86,6 +88,26 @@ def look_lost(plans, seed, periods=1):
     return lost_by(release, (wanted[0], wanted[1]), seed=seed), claim, several
 
 
+PRICE = Budget(epsilon=2, delta="1e-9")
+
+
+def survey_lost(plans, seed):
+    """The same of a survey that somebody pays for by itself (`tune --private`)."""
+
+    def release(plan, _):
+        return [np.array(repr(survey(plan, all_rows(plan), PRICE, OneWord(seed))[0]))]
+
+    claim = survey(plans[1], all_rows(plans[1]), PRICE, OpenNoise(1))[1].loss
+    return lost_by(release, plans, seed=seed), claim, PRICE
+
+
+def all_rows(plan):
+    """What a source has, also beyond the schedule of a job."""
+    source = open_rows(plan.source, plan.clock.arrival)
+    chunks = [chunk.rows for chunk in source.read(None, 1_000_000)]
+    return pa.concat_tables([source.schema().empty_table(), *chunks])
+
+
 def choices(plans, seed):
     """What a look chooses for each of two inputs where it says the same of both."""
     wanted, told, made = [with_look(plan) for plan in plans], MeasureTranscript(), []
@@ -103,6 +125,8 @@ def judged(seed, pairs):
     for _ in range(pairs):
         pair = raw_rows.neighbours_drawn(rng, plan, span, several=rng.random() < 0.5)
         yield text, *look_lost(pair.plans, seed, pair.periods)
+        if pair.periods == 1:
+            yield text, *survey_lost(pair.plans, seed)
 
 
 def compiled(plan):

@@ -2,21 +2,25 @@
 
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from streamveil.audit.neighbours import Pair
-from streamveil.audit.worst import accounts
+from streamveil.audit.laid_open import Transcript, keys_of, run, spied
+from streamveil.audit.neighbours import Pair, drawn
+from streamveil.audit.worst import accounts, world_of
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
+from streamveil.counters import HonakerCounter
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
 from streamveil.plan import Bounding, Clock, KeySet, Window
 from tests.audit.many import accounts_of_many
-from tests.audit.queries import BESIDE, BUDGETS, EVERY, KEYS, compiled
+from tests.audit.queries import AGGREGATES, BESIDE, BUDGETS, EVERY, KEYS, compiled
 from tests.dataflow.streams import plan_of
 
+LANES = AGGREGATES[:5]
 ALONE, TOGETHER = 2, 2  # pairs of a query, each in runs of its own; runs of many pairs
 LIVE = Clock(kind="event", every=EVERY, start_us=0, end_us=4 * EVERY)
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
@@ -95,6 +99,38 @@ def test_what_waits_for_a_late_job_loses_no_more_than_is_claimed(name, monkeypat
 def test_what_is_not_laid_open_is_refused(changes):
     with pytest.raises(PlanError, match="exact account covers"):
         next(accounts(compile_plan(plan_of(budget=BUDGETS[1], **changes)), 1, 1))
+
+
+def entered(counter, name, seed):
+    """What enters the counters of a query: purpose, path, group, trigger and quanta."""
+    settings = {"budget": BUDGETS[0], "clock": LIVE, "key_set": KeySet(public=KEYS),
+                "bounding": Bounding(max_rows=3), "aggregates": LANES}  # fmt: skip
+    settings |= {"options": {"weights": "flat", "selection": "gaussian"}, "counter": counter}
+    operator = compile_plan(plan_of(**{**settings, **PLANS[name]}))
+    world, found = world_of(operator), []
+    pair = drawn(world, np.random.default_rng(seed), 4)
+
+    def note(honest, _, state, increments, draws, ids):
+        for key, quanta in zip(keys_of(ids, state.keys), np.ravel(increments), strict=True):
+            found.append((draws.purpose, draws.path[:-1], key, draws.path[-1], quanta))
+        return honest(state, increments, draws, ids)
+
+    with spied(HonakerCounter, "_advance", note):
+        running, script = replace(operator, bind=world.bind), Transcript(lambda *_: 1)
+        seen = run(running, pair.batches(world, with_unit=True), script, seed)
+    for stream, groups in seen.steps.items():
+        found += [(*stream, key, t, one.entered) for key, steps in groups.items()
+                  for t, one in steps.items()]  # fmt: skip
+    return sorted(one for one in found if one[-1])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_counter_that_is_not_laid_open_gets_what_one_that_is_would_get(name):
+    """So a query with `counter = 'honaker'` loses what that counter does, which is tried alone."""
+    for seed in range(4):
+        found = entered("blt", name, seed)
+        assert found
+        assert entered("honaker", name, seed) == found
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_a_search_goes_through_whole_windows_and_repeats_the_worst():
 
 def test_units_of_sketches_over_calendars_lose_no_more_than_is_claimed():
     texts, most = set(), 0.0
-    for seed in range(5):
+    for seed in range(1, 6):
         for text, found in sketch_texts.judged(seed, 6):
             assert found.stands, (seed, text, found.broken())
             texts, most = texts | {text}, max(most, found.tightness)

@@ -4,6 +4,8 @@ Unlike `tests.audit.queries`, rows go through everything: conditions and express
 the privacy unit, UNNEST, ROLLUP, combined contributions, calendars, arrival times, the clock.
 """
 
+import re
+
 import numpy as np
 
 from streamveil.audit.account import MechanismLoss, QueryAccount, account, claims_of
@@ -133,6 +135,7 @@ JOINED = (  # with a second relation of people's rows, and with a public table
     " kind, p.w AS ms, v.ts AS ts, v.at AS at FROM clicks AS v JOIN visits AS p ON v.{unit} ="
     " p.{unit}), UNNEST(SPLIT(tags, ',')) AS part",
 )  # fmt: skip
+OPTION = re.compile(r"(\w+) =")
 PEOPLE_ALONE = 0.1  # of queries: they bound rows, and size noise, by ways of their own
 AFTERWARDS = (  # of released rows: what it asks of them by itself is noised and paid for as well
     "", "", "HAVING {more} > 2", "HAVING m0 > 1 AND {more} IS NOT NULL", "ORDER BY {more} LIMIT 1",
@@ -140,6 +143,22 @@ AFTERWARDS = (  # of released rows: what it asks of them by itself is noised and
     "HAVING {more} < 9 QUALIFY ROW_NUMBER() OVER (ORDER BY m0, {other}) < 3 ORDER BY {other}, m0"
     " LIMIT 2",
 )  # fmt: skip
+BESIDE = (  # a second choice, of an option that is not given yet
+    "", "", "selection = 'totals'", "selection = 'gaussian'", "selection = 'table'",
+    "weights = 'flat'", "entry_weight = 0.2", "weight_reference = 0.5", "total_tests = 1",
+    "hidden_groups = 9", "min_privacy_units_per_group = 20", "delta_share = 0.99", "max_units = 1",
+    "cut_share = 0.9", "selection_share = 0.9", "mu_share = 0.05", "counter = 'anytime-blt'",
+    "group_selection_strategy = LAPLACE_THRESHOLD", "expected_rows = 2, expected_groups = 5",
+    "expected_rows = 3, expected_repeats = 0.5", "expected_rows = 20, expected_most_rows = 300",
+)  # fmt: skip
+FURTHER = (
+    "VAR_POP(kind, contribution_bounds_per_row => (0, 3))", "COUNTIF(kind = 1)",
+    "SUM(ms, contribution_bounds_per_row => (0, 8), quantum => 100)",
+    "AVG(ms, contribution_bounds_per_row => (3.5, 3.7), quantum => 0.05)",
+    "SUM(kind, contribution_bounds_per_row => (-5, -1))", "SUM(IF(ms > 3, 1, 0))",
+    "COUNT(*, contribution_bounds_per_group => (0, 2))",
+)  # fmt: skip
+ENDS = ("end = '1970-01-01 02:15:00'", "end = '1970-01-01 03:30:00'")  # between two steps
 SETS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())", "GROUPING SETS (({}))")
 
 
@@ -156,6 +175,15 @@ def window_of(rng, span):
         (f"HOP({table}size => {size}, slide => {step}{offset})", True),
         (f"CUMULATE({table}size => {size}, step => {step}{offset})", True),
     )[kind]  # fmt: skip
+
+
+def with_more(rng, more, span):
+    """Options with one beside them, maybe another end; and maybe one more measure."""
+    beside, end = pick(rng, BESIDE), pick(rng, (None, None, *ENDS))
+    more = more + [beside] * (not {*OPTION.findall(", ".join(more))} & {*OPTION.findall(beside)})
+    if span is HOURS and end is not None:
+        more = [end if one.startswith("end = ") else one for one in more]
+    return more, pick(rng, ("", "", "", f", {pick(rng, FURTHER)} AS further"))
 
 
 def text_of(rng):
@@ -205,7 +233,9 @@ def text_of(rng):
         more.append(f"privacy_unit_period = {pick(rng, span.periods)}")
     groups = ", ".join(["window_start"] * windowed + ([by] if by else []))
     columns = "".join(f"{text} AS {name}, " for name, text in names)
-    apart = rng.spawn(1)[0]  # seeds go on to name what else they named
+    apart, second = rng.spawn(2)  # seeds go on to name what else they named
+    more, further = with_more(second, more, span)
+    shown += further * (not combined)
     wanted = {name: pick(apart, some).format(unit=unit) for name in ("more", "other")}
     after = pick(apart, AFTERWARDS).format(**wanted) if groups else ""
     text = (
