@@ -527,3 +527,29 @@ def test_a_sink_that_cannot_be_reached_is_told_before_a_row_is_read(tmp_path):
     with pytest.raises(SourceError, match="cannot write to the table 'o'"):
         list(query.run(state=str(tmp_path / "s")))
     assert not (tmp_path / "s").exists()
+
+
+def test_a_run_that_stopped_at_an_error_does_not_seem_to_be_done(tmp_path):
+    def failing(_):
+        raise OSError("unplugged")
+
+    query = sv.sql(SHARE, {"t": ROWS})
+    run = query.run(str(tmp_path / "s"), progress=failing)
+    with pytest.raises(OSError, match="unplugged"):
+        next(run)
+    with pytest.raises(StoreError, match=r"stopped by an error(.|\n)*to fix"):
+        next(run)
+    assert len(list(query.run(str(tmp_path / "s")))) == 1
+
+
+def test_a_run_says_that_it_is_asked_while_it_makes_a_release(tmp_path):
+    heard = []
+
+    def asks(_):
+        with pytest.raises(StoreError, match="making its next release") as refused:
+            next(run)
+        heard.append(refused)
+
+    run = sv.sql(SHARE, {"t": ROWS}).run(str(tmp_path / "s"), progress=asks)
+    assert len(list(run)) == 1
+    assert heard

@@ -72,10 +72,11 @@ class JointQuery:
             BudgetError: the ledger refused, before anything was drawn.
             StoreError: a state is of another query, damaged, or in use by another process.
         """
+        from streamveil.runtime.job import Turns
         from streamveil.runtime.joint import run_joint
 
         require_path("state", state)
-        return run_joint(self.plan, state=state, spark=spark_of(options), **options)
+        return Turns(run_joint(self.plan, state=state, spark=spark_of(options), **options))
 
     @fitting('answer(state="both.veil"), or answer() for jobs in memory')
     def answer(self, state: str | None = None, **options: Any) -> Answers:

@@ -116,6 +116,59 @@ QUICK_BYTES = 1 << 20  # a larger commit is made while the next micro-batches ar
 MOST_WAITED = 0.1  # share of a job's time that its commits may wait for devices and servers
 
 
+class Turns:
+    """The releases of a job, for one thread at a time.
+
+    None follows an error, after which a generator would seem to be at its end.
+    """
+
+    def __init__(self, made: Generator[Release, None, None]) -> None:
+        self._made, self._turn, self._failed = made, Lock(), False
+
+    def __iter__(self) -> Iterator[Release]:
+        return self
+
+    def __next__(self) -> Release:
+        with self._alone():
+            if self._failed:
+                raise StoreError(
+                    "the job was stopped by an error or an interrupt, and does not go on in this"
+                    " object.\n"
+                    "  to fix  run it on its state again: it resumes from its last commit"
+                )
+            try:
+                return next(self._made)
+            except StopIteration:
+                raise
+            except BaseException:
+                self._failed = True
+                raise
+
+    @property
+    def begun(self) -> bool:
+        """Whether one was asked for."""
+        return getgeneratorstate(self._made) != GEN_CREATED
+
+    def close(self) -> None:
+        """Stops between two releases."""
+        with self._alone():
+            self._made.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A block during which no other thread may take a release or close the job."""
+        if not self._turn.acquire(blocking=False):
+            raise StoreError(
+                "the job is making its next release: it was asked from another thread, or by its"
+                " own listener.\n"
+                "  to fix  take its releases and close it in one thread, between two releases"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
 class Job:
     """An open job; iterating over it runs it and yields every release once it is durable.
 
@@ -153,8 +206,7 @@ class Job:
         except BaseException:
             self._store.close()
             raise
-        self._running, self._turn = self._run(), Lock()  # of one thread after another
-        self._failed = False
+        self._turns = Turns(self._run())
         self._asking = Lock()  # one question after another
 
     def _open_ledger(self) -> None:
@@ -281,7 +333,7 @@ class Job:
         ask = getattr(self.work.operator, "ask", None)
         if ask is None:
             raise PlanError("only a query over a changing table takes questions")
-        if getgeneratorstate(self._running) != GEN_CREATED:
+        if self._turns.begun:
             raise StoreError(
                 "the job has been running in this process: questions come before it goes on.\n"
                 "  to fix  open the state again to ask"
@@ -300,20 +352,7 @@ class Job:
 
     def __next__(self) -> Release:
         self._store.require_own()
-        with self._alone():
-            if self._failed:  # the generator would seem to be at its end
-                raise StoreError(
-                    "the job was stopped by an error or an interrupt, and does not go on in this"
-                    " object.\n"
-                    "  to fix  run it on its state again: it resumes from its last commit"
-                )
-            try:
-                return next(self._running)
-            except StopIteration:
-                raise
-            except BaseException:
-                self._failed = True
-                raise
+        return next(self._turns)
 
     def __enter__(self) -> Job:
         return self
@@ -323,24 +362,9 @@ class Job:
 
     def close(self) -> None:
         """Stops. Commits are kept; the next run reads all later rows again."""
-        with self._alone():
-            self._running.close()
+        self._turns.close()
         self._archive.close()
         self._store.close()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A block during which no other thread may take a release or close the job."""
-        if not self._turn.acquire(blocking=False):
-            raise StoreError(
-                "the job is making its next release: it was asked from another thread, or by its"
-                " own listener.\n"
-                "  to fix  take its releases and close it in one thread, between two releases"
-            )
-        try:
-            yield
-        finally:
-            self._turn.release()
 
     def read(
         self,

@@ -9,7 +9,7 @@ the archives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -72,7 +72,7 @@ def guarantee_of(parts: tuple[Plan, ...]) -> Guarantee:
 def run_joint(
     joint: JointPlan, *, state: str | Path, watches: Sequence[Watch] = (),
     spark: Any = None, **options: Any,
-) -> Iterator[Release]:  # fmt: skip
+) -> Generator[Release, None, None]:  # fmt: skip
     """Creates or resumes the jobs of all answers and yields their joined releases.
 
     `state` holds one state directory for each answer, under its name, and the directory of
