@@ -103,6 +103,11 @@ def test_a_unit_that_is_read_from_text_as_a_float_is_refused(tmp_path, word, fin
         ("url", [1]),
         ("ok", ["yes"]),
         ("DATE(ts)", ["2026-01-01"]),
+        ("DATE(ts)", [datetime(2026, 1, 1, 5, tzinfo=UTC)]),  # was cut to its date
+        ("DATE(ts)", [20_454]),
+        ("ts", [1.5]),  # was cut to a microsecond after 1970
+        ("ts", [date(2026, 1, 1)]),
+        ("ms * 1.5", [True]),  # was 1.0
     ],
 )
 def test_public_groups_of_another_type_are_refused_before_anything_is_spent(key, groups):
@@ -119,6 +124,8 @@ def test_public_groups_of_another_type_are_refused_before_anything_is_spent(key,
         ("ok", [True, None]),
         ("DATE(ts)", [date(2026, 1, 1)]),
         ("ts", [datetime(2026, 1, 1, tzinfo=UTC)]),
+        ("ok", pa.array([True, None])),
+        ("ts", pa.array([datetime(2026, 1, 1, tzinfo=UTC)])),
     ],
 )
 def test_public_groups_of_the_columns_type_are_taken(key, groups):
@@ -145,6 +152,16 @@ def test_public_groups_of_a_sketch_are_of_the_type_it_counts():
     check_schema(sv.sql(query.format("'a'"), source).plan, SCHEMA)
     with pytest.raises(PlanError, match="values of its type"):
         check_schema(sv.sql(query.format("1"), source).plan, SCHEMA)
+
+
+def test_public_groups_of_a_sketch_are_one_value_each():
+    """Of a pair the second value was left out without a word."""
+    query = sv.files("t.parquet").protect("user_id").agg(n=sv.approx_frequency("url"))
+    for groups in ([("a", "b")], [()]):
+        with pytest.raises(PlanError, match="one value"):
+            query.group_by(keys=sv.public(groups)).bound(max_rows=1).release(
+                budget=sv.Budget(epsilon=1, delta=1e-9)
+            )
 
 
 SEARCH = """

@@ -14,7 +14,7 @@ from numbers import Real
 from sqlglot import exp
 
 from streamveil.calendars import DAY, END_US, Cells
-from streamveil.errors import PlanError, nearest, require_outer
+from streamveil.errors import PlanError, nearest, require_outer, visible
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
 from streamveil.kinds import MOMENTS, SINKS, SKETCHES, SOURCES, SQUARED, VALUED
@@ -225,6 +225,8 @@ def check_names(plan: Plan) -> Complaints:
             yield f"two output columns are called '{name}'; give one another name with AS"
         if name in RESERVED and (name not in grouped or name == "trigger"):
             yield f"'{name}' is a column of every release; give yours another name with AS"
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            yield f"'{visible(name)}' is no Unicode: give another name to it"
         require_outer([name])
         taken.add(name)
     for agg in plan.aggregates:
@@ -561,6 +563,8 @@ def _public_groups(plan: Plan) -> Complaints:
     if not plan.keys:
         if not any(agg.function == "approx_frequency" for agg in plan.aggregates):
             yield "public groups are given, but nothing is grouped by"
+        elif any(len(group) != 1 for group in key_set.public):
+            yield "every public group of APPROX_FREQUENCY is one value"
         return
     if key_set.min_units > 1:
         yield "public groups are always shown: min_privacy_units_per_group does not apply"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import date, datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -150,6 +152,7 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
         try:
             held = pa.array(values, kind)
             fits = not pa.types.is_integer(kind) or held.to_pylist() == [*values]
+            fits = fits and all(_is_of(kind, one) for one in values if one is not None)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             fits = False
         if not fits:
@@ -161,6 +164,15 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
         for field in schema:
             if field.name.lower() == text.lower() and pa.types.is_floating(field.type):
                 _check_held(field, held)
+
+
+def _is_of(kind: pa.DataType, value: Any) -> bool:
+    """Whether a value is one of a type: Arrow also takes numbers for times, and TRUE for 1."""
+    if pa.types.is_timestamp(kind):
+        return isinstance(value, datetime)
+    if pa.types.is_date(kind):
+        return isinstance(value, date) and not isinstance(value, datetime)
+    return bool(isinstance(value, bool) == pa.types.is_boolean(kind))
 
 
 def _check_held(field: pa.Field, public: pa.Array) -> None:
