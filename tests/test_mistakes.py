@@ -8,6 +8,8 @@ from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -43,6 +45,12 @@ def done(made):
     if not made.measures:
         made = made.agg(n=sv.count())
     return made.bound(max_rows=1).release(budget=sv.Budget(**BUDGET))
+
+
+def tabled(values):
+    """A changing table whose column has public values."""
+    made = sv.table(stream, domains={"u": values}).agg(n=sv.count())
+    return made.release(expected_size=100, budget=sv.Budget(**BUDGET))
 
 
 PER_DAY = ", privacy_unit_period = INTERVAL 1 DAY, start = '2026-01-01', end = '2026-01-02'"
@@ -267,6 +275,38 @@ MISTAKES = [
     ("did you mean 'memory'", lambda: sv.heavy_hitters("url", mem=5)),
     ("count_if takes", lambda: stream.agg(n=sv.count_if(5))),
     ("not valid SQL", lambda: stream.agg(n=sv.count_if("ms >"))),
+    ("count_if takes", lambda: sv.count_if(" ")),  # counted rows for which nothing holds
+    ("population must be", lambda: sv.variance("ms", population="no")),
+    ("population must be", lambda: sv.stddev("ms", population=2)),
+    ("forecast must be", lambda: q().explain(forecast="no")),
+    ("rows must be", lambda: q().limit("5")),
+    ("rows must be", lambda: q().limit("1 OFFSET 1 --")),
+    ("offset must be", lambda: q().limit(1, True)),
+    ("condition must be text", lambda: q().having(True)),
+    ("key must be text", lambda: q().order_by(True)),
+    ("k must be text", lambda: q().select("url", k=1)),
+    ("public takes", lambda: sv.public(pd.DataFrame({"url": ["a"]}))),  # its columns' names
+    ("public takes", lambda: sv.public(np.array(3))),
+    ("a public group is a value", lambda: sv.public([Decimal("sNaN")])),
+    ("must be named by a text", lambda: stream.protect("u").per_unit(5, n="COUNT(*)")),
+    ("on must be columns", lambda: stream.protect("u").join(stream, on=None)),
+    ("must be named by a text", lambda: stream.protect("u").join(stream, on=[5])),
+    ("how must be", lambda: stream.protect("u").join(stream, on="u", how=np.array(["a", "b"]))),
+    ("sets must be", lambda: stream.group_by("url", sets=np.array(3))),
+    ("a set must be", lambda: stream.group_by("url", sets=[5])),
+    ("a set must be", lambda: sv.table(stream, domains={"u": [1, 2]}).marginals(5)),
+    ("steps is a whole number", lambda: q(steps=np.array([1, 2]))),
+    ("start must be a time", lambda: q(start=pd.NaT)),
+    ("origin must be a time", lambda: sv.tumble("1 day", origin=pd.NaT)),
+    ("no Unicode", lambda: done(stream.protect("u").agg(**{"\ud800": sv.count()}))),
+    ("id must be text", lambda: sv.table(stream, id=np.array([1, 2]), domains={"u": [1, 2]})),
+    ("must be texts, numbers", lambda: tabled([["a"]])),
+    ("must be INT64", lambda: tabled([10**30])),
+    ("the path of a directory", lambda: done(stream.protect("u").to("files", path=b"x")).explain()),
+    ("at most 255 bytes", lambda: sv.read("x" * 300)),
+    ("at most 255 bytes", lambda: sv.answers("\ud800")),
+    ("at most 255 bytes", lambda: q().run("\ud800")),
+    ("at most 255 bytes", lambda: q().run(FOLDER, rejects="x" * 300)),
     ("SQL text", lambda: sv.sql(5)),
     ("empty", lambda: sv.sql("")),
     ("tables maps", lambda: sv.sql("SELECT 1", [ROWS])),
@@ -535,7 +575,8 @@ def answers():
 
 
 @pytest.mark.parametrize("wrong", [
-    pytest.param(object(), id="object"), [], -1, 10**30, 1.5, float("nan"), "x y",
+    pytest.param(object(), id="object"), [], -1, 10**30, 1.5, float("nan"), "x y", np.array([1, 2]),
+    None,
 ])  # fmt: skip
 @pytest.mark.parametrize("question", ANSWERS)
 def test_no_question_answers_wrong_arguments_with_an_error_of_python(answers, question, wrong):

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.errors import PlanError, nearest, requires_extra, visible, visible_lines
+from streamveil.errors import (
+    PlanError,
+    at_least,
+    nearest,
+    require_text,
+    requires_extra,
+    visible,
+    visible_lines,
+)
 from streamveil.release_metadata import ENDS, SUFFIXES, numbers_of
 
 if TYPE_CHECKING:
@@ -94,9 +102,10 @@ class AnswerTable:
             most: groups to draw, at least 1.
 
         Raises:
-            PlanError: there is no such number.
+            PlanError: there is no such number, or `most` is none.
             MissingExtraError: matplotlib is not installed.
         """
+        at_least(1, most=most)
         return plotted(self.table, self.notes, self.number(name), most)
 
     def number(self, name: str | None) -> str:
@@ -110,6 +119,8 @@ class AnswerTable:
         """
         if not self.numbers:
             raise PlanError("there is no number with an interval to plot")
+        if name is not None:
+            require_text(name=name)
         if name is not None and name not in self.numbers:
             raise PlanError(f"'{name}' is not a number here{nearest(name, self.numbers)}")
         return name or first_known(self.table, self.numbers)
@@ -267,7 +278,7 @@ def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figu
     with requires_extra("plot()", "plots"):
         from matplotlib.figure import Figure
     order = pa.compute.sort_indices(table[name], sort_keys=[("", "descending")])
-    shown = table.take(order.slice(0, most))
+    shown = table.take(order.slice(0, min(most, len(order))))
     rows, keys = rows_of(shown), keys_of(table)
     labels = [literal(key_label(row, keys)) for row in rows]
     made = Figure(figsize=(8, 1.2 + 0.28 * max(len(rows), 2)), layout="constrained")

@@ -16,9 +16,9 @@ from inspect import Parameter, Signature, currentframe, signature
 from math import inf
 from numbers import Integral, Real
 from operator import index
-from os import PathLike
+from os import PathLike, fsencode
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 NOTHING_LEFT = "nothing left to do: all releases were made before; rows that came later are in none"
@@ -64,7 +64,8 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 LONGEST_SHOWN = 40  # characters of a text that is refused
-LONGEST_NAME = 200  # bytes; a file system takes 255
+LONGEST_NAME = 200  # bytes, which leaves room for endings
+LONGEST_PART = 255  # bytes of a name that a file system takes
 PARENTS = ("", ".", "..")
 
 
@@ -278,10 +279,31 @@ def require_with(name: str, value: object, has: str, such_as: str) -> None:
         raise PlanError(f"{name} must be {such_as}, not {got(value)}")
 
 
+def listed(name: str, value: object, such_as: str) -> list[Any]:
+    """The elements of a list, an array or the like; raises PlanError where there are none.
+
+    >>> listed("on", {"user": 1}, "columns such as ['user']")
+    ['user']
+    """
+    try:
+        return [*value]  # type: ignore[misc]  # what can be taken apart is seen by trying
+    except TypeError:
+        raise PlanError(f"{name} must be {such_as}, not {got(value)}") from None
+
+
 def require_path(name: str, value: object, what: str = "a directory") -> None:
-    """Raises PlanError for anything that is not a path."""
+    """Raises PlanError for anything that is not a path, and for names that no file can have."""
     if not isinstance(value, str | PathLike):
         raise PlanError(f"{name} must be the path of {what}, not {type(value).__name__}")
+    try:
+        possible = all(len(fsencode(part)) <= LONGEST_PART for part in Path(value).parts)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        possible = False
+    if not possible:
+        raise PlanError(
+            f"{name} is the path of {what}: each of its names has at most {LONGEST_PART} bytes, of"
+            f" Unicode, and {got(str(value))} is none"
+        )
 
 
 def require_flag(**flags: object) -> None:

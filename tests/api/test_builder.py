@@ -88,7 +88,7 @@ def test_a_step_adds_to_an_earlier_one():
         (lambda: sv.files("t.parquet", public="no"), "public must be True or False, not 'no'"),
         (lambda: sv.memory({"u": [1]}, name=5), "must be text, not 5"),
         (lambda: sv.tumble("1 day", offset=5), "offset must be a text such as"),
-        (lambda: base().agg(n=sv.count()).release(budget=BUDGET).order_by(None), "'None'"),
+        (lambda: base().agg(n=sv.count()).release(budget=BUDGET).order_by(None), "must be text"),
     ],
 )  # fmt: skip
 def test_refusals(make, message):

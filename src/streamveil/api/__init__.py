@@ -20,8 +20,11 @@ from streamveil.errors import (
     fitting,
     got,
     nearest,
+    require_flag,
     require_path,
+    require_text,
     warn,
+    whole,
 )
 from streamveil.plan import Plan
 from streamveil.sql.parts import quoted
@@ -79,6 +82,7 @@ class Query:
         Raises:
             PlanError: it names something that is not released.
         """
+        require_text(condition=condition)
         return self._then(f"WHERE {condition}")
 
     @fitting('order_by("n DESC", "url")')
@@ -91,7 +95,9 @@ class Query:
         Raises:
             PlanError: one is not released.
         """
-        return self._then(f"ORDER BY {', '.join(map(str, keys))}")
+        for key in keys:
+            require_text(key=key)
+        return self._then(f"ORDER BY {', '.join(keys)}")
 
     @fitting("limit(20)")
     def limit(self, rows: int, offset: int = 0) -> Query:
@@ -102,9 +108,9 @@ class Query:
             offset: how many to skip first.
 
         Raises:
-            PlanError: one is not a whole number.
+            PlanError: one is not a whole number of at least 0.
         """
-        return self._then(f"LIMIT {rows} OFFSET {offset}")
+        return self._then(f"LIMIT {whole('rows', rows, 0)} OFFSET {whole('offset', offset, 0)}")
 
     @fitting('select("url", share="young / n")')
     def select(self, *columns: str, **computed: str) -> Query:
@@ -117,6 +123,7 @@ class Query:
         Raises:
             PlanError: an expression names something that is not released.
         """
+        require_text(**computed)
         items = [*(quoted(column) for column in columns)]
         items += [f"{text} AS {quoted(name)}" for name, text in computed.items()]
         return self._then("", ", ".join(items))
@@ -162,6 +169,7 @@ class Query:
         from streamveil.advise import explain
         from streamveil.runtime.run import check_at_hand
 
+        require_flag(forecast=forecast)
         check_at_hand(self.plan)
         return explain(self.plan, forecast=forecast)
 

@@ -24,7 +24,7 @@ from streamveil.api import Query
 from streamveil.api.query_parts import Keys, Measure, RowCount, outputs, require_first
 from streamveil.batch import as_table
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, got, nearest, require_budget, require_with
+from streamveil.errors import PlanError, fitting, got, listed, nearest, require_budget
 from streamveil.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.plan import options as options_of
 from streamveil.plan.check import require_known
@@ -81,7 +81,7 @@ class InTheMaking:
         Raises:
             PlanError: an argument is missing; at `release`, an option is unknown.
         """
-        more = SinkSpec(name=name or kind, kind=kind, options=options)
+        more = SinkSpec(name=kind if name is None else name, kind=kind, options=options)
         return replace(self, sinks=(*self.sinks, more))  # type: ignore[type-var]  # a dataclass
 
 
@@ -157,6 +157,8 @@ class Stream(InTheMaking):
         from streamveil.plan.own_rows import column_text  # loaded where rows are combined
         from streamveil.sql.own_rows import combine_named
 
+        for column in by:
+            quoted(column)  # refuses what names none
         made = combine_named(self.source, unit, self.conditions, by, named)
         return replace(self, source=made, unit=column_text(made.person), conditions=())
 
@@ -182,7 +184,9 @@ class Stream(InTheMaking):
                 f"join takes a stream, not {type(other).__name__}.\n"
                 "  to fix  join(memory(table), on=...), with public=True where it is nobody's"
             )
-        columns = [on] if isinstance(on, str) else [*on]
+        columns = [on] if isinstance(on, str) else listed("on", on, "columns such as ['user_id']")
+        for column in columns:
+            quoted(column)  # refuses what names none
         from streamveil.plan.own_rows import with_person
         from streamveil.sql.joins import join_named, require_one_unit
 
@@ -251,10 +255,10 @@ class Stream(InTheMaking):
                 f"keys must be discover(min_units=...) or public([...]), not {got(keys)}"
             )
         groups = (*plain, *computed)
-        require_with("sets", () if sets is None else sets, "__iter__", 'sets such as [("url",)]')
-        for some in sets or ():
-            require_with("a set", some, "__iter__", 'groups such as ("url",)')
-        found = tuple(dict.fromkeys(tuple(some) for some in sets or ()))
+        given = listed("sets", () if sets is None else sets, 'sets such as [("url",)]')
+        found = tuple(
+            dict.fromkeys(tuple(listed("a set", one, 'groups such as ("url",)')) for one in given)
+        )
         for name in itertools.chain.from_iterable(found):
             if name not in {key.name for key in groups}:
                 known = [key.name for key in groups]
@@ -432,7 +436,7 @@ def files(
     first = PurePath(paths[0])
     stem = first.parent.name if "*" in first.stem else first.stem
     spec = SourceSpec(
-        name=name or stem or "files",
+        name=stem or "files" if name is None else name,
         kind="files",
         options={"path": path, **options},
         event_time=event_time,

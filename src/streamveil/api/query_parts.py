@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamveil.errors import PlanError, at_least, fitting, got, nearest, require_between, whole
+from streamveil.errors import (
+    PlanError,
+    at_least,
+    fitting,
+    got,
+    nearest,
+    require_between,
+    require_flag,
+    whole,
+)
 from streamveil.plan import Aggregate, Window
 from streamveil.sql.parts import (
     Duration,
@@ -79,13 +88,13 @@ def count_if(condition: str) -> Measure:
         condition: SQL over the columns of one row.
 
     Raises:
-        PlanError: the condition is not text.
+        PlanError: the condition is not text, or is empty.
 
     >>> import streamveil as sv
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.count_if('ms > 100'))
     """
-    if not isinstance(condition, str):
+    if not isinstance(condition, str) or not condition.strip():
         raise PlanError(
             "count_if takes a condition as SQL text, such as count_if('ms > 100'),"
             f" not {got(condition)}"
@@ -186,6 +195,7 @@ def variance(column: str, *, bounds: Ends | None = None, population: bool = Fals
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.variance("ms", bounds=(0, 60_000)))
     """
+    require_flag(population=population)
     return Measure("var_pop" if population else "variance", column, bounds)
 
 
@@ -205,6 +215,7 @@ def stddev(column: str, *, bounds: Ends | None = None, population: bool = False)
     >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
     >>> query = visits.protect("user_id").agg(answer=sv.stddev("ms", bounds=(0, 60_000)))
     """
+    require_flag(population=population)
     return Measure("stddev_pop" if population else "stddev", column, bounds)
 
 
@@ -429,19 +440,23 @@ def public(groups: Iterable[Any] | str) -> Keys:
     """
     if isinstance(groups, str):
         return Keys(public=groups)
-    if not isinstance(groups, Iterable) or isinstance(groups, bytes | Mapping):
+    one_list = isinstance(groups, Iterable) and getattr(groups, "ndim", 1) == 1  # no frame
+    if not one_list or isinstance(groups, bytes | Mapping):
         raise PlanError(
             "public takes a list of groups, or the path of a file of them,"
             f" not {got(groups)}.\n"
             "  to fix  public(['a', 'b']), for two columns public([('a', 1), ('b', 1)])"
         )
+    groups = groups.to_pylist() if hasattr(groups, "to_pylist") else groups  # of Arrow
     found = tuple(tuple(map(own, g)) if isinstance(g, tuple | list) else (own(g),) for g in groups)
     for value in itertools.chain.from_iterable(found):
-        if not isinstance(value, Hashable):
+        try:
+            hash(value)
+        except TypeError:
             raise PlanError(
                 f"a public group is a value, or a tuple of one for each column, not a "
                 f"{type(value).__name__}.\n  to fix  public([('a', 1), ('b', 1)])"
-            )
+            ) from None
     return Keys(public=found)
 
 

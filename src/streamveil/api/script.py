@@ -13,7 +13,7 @@ from streamveil.batch import Release
 from streamveil.core.accounting import exact
 from streamveil.core.accounting.guarantee import Guarantee, rounded_up
 from streamveil.display import Explanation, Section
-from streamveil.errors import PlanError, fitting, require_path
+from streamveil.errors import PlanError, fitting, require_flag, require_path
 from streamveil.plan import Plan
 from streamveil.plan.joint import JointPlan
 from streamveil.sql.post import read_over
@@ -57,6 +57,7 @@ class JointQuery:
         """
         from streamveil.runtime.joint import guarantee_of  # loaded where it is asked for
 
+        require_flag(forecast=forecast)
         return explain_joint(self.plan, guarantee_of(self.plan.parts), forecast=forecast)
 
     @fitting('run(state="both.veil")')

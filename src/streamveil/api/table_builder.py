@@ -20,7 +20,7 @@ from streamveil.api import Query
 from streamveil.api.builder import InTheMaking, Stream, require_settings, ticks_of
 from streamveil.api.query_parts import Measure, RowCount, outputs, require_first
 from streamveil.core.accounting import Budget
-from streamveil.errors import PlanError, fitting, got, nearest, visible, whole
+from streamveil.errors import PlanError, fitting, got, listed, nearest, visible, whole
 from streamveil.plan import Aggregate, SinkSpec, TableSource
 from streamveil.plan.options import BUDGETS
 from streamveil.sql.assemble import Draft, assemble
@@ -84,7 +84,7 @@ class Table(InTheMaking):
         wanted = [*sets, *(itertools.combinations(known, ways) if ways is not None else ())]
         found: dict[tuple[str, ...], None] = {}
         for one in wanted:
-            names = [one] if isinstance(one, str) else list(one)
+            names = [one] if isinstance(one, str) else listed("a set", one, "columns: ('city',)")
             for name in names:
                 if name not in known:
                     raise PlanError(f"'{name}' has no public values{nearest(str(name), known)}")
@@ -169,7 +169,9 @@ def table(
             '  to fix  table(rows, domains={"city": ["a", "b"]})'
         )
     given = [(column, public_values(column, values)) for column, values in domains.items()]
-    return Table(table_source(name or rows.source.name, rows.source, settings, given))
+    return Table(
+        table_source(rows.source.name if name is None else name, rows.source, settings, given)
+    )
 
 
 def public_values(column: str, values: Iterable[Any]) -> tuple[Any, ...]:

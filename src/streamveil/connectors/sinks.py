@@ -30,7 +30,13 @@ from streamveil.connectors import Sink, in_words
 from streamveil.connectors.parquet import to_parquet
 from streamveil.disk import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.display import rows_of, time_texts
-from streamveil.errors import SourceError, StoreError, require_file_name, require_one_of
+from streamveil.errors import (
+    SourceError,
+    StoreError,
+    require_file_name,
+    require_one_of,
+    require_path,
+)
 from streamveil.release_metadata import (
     PACKED,
     metadata_file,
@@ -71,6 +77,7 @@ class FilesSink(Sink):
         format: str = PARQUET,
         escape_formulas: bool = False,  # noqa: FBT001,FBT002  (an option of SQL, given by name)
     ) -> None:
+        require_path("path", path)
         require_one_of("format", format, WRITERS)
         if escape_formulas and format != "csv":
             raise SourceError(

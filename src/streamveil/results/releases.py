@@ -20,7 +20,7 @@ from streamveil.core.noisy import Noisy, require_noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.grouping import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
-from streamveil.errors import PlanError, SourceError, nearest, whole
+from streamveil.errors import PlanError, SourceError, nearest, require_text, whole
 from streamveil.release_metadata import (
     Facts,
     ReleaseTime,
@@ -158,6 +158,7 @@ class Releases:
 
     def require_answer(self, name: str) -> str:
         """The name, if it is that of a noisy number."""
+        require_text(name=name)
         if name not in self.answers:
             raise PlanError(f"'{name}' is not a number here{nearest(name, self.answers)}")
         return name

@@ -446,7 +446,7 @@ def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and 
     theirs: Sequence[str], on: Sequence[str], how: How,
 ) -> OwnRows:  # fmt: skip
     """The steps of `Stream.join`: columns of the same names must be equal, with the unit."""
-    if how not in ("inner", "left", "semi", "anti"):
+    if not isinstance(how, str) or how not in ("inner", "left", "semi", "anti"):
         raise PlanError(f"how must be 'inner', 'left', 'semi' or 'anti', not '{shown(str(how))}'")
     texts = [texts_of(exp.column(name, quoted=True)) for name in on]
     person = normalize_expression(unit)

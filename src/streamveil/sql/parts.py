@@ -227,7 +227,7 @@ def moment_of(value: object, what: str) -> datetime:
     if isinstance(value, str):
         with suppress(ValueError):
             found = datetime.fromisoformat(value)
-    if not isinstance(found, datetime):
+    if not isinstance(found, datetime) or found != found:  # NaT of pandas
         raise PlanError(f"{what} must be a time such as '2026-01-31 12:00:00', not {got(value)}")
     return found
 
@@ -261,7 +261,7 @@ class Ticks:
     @property
     def endless(self) -> bool:
         """Whether the query asks for counters without a horizon."""
-        return self.steps == "unbounded"
+        return isinstance(self.steps, str) and self.steps == "unbounded"
 
     @property
     def _horizon(self) -> int | None:

@@ -38,7 +38,8 @@ def table_source(
         word = shown(str(changelog))
         raise PlanError(f"unknown changelog '{word}'{nearest(word, CHANGELOGS)}")
     operation, record = values.get("operation"), values.get("id")
-    require_text(operation=operation or "", id=record or "")
+    given = {"operation": operation, "id": record}
+    require_text(**{name: one for name, one in given.items() if one is not None})
     if changelog == "insert-delete" and not (operation and record):
         raise PlanError(
             "rows that delete must say so, and which record they mean.\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import shown
+from streamveil.expressions.kernels import INT_MAX, INT_MIN
 from streamveil.plan import Aggregate, Bounding, KeySet, Plan, TableSource, Window, options
 from streamveil.plan.check import (
     TABLE_ONLY,
@@ -50,10 +51,12 @@ def check_domains(domains: Sequence[Domain]) -> Iterator[str]:
         )
     for column, values in domains:
         kinds = {type(value) for value in values}
-        if not values or len(set(values)) != len(values) or len(kinds) != 1:
+        if not kinds <= {int, str, bool, float}:
+            yield f"the values of '{shown(column)}' must be texts, numbers or TRUE and FALSE"
+        elif not values or len(set(values)) != len(values) or len(kinds) != 1:
             yield f"'{shown(column)}' needs different values of one type: {FORM}"
-        elif not kinds <= {int, str, bool, float}:
-            yield f"the values of '{shown(column)}' are texts, numbers or TRUE and FALSE"
+        elif kinds == {int} and not all(INT_MIN <= value <= INT_MAX for value in values):
+            yield f"the values of '{shown(column)}' must be INT64: {FORM}"
     points = prod(max(len(values), 1) for _, values in domains)
     if points > MOST_POINTS:
         yield (
