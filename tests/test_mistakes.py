@@ -303,6 +303,7 @@ MISTAKES = [
     ("must be texts, numbers", lambda: tabled([["a"]])),
     ("must be INT64", lambda: tabled([10**30])),
     ("the path of a directory", lambda: done(stream.protect("u").to("files", path=b"x")).explain()),
+    ("no argument 'windw'", lambda: sv.read(FOLDER, windw=1)),
     ("at most 255 bytes", lambda: sv.read("x" * 300)),
     ("at most 255 bytes", lambda: sv.answers("\ud800")),
     ("at most 255 bytes", lambda: q().run("\ud800")),
@@ -585,6 +586,19 @@ def test_no_question_answers_wrong_arguments_with_an_error_of_python(answers, qu
     for name in inspect.signature(call).parameters:
         with suppress(sv.StreamveilError):
             call(**{**ANSWERS[question], name: wrong})
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_a_question_names_an_argument_that_it_has_not(answers, question):
+    with pytest.raises(sv.PlanError, match=r"no argument 'windw'(.|\n)*to fix"):
+        getattr(answers, question)(**ANSWERS[question], windw=1)
+
+
+def test_a_ratio_is_not_called_like_a_group(answers):
+    """Two columns had one name, and no frame of Polars could hold them."""
+    for name in ("url", "\ud800"):
+        with pytest.raises(sv.PlanError, match="name must"):
+            answers.ratio("s", "n", name=name)
 
 
 def test_a_bound_may_be_any_number_that_a_budget_may():

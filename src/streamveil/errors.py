@@ -30,6 +30,7 @@ R = TypeVar("R")
 COMMANDS = (
     "\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
 )
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair
 ONE_LINE, LINES = re.compile(f"[{COMMANDS}]"), re.compile(f"(?!\\n)[{COMMANDS}]")
 
 
@@ -314,9 +315,9 @@ def require_flag(**flags: object) -> None:
 
 
 def require_text(**texts: object) -> None:
-    """Raises PlanError naming the first argument that is no text."""
+    """Raises PlanError naming the first argument that is no text, or has half a surrogate pair."""
     for name, value in texts.items():
-        if not isinstance(value, str):
+        if not isinstance(value, str) or SURROGATE.search(value):
             raise PlanError(f"{name} must be text, not {got(value)}")
 
 

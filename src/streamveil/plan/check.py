@@ -14,7 +14,7 @@ from numbers import Real
 from sqlglot import exp
 
 from streamveil.calendars import DAY, END_US, Cells
-from streamveil.errors import PlanError, nearest, require_outer, visible
+from streamveil.errors import SURROGATE, PlanError, nearest, require_outer, visible
 from streamveil.expressions import times
 from streamveil.expressions.dialect import canonical, key_name, plain_names, shown
 from streamveil.kinds import MOMENTS, SINKS, SKETCHES, SOURCES, SQUARED, VALUED
@@ -225,7 +225,7 @@ def check_names(plan: Plan) -> Complaints:
             yield f"two output columns are called '{name}'; give one another name with AS"
         if name in RESERVED and (name not in grouped or name == "trigger"):
             yield f"'{name}' is a column of every release; give yours another name with AS"
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
+        if SURROGATE.search(name):
             yield f"'{visible(name)}' is no Unicode: give another name to it"
         require_outer([name])
         taken.add(name)

@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from streamveil.batch import Moment
 from streamveil.display import SHOWN, AnswerTable
-from streamveil.errors import PlanError, at_least, got, is_real, whole
+from streamveil.errors import PlanError, at_least, fitting, is_real, require_text, whole
 from streamveil.kinds import COUNTS, TOTALS
 from streamveil.release_metadata import (
     ALLOWED,
+    SUFFIXES,
     UNBOUNDED,
     Facts,
     hidden_sentence,
@@ -173,6 +174,7 @@ class Answers(AnswerTable):
         more = [f"earlier windows with notes of their own: {earlier:,} (read(window=...) has them)"]
         return [*shared, *chain.from_iterable(own[:NOTED]), *more * bool(earlier)]
 
+    @fitting('plot("n")')
     def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:
         """A matplotlib figure of one number over time; of a single release, see `AnswerTable.plot`.
 
@@ -203,6 +205,7 @@ class Answers(AnswerTable):
         shown = (one for one in reversed(self.moments) if self.releases.table(one).num_rows)
         return next(shown, self.moments[-1])
 
+    @fitting('difference("n", at=2, since=1)')
     def difference(
         self, name: str, at: At = None, since: At = None, *, confidence: float | None = None
     ) -> Derived:
@@ -228,6 +231,7 @@ class Answers(AnswerTable):
         part = WeightedSum(((Cell(end, name), 1.0), (Cell(start, name), -1.0)))
         return self._sum(name, part, confidence)
 
+    @fitting('last("n", triggers=3)')
     def last(
         self, name: str, triggers: int, at: At = None, *, confidence: float | None = None
     ) -> Derived:
@@ -246,6 +250,7 @@ class Answers(AnswerTable):
         end = self._moment(at)
         return self._sum(name, WeightedSum(self._span(name, end, triggers)), confidence)
 
+    @fitting('moving("n", windows=7)')
     def moving(
         self, name: str, windows: int, at: At = None, *, confidence: float | None = None
     ) -> Derived:
@@ -278,6 +283,7 @@ class Answers(AnswerTable):
         part = WeightedSum(tuple((cell, 1.0 / windows) for cell in cells))
         return self._sum(name, part, confidence, whole=False)
 
+    @fitting('ratio("young", "n")')
     def ratio(  # noqa: PLR0913  (two numbers and two places, by name)
         self,
         top: str,
@@ -305,11 +311,12 @@ class Answers(AnswerTable):
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
-            PlanError: there is no such number or release.
+            PlanError: there is no such number or release, or `name` is that of a group's column.
             PlanError: `confidence` is not between 0 and 1.
         """
-        if not isinstance(name, str):
-            raise PlanError(f"name must be a text, not {got(name)}")
+        require_text(name=name)
+        if {name + end for end in ("", *SUFFIXES)}.intersection(self.releases.key_names):
+            raise PlanError(f"name must differ from those of the groups, which '{name}' does not")
         end, other = self._moment(at), self._moment(at if to is None else to)
         parts = [
             WeightedSum(((Cell(moment, column), 1.0),) if triggers is None
@@ -324,6 +331,7 @@ class Answers(AnswerTable):
         found = ratio(sides[0], sides[1], cov, deviations(level), rooms)
         return self._derived(name, joint, found, level, notes)
 
+    @fitting('top("n", k=10)')
     def top(
         self,
         name: str,

@@ -25,6 +25,7 @@ from streamveil.errors import (
     PlanError,
     SourceError,
     StoreError,
+    fitting,
     nearest,
     require_file_name,
     require_path,
@@ -179,6 +180,7 @@ def _load(path: Path, epoch: str, entry: Entry) -> Load:
     return load
 
 
+@fitting('read("clicks.veil")')
 def read(
     source: str | Path,
     *,
