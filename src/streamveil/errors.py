@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from difflib import get_close_matches
@@ -310,7 +310,7 @@ def require_path(name: str, value: object, what: str = "a directory") -> None:
 def require_flag(**flags: object) -> None:
     """Raises PlanError naming the first argument that is not True or False, such as 'no'."""
     for name, value in flags.items():
-        if not isinstance(value, Hashable) or value not in (True, False):
+        if type(value).__name__ not in ("bool", "bool_"):  # of Python, of NumPy
             raise PlanError(f"{name} must be True or False, not {got(value)}")
 
 

@@ -18,10 +18,12 @@ from streamveil.dynamic import (
     FullyDynamic,
     GrowingClassifier,
     InsertionOnly,
+    LivePmw,
     LiveTable,
     NoisyGradientDescent,
     OutputPerturbation,
     Pmwg,
+    Records,
     Rerun,
     Reruns,
     SignedCounter,
@@ -31,7 +33,7 @@ from streamveil.dynamic import (
     growing,
 )
 from streamveil.dynamic.signed_counter import TreeCounter
-from streamveil.errors import HorizonError, PlanError
+from streamveil.errors import HorizonError, PlanError, StoreError
 from streamveil.linear import Marginals, Mwem, Residuals, Share, noisy_queries
 
 PURE, BOTH, ALL = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6), Share("pure", 1)
@@ -97,6 +99,15 @@ REFUSED = [
     ("halts", lambda: Pmwg.practical(ALL, start=9, domain=4, halts=0.5)),
     ("share", lambda: Pmwg.practical(5, start=9, domain=4)),
     ("`start`", lambda: PMWG.init([2**62] * 3 + [2**62 + 100], place())),  # wraps around to 100
+    ("only_grows", lambda: replace(COUNTER, only_grows="no")),
+    ("only_grows", lambda: LivePmw(share=ALL, start=9, domain=4, only_grows=1)),
+    ("grows", lambda: replace(TABLE, grows="no")),
+    ("counts_no_ops", lambda: Records(matching="ids", domain=4, counts_no_ops="no")),
+    ("replaced", lambda: noisy_queries(CELLS, replaced="no")),
+    ("share", lambda: replace(COUNTER, share=5)),
+    ("share", lambda: ContinualMwem(queries=CELLS, share=5, horizon=4)),
+    ("beta", lambda: COUNTER.bound(COUNTER.init(place()), np.nan)),
+    ("masked", lambda: arrived(np.ma.array([1, 2], mask=[0, 1]))),
     ("sign", lambda: Bag.of([1], sign=0.5)),
     ("domain", lambda: Bag.of([1]).histogram("abc")),
     ("public_steps", lambda: FullyDynamic.repaired(SUMS, ALL, horizon=4, public_steps="no")),
@@ -213,20 +224,20 @@ def test_a_growing_table_tells_of_all_its_steps():
         table.step(state, Changes(), here)
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        ContinualMwem(queries=CELLS, share=ALL, horizon=4),
-        COUNTER,
-        FullyDynamic.repaired(SUMS, ALL, horizon=4),
-        InsertionOnly.dense(SUMS, ALL, 4),
-        Rerun(static=SUMS, share=ALL, steps=4),
-        SignedCounter(strategy=Residuals(CELLS), share=Share("gdp", 1), horizon=4, only_grows=True),
-        TreeCounter(strategy=Residuals(CELLS), share=ALL, horizon=4),
-        TwoStream(static=SUMS, share=ALL, horizon=4),
-    ],
-    ids=lambda mechanism: type(mechanism).__name__,
-)
+MECHANISMS = [
+    ContinualMwem(queries=CELLS, share=ALL, horizon=4),
+    COUNTER,
+    FullyDynamic.repaired(SUMS, ALL, horizon=4),
+    InsertionOnly.dense(SUMS, ALL, 4),
+    Rerun(static=SUMS, share=ALL, steps=4),
+    SignedCounter(strategy=Residuals(CELLS), share=Share("gdp", 1), horizon=4, only_grows=True),
+    TreeCounter(strategy=Residuals(CELLS), share=ALL, horizon=4),
+    TwoStream(static=SUMS, share=ALL, horizon=4),
+]
+NAMED = {"ids": lambda mechanism: type(mechanism).__name__}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, **NAMED)
 def test_a_record_of_no_point_of_the_domain_is_not_taken_in(mechanism):
     """It stayed in the state: every later step was refused because of it."""
     (state, here), (other, there) = ((mechanism.init(one), one) for one in (place(), place()))
@@ -237,6 +248,58 @@ def test_a_record_of_no_point_of_the_domain_is_not_taken_in(mechanism):
         mechanism.step(state, Changes(born=np.array([3])), here)
         mechanism.step(other, Changes(born=np.array([3])), there)
     assert np.array_equal(mechanism.answers(state).values, mechanism.answers(other).values)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, **NAMED)
+def test_a_step_that_was_cut_off_is_not_taken_again(mechanism, monkeypatch):
+    """Given again, its records counted twice; left out, later answers lacked other records."""
+    here, steps = place(), Changes(born=np.array([3]))
+    state = mechanism.init(here)
+    mechanism.step(state, steps, here)
+    before = mechanism.answers(state).values
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "draws", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mechanism.step(state, steps, here)
+    with pytest.raises(StoreError, match=r"was cut off(.|\n)*to fix"):
+        mechanism.step(state, steps, here)
+    assert len(mechanism.answers(state).values) == len(before)
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["arrive", "step"])
+def test_records_whose_arrival_was_cut_off_are_given_again(kind, monkeypatch):
+    """They counted twice."""
+    here, many = place(), [1] * 100
+    table = PMWG if kind == "arrive" else LivePmw(share=ALL, start=50, domain=4, only_grows=True)
+    state = PMWG.init(np.array([100, 0, 0, 0]), here) if kind == "arrive" else table.init(here)
+
+    def come():
+        if kind == "arrive":
+            table.arrive(state, many, here)
+        else:
+            table.step(state, Changes(born=np.array(many)), 100, here)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "draws", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            come()
+    come()
+    assert state.histogram[1] == 100
+
+
+def test_a_table_after_its_last_step_tells_how_many_there_were():
+    table = live()
+    for _ in range(4):
+        table.tick()
+    table.insert(1, rid=1)
+    with pytest.raises(HorizonError):
+        table.tick()
+    assert table.t == 4
+    assert len(table.pending) == 1
 
 
 def test_a_copy_of_a_table_counts_nothing_twice():

@@ -10,7 +10,14 @@ from streamveil.core.accounting import take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes, OfStatic, require_covered, require_points
+from streamveil.dynamic.protocol import (
+    Bag,
+    Changes,
+    OfStatic,
+    in_one_go,
+    require_covered,
+    require_points,
+)
 from streamveil.dynamic.trees import Difference, accumulator, error_of, released, require_tree
 from streamveil.errors import HorizonError, PlanError, require_positive
 from streamveil.linear.budget_shares import Share
@@ -75,6 +82,7 @@ class TwoStream(OfStatic):
         """See `DynamicMechanism`."""
         return TwoState(self._both.side.init(), self._both.side.init())
 
+    @in_one_go
     def step(self, state: TwoState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         require_points(changes, self.queries.domain)
@@ -159,6 +167,7 @@ class Rerun(OfStatic):
         """See `DynamicMechanism`."""
         return BaselineState(0, Bag(), combine([], self.queries.size))
 
+    @in_one_go
     def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         if self.steps is not None and state.t >= self.steps:

@@ -19,7 +19,13 @@ from streamveil.dynamic.interval_tree import FullyDynamic
 from streamveil.dynamic.protocol import DynamicMechanism
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter, counter_of
 from streamveil.dynamic.trees import Accumulator, Hybrid, accumulator, levels
-from streamveil.errors import require_between, require_one_of, require_positive, require_with
+from streamveil.errors import (
+    require_between,
+    require_flag,
+    require_one_of,
+    require_positive,
+    require_with,
+)
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.mwem import Mwem
 from streamveil.linear.protocol import size_tail
@@ -58,6 +64,7 @@ class Workload:
         take_numbers(self)
         require_queries(self.queries)
         require_positive(size=self.size, updates=self.updates)
+        require_flag(grows=self.grows)
         if self.steps is not None:
             require_positive(steps=self.steps)
         if self.retention is not None:

@@ -13,7 +13,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.noisy import restored
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes, require_points
+from streamveil.dynamic.protocol import Bag, Changes, in_one_go, require_points
 from streamveil.dynamic.signed_counter import (
     RootState,
     SignedCounter,
@@ -22,7 +22,7 @@ from streamveil.dynamic.signed_counter import (
     counter_of,
 )
 from streamveil.errors import HorizonError, require_between, require_positive
-from streamveil.linear.budget_shares import Share
+from streamveil.linear.budget_shares import Share, require_share
 from streamveil.linear.mwem import measure_worst
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.queries import Matrix, Queries
@@ -77,6 +77,7 @@ class ContinualMwem:
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_share(self.share)
         require_positive(horizon=self.horizon, rounds=self.rounds, step_size=self.step_size)
         require_between(0.0, 1.0, mixing=self.mixing)
         require_between(0.0, MOST_STEP, step_size=self.step_size)
@@ -106,6 +107,7 @@ class ContinualMwem:
         uniform = np.full(self.queries.domain, 1 / self.queries.domain)
         return ContinualState(Bag(), uniform, self.counter.init(place.inside(b"size")))
 
+    @in_one_go
     def step(self, state: ContinualState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         if state.t >= self.horizon:

@@ -14,7 +14,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
 from streamveil.core.sensitivity import presence_moves
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import EMPTY, Changes
+from streamveil.dynamic.protocol import EMPTY, Changes, in_one_go
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter, counter_of
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share
@@ -112,6 +112,7 @@ class DistinctCounter:
         """See `DynamicMechanism`."""
         return DistinctState(self.counter.init(place))
 
+    @in_one_go
     def step(self, state: DistinctState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         labels = np.concatenate([changes.born, changes.gone])

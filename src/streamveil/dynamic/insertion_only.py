@@ -16,6 +16,7 @@ from streamveil.dynamic.protocol import (
     Bag,
     Changes,
     OfStatic,
+    in_one_go,
     require_covered,
     require_growth,
     require_same,
@@ -130,6 +131,7 @@ class InsertionOnly(OfStatic):
         opened = None if cut is None else cut.init(place.inside(b"partition"))
         return InsertionState(opened, self.inner.init())
 
+    @in_one_go
     def step(self, state: InsertionState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         require_growth(changes)

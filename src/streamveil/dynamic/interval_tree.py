@@ -21,6 +21,7 @@ from streamveil.dynamic.protocol import (
     Bag,
     Changes,
     OfStatic,
+    in_one_go,
     require_covered,
     require_points,
     require_same,
@@ -222,6 +223,7 @@ class FullyDynamic(OfStatic):
         cut = self.partition
         return TreeTableState(None if cut is None else cut.init(place.inside(b"partition")))
 
+    @in_one_go
     def step(self, state: TreeTableState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         if self.partition is None and self.horizon is not None and state.q >= self.horizon:

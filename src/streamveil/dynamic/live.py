@@ -11,7 +11,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
 from streamveil.dynamic.records import BORN, GONE, Records, protected
-from streamveil.errors import require_with
+from streamveil.errors import HorizonError, require_with
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.types import Array, Int64
 
@@ -125,12 +125,18 @@ class LiveTable:
 
         Raises:
             HorizonError: all steps are over; changes since the last one are in no answer then.
+            StoreError: an earlier step was cut off, as by Ctrl-C; its answers stay.
         """
         with self.place.drawn.turn():
             self.steps[0] += 1
             pending = together(self.pending)
             self.pending.clear()  # after a broken step they no longer count, in no copy either
-            self.mechanism.step(self.state, pending, self.place)
+            try:
+                self.mechanism.step(self.state, pending, self.place)
+            except HorizonError:
+                self.steps[0] -= 1
+                self.pending.append(pending)
+                raise
 
     def answers(self) -> QueryAnswers:
         """The latest answers."""

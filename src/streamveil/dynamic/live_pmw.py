@@ -14,7 +14,13 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise import Place
 from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
 from streamveil.dynamic.protocol import Changes
-from streamveil.errors import at_least, require_between, require_one_of, require_positive
+from streamveil.errors import (
+    at_least,
+    require_between,
+    require_flag,
+    require_one_of,
+    require_positive,
+)
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.queries import LARGEST, points_of
 from streamveil.linear.sparse_vector import SparseAnswer, epoch_share
@@ -67,6 +73,7 @@ class LivePmw:
         take_numbers(self)
         require_positive(start=self.start, domain=self.domain, halts=self.halts)
         require_between(0.0, 1.0, mixing=self.mixing)
+        require_flag(only_grows=self.only_grows)
 
     @property
     def loss(self) -> Loss:
@@ -111,17 +118,18 @@ class LivePmw:
         born, gone = (
             points_of(name, getattr(changes, name), self.domain) for name in ("born", "gone")
         )
-        np.add.at(state.histogram, born, 1)
-        np.subtract.at(state.histogram, gone, 1)
-        before, state.size = state.size, max(0, round(size))
-        grown = max(0.0, (state.size - before) / max(state.size, 1))
+        histogram = state.histogram + np.bincount(born, minlength=self.domain)
+        histogram -= np.bincount(gone, minlength=self.domain)
+        after = max(0, round(size))
+        grown = max(0.0, (after - state.size) / max(after, 1))
         mixed = max(grown, self.mixing)
-        state.weights = (1 - mixed) * state.weights + mixed / self.domain
+        weights = (1 - mixed) * state.weights + mixed / self.domain
         epoch = state.epoch
-        while self.only_grows and state.size >= 2 ** (state.epoch + 1) * self.start:
+        while self.only_grows and after >= 2 ** (state.epoch + 1) * self.start:
             state.epoch += 1
         if state.epoch > epoch:
-            self.inner.open_run(state, place)
+            self.inner.open_run(state, place)  # a step that is cut off here has changed nothing
+        state.histogram, state.weights, state.size = histogram, weights, after
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
         """Answers one question, given by weights of 0 or 1, in records; free when EASY.

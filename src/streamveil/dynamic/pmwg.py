@@ -256,15 +256,16 @@ class Pmwg:
             PlanError: there is no such point, or the table is full.
         """
         points = points_of("points", points, self.domain)
-        require_room(state.size + len(points), self.shift)
-        np.add.at(state.histogram, points, 1)
-        before, state.size = state.size, state.size + len(points)
-        state.weights *= before / state.size
-        state.weights += len(points) / (state.size * self.domain)
-        if state.size >= 2 ** (state.epoch + 1) * self.start:
-            while state.size >= 2 ** (state.epoch + 1) * self.start:
+        size = state.size + len(points)
+        require_room(size, self.shift)
+        histogram = state.histogram + np.bincount(points, minlength=self.domain)
+        weights = state.weights * (state.size / size)
+        weights += len(points) / (size * self.domain)
+        if size >= 2 ** (state.epoch + 1) * self.start:
+            while size >= 2 ** (state.epoch + 1) * self.start:
                 state.epoch += 1
-            self.open_run(state, place)
+            self.open_run(state, place)  # a call that is cut off here has added nothing
+        state.histogram, state.weights, state.size = histogram, weights, size
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
         """Answers one question, given by weights in [0, 1], in records.

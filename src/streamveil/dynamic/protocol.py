@@ -7,16 +7,17 @@ post-processing of what was drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import wraps
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
 from streamveil.core.accounting import Neighbours
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Place
-from streamveil.errors import PlanError, whole
+from streamveil.errors import HorizonError, PlanError, StoreError, whole
 from streamveil.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.linear.queries import Queries, points_of
 from streamveil.linear.queries import whole_numbers as whole_numbers  # for `records`
@@ -118,6 +119,7 @@ class Changes:
         object.__setattr__(self, "updates", max(whole("updates", self.updates, 0), least))
 
 
+Step = TypeVar("Step", bound=Callable[..., None])
 State = Any  # each mechanism's own; mutable, never shown
 
 
@@ -158,6 +160,7 @@ class DynamicMechanism(Protocol):
 
         Raises:
             HorizonError: all steps are over.
+            StoreError: an earlier step of the state was cut off, as by Ctrl-C.
             PlanError: records go from a table that only grows, or are not of the domain; nothing
                 is changed then.
         """
@@ -187,6 +190,31 @@ class OfStatic:
     def queries(self) -> Queries:
         """See `DynamicMechanism`."""
         return self.static.queries
+
+
+def in_one_go(step: Step) -> Step:
+    """A step of a mechanism, refused to a state of which an earlier step was cut off.
+
+    Such a state has lost some records, or counts some already that would be given again.
+    """
+
+    @wraps(step)
+    def call(self: Any, state: State, *given: Any, **named: Any) -> None:
+        if getattr(state, "is_cut_off", False):
+            raise StoreError(
+                "an earlier step of this state was cut off, by an interrupt or an error: it lacks"
+                " records, or counts some already.\n"
+                "  to fix  its last answers stay; for others begin anew, which costs a budget anew"
+            )
+        state.is_cut_off = True
+        try:
+            step(self, state, *given, **named)
+        except (PlanError, HorizonError):  # it was refused: nothing has changed
+            state.is_cut_off = False
+            raise
+        state.is_cut_off = False
+
+    return cast("Step", call)
 
 
 def require_growth(changes: Changes) -> None:

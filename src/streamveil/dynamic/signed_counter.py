@@ -8,17 +8,17 @@ from functools import cached_property
 
 import numpy as np
 
-from streamveil.core.accounting import Neighbours, take_numbers
+from streamveil.core.accounting import Neighbours, exact_between, take_numbers
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.measure import sums_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
-from streamveil.dynamic.protocol import Bag, Changes, require_growth, require_points
+from streamveil.dynamic.protocol import Bag, Changes, in_one_go, require_growth, require_points
 from streamveil.dynamic.trees import Accumulator, accumulator, require_tree
-from streamveil.errors import HorizonError, PlanError, require_positive
+from streamveil.errors import HorizonError, PlanError, require_flag, require_positive
 from streamveil.linear.additive import Additive, grain
-from streamveil.linear.budget_shares import Share
+from streamveil.linear.budget_shares import Share, require_share
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.queries import Queries
 from streamveil.linear.strategies import Strategy
@@ -168,7 +168,9 @@ class SignedCounter(OfStrategy):
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_share(self.share)
         require_positive(horizon=self.horizon)
+        require_flag(only_grows=self.only_grows)
         if self.share.kind == "pure":
             raise PlanError("pure noise has no root: use TreeCounter")
         if self.horizon > LONGEST:
@@ -197,6 +199,7 @@ class SignedCounter(OfStrategy):
         shape = (0, self.strategy.rows)
         return RootState(np.zeros(shape, np.int64), np.zeros(shape))
 
+    @in_one_go
     def step(self, state: RootState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         if state.t >= self.horizon:
@@ -230,6 +233,7 @@ class SignedCounter(OfStrategy):
 
     def bound(self, state: RootState, beta: float) -> float:
         """See `DynamicMechanism`."""
+        exact_between("beta", beta, 0, 1)
         tail = math.sqrt(2 * math.log(2 * self.queries.size / beta))
         return self.deviation(max(state.t, 1)) * tail
 
@@ -283,6 +287,8 @@ class TreeCounter(OfStrategy):
 
     def __post_init__(self) -> None:
         take_numbers(self)
+        require_share(self.share)
+        require_flag(only_grows=self.only_grows)
         require_tree(self.horizon, self.arity)
 
     @property
@@ -301,6 +307,7 @@ class TreeCounter(OfStrategy):
         """See `DynamicMechanism`."""
         return TreeCounterState(self.inner.init())
 
+    @in_one_go
     def step(self, state: TreeCounterState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         require_points(changes, self.queries.domain)

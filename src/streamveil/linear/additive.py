@@ -9,6 +9,7 @@ from streamveil.core.accounting import Neighbours
 from streamveil.core.measure import rows_with_noise
 from streamveil.core.noise import Place
 from streamveil.core.noisy import post_process, public
+from streamveil.errors import require_flag
 from streamveil.linear.budget_shares import Kind, Share, require_share
 from streamveil.linear.protocol import NoiseBound, QueryAnswers
 from streamveil.linear.queries import Queries, check_histogram, require_queries
@@ -44,6 +45,9 @@ class Additive:
 
     strategy: Strategy
     replaced: bool = False
+
+    def __post_init__(self) -> None:
+        require_flag(replaced=self.replaced)
 
     @property
     def queries(self) -> Queries:

@@ -92,7 +92,9 @@ def require_queries(queries: object) -> None:
 
 
 def as_array(name: str, given: Any) -> Array:
-    """Numbers as a NumPy array; PlanError if they have no common shape."""
+    """Numbers as a NumPy array; PlanError if they have no common shape, or some are masked."""
+    if np.ma.is_masked(given):
+        raise PlanError(f"{name} must be numbers, and some are masked: drop these first")
     try:
         return np.asarray(given)
     except ValueError:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamveil.core.accounting import Budget, Neighbours, take_numbers
-from streamveil.errors import require_between, require_positive
+from streamveil.errors import at_least, require_between, require_positive
 from streamveil.sketches.hashing import WORD, Layout
 from streamveil.sketches.keys import Keys, Words, integer_words
 from streamveil.sketches.lazy import make_schedule, warn_about_delta
@@ -93,7 +93,8 @@ class HeavyHitters(Levels):
         take_numbers(self)
         require_positive(width=self.width, horizon=self.horizon)
         require_between(1, 16, digit=self.digit)
-        require_between(1, 64, bits=self.bits)
+        require_between(1, 64, bits=self.bits, depth=self.depth)
+        at_least(0, exact_cells=self.exact_cells)
         _ = self.noise.loss, self.tables  # every setting is checked now
         warn_about_delta(self.budget, self.schedule_of(self.width))
 
