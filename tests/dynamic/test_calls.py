@@ -23,7 +23,6 @@ from streamveil.dynamic import (
     NoisyGradientDescent,
     OutputPerturbation,
     Pmwg,
-    Records,
     Rerun,
     Reruns,
     SignedCounter,
@@ -80,6 +79,12 @@ def fitted(rows, labels):
     return classifier().partial_fit(rows, labels)
 
 
+def with_histogram():
+    """Answers with a synthetic histogram."""
+    mwem = Mwem(queries=CELLS)
+    return mwem.release(np.array([5, 6, 7, 8]), ALL, place(), 26.0)
+
+
 def tuned(**settings):
     return BBScheduler.tuned(start=9, budget=PURE, **settings)
 
@@ -102,10 +107,12 @@ REFUSED = [
     ("only_grows", lambda: replace(COUNTER, only_grows="no")),
     ("only_grows", lambda: LivePmw(share=ALL, start=9, domain=4, only_grows=1)),
     ("grows", lambda: replace(TABLE, grows="no")),
-    ("counts_no_ops", lambda: Records(matching="ids", domain=4, counts_no_ops="no")),
     ("replaced", lambda: noisy_queries(CELLS, replaced="no")),
     ("share", lambda: replace(COUNTER, share=5)),
     ("share", lambda: ContinualMwem(queries=CELLS, share=5, horizon=4)),
+    ("power", lambda: BBScheduler(start=9, budget=PURE).error("x", 1)),
+    ("query must be numbers", lambda: with_histogram()(list("abcd"))),
+    ("query needs 4", lambda: with_histogram()([0.5])),
     ("beta", lambda: COUNTER.bound(COUNTER.init(place()), np.nan)),
     ("masked", lambda: arrived(np.ma.array([1, 2], mask=[0, 1]))),
     ("sign", lambda: Bag.of([1], sign=0.5)),

@@ -314,3 +314,11 @@ def test_the_noise_is_what_the_budget_asks_for():
 def test_an_epsilon_beyond_all_floats_is_refused_in_words():
     with pytest.raises(ValueError, match="a smaller epsilon"):
         lazy(budget=Budget(epsilon=900_000, delta=1e-9))
+
+
+def test_masked_keys_are_refused():
+    """They were counted all the same."""
+    live = lazy().open(SilentNoise())
+    with pytest.raises(PlanError, match="nulls"):
+        live.update(np.ma.array([1, 2], mask=[0, 1]))
+    live.update(np.ma.array([1, 2], mask=[0, 0]))

@@ -220,3 +220,12 @@ def test_text_keys_work_end_to_end():
     live = lazy(width=50, horizon=1000, round=10).open(SilentNoise())
     live.update(pa.array(["a"] * 600 + ["b"] * 400))
     assert live.published().estimate(["a", b"b"], "min").tolist() == [600, 400]
+
+
+def test_what_estimates_are_asked_with_is_taken_or_refused():
+    snapshot = shown()
+    with pytest.raises(PlanError, match="lag_corrected must be True or False"):
+        snapshot.estimate([1], lag_corrected="no")
+    with pytest.raises(PlanError, match="method"):
+        snapshot.estimate([1], "")
+    assert snapshot.error_bound(Fraction(1, 20)) == snapshot.error_bound(0.05)

@@ -291,6 +291,8 @@ def spark_of(options: dict[str, Any]) -> Any:
         kind, words = RUN_OPTIONS[name]
         if not (value is None or isinstance(value, kind)):
             raise PlanError(f"{name} must be {words}, not {got(value)}")
+    if options.get("rejects") is not None:
+        require_path("rejects", options["rejects"])
     if engine is not None and not callable(engine):
         raise PlanError(
             f"engine is not {type(engine).__name__}: leave it out, or give "

@@ -186,6 +186,8 @@ def public_values(column: str, values: Iterable[Any]) -> tuple[Any, ...]:
             f" {got(values)}.\n"
             '  to fix  table(rows, domains={"city": ["a", "b"]})'
         )
+    if getattr(values, "ndim", 1) != 1:
+        raise PlanError(f"the public values of '{visible(str(column))}' must be in one list")
     found = tuple(itertools.islice(values, MOST_POINTS + 1))
     if len(found) > MOST_POINTS:
         raise PlanError(

@@ -34,6 +34,7 @@ from streamveil.plan.options import (
     EXPECTED_REPEATS,
     EXPECTED_ROWS,
     EXPECTED_UNITS,
+    Limits,
 )
 from streamveil.types import Array, Bool, Float64, Int64
 
@@ -266,7 +267,8 @@ def expected(
     for option in EXPECTATIONS:
         number = option.of(given)
         low, high = (0, MOST_REPEATS) if option is EXPECTED_REPEATS else (1, 10**12)
-        if number is not None and not low <= float(number) <= high:
+        within = Limits(low, with_low=True)
+        if number is not None and not (within.holds(number) and float(number) <= high):
             raise PlanError(f"{option} must be a number between {low} and {high:,}, not {number}")
     most, again = EXPECTED_MOST_ROWS.of(given), EXPECTED_REPEATS.of(given)
     if most is not None and most < rows:

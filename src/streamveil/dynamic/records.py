@@ -25,7 +25,7 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.accounting import Neighbours, take_numbers
 from streamveil.dynamic.protocol import Changes, whole_numbers
-from streamveil.errors import PlanError, StoreError, require_flag, require_one_of, require_positive
+from streamveil.errors import PlanError, StoreError, require_one_of, require_positive
 from streamveil.types import Array, Int64
 
 BORN, GONE, NOTHING = 1, 2, 0
@@ -151,7 +151,6 @@ class Records:
         take_numbers(self)
         require_positive(domain=self.domain, lives=self.lives)
         require_one_of("matching", self.matching, ("ids", "labels"))
-        require_flag(counts_no_ops=self.counts_no_ops)
 
     def init(self) -> RecordsState:
         """No records."""

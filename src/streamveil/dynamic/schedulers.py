@@ -183,6 +183,7 @@ class BBScheduler(Budgeted):
 
         `factor` refers to the currency of the budget: epsilon, or the square root of rho.
         """
+        require_positive(power=power, factor=factor)
         worst, whole = 0.0, float(self.whole.amount)
         for i in range(400):
             amount = whole * self._weight(i)

@@ -20,7 +20,7 @@ from streamveil.core.noise import Place
 from streamveil.core.noisy import Noisy, restored, values
 from streamveil.errors import PlanError, require_between, require_with, whole
 from streamveil.linear.budget_shares import Kind, Share, require_share
-from streamveil.linear.queries import Queries
+from streamveil.linear.queries import Queries, reals
 from streamveil.types import Array, Exact, Float64, Int64
 
 SMALLEST = 0.25  # where `rounded_scale` is smallest
@@ -60,14 +60,15 @@ class QueryAnswers:
         """One answer: by number, or by weights when there is a synthetic histogram.
 
         Raises:
-            PlanError: there are not so many, or weights are given where there is no histogram.
+            PlanError: there are not so many, or weights are given where there is no histogram, or
+                of other points.
         """
         if isinstance(query, int | np.integer):
             require_between(0, len(self.values) - 1, query=query)
             return float(self.values[query])
         if self.synthetic is None:
             raise PlanError("these answers cover their own queries only: ask by number")
-        return float(np.dot(self.synthetic, query))
+        return float(np.dot(self.synthetic, reals("query", query, len(self.synthetic))))
 
 
 def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnswers:

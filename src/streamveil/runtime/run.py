@@ -33,7 +33,6 @@ from streamveil.errors import (
     SourceError,
     at_least,
     require_between,
-    require_path,
     require_with,
     warn,
     whole,
@@ -190,7 +189,6 @@ def require_before_look(
         keys.given_secret  # noqa: B018  (raises)
     schema = checked_rows(plan).schema()
     if rejects is not None:
-        require_path("rejects", rejects)
         columns = pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
         Routing(directory=Path(rejects), columns=columns).require(state, epoch_of(state))
 

@@ -57,8 +57,6 @@ def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Arra
     [5]
     """
     words = np.asarray(keys) if not isinstance(keys, np.ndarray) else keys
-    if np.ma.is_masked(words):
-        raise PlanError(NULLS)
     if words.size == 0:
         return np.zeros(0, np.uint32)
     if words.ndim != 1 or words.dtype.kind not in "iu":
@@ -154,8 +152,6 @@ def weight_words(weights: Any, count: int, largest: int) -> Int32[Array, " keys"
 
 
 def _from_numpy(keys: Array) -> Words:
-    if np.ma.is_masked(keys):
-        raise PlanError(NULLS)
     if keys.ndim != 1:
         raise PlanError(f"keys must be one-dimensional, not {keys.ndim}-dimensional")
     kind = keys.dtype

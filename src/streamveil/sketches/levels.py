@@ -17,7 +17,7 @@ from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
 from streamveil.errors import PlanError, require_between, require_with, whole
 from streamveil.sketches.hashing import Layout
-from streamveil.sketches.keys import Words, weight_words
+from streamveil.sketches.keys import NULLS, Words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
@@ -238,8 +238,11 @@ class LiveSketch:
             weights: how often each counts, at least 0; empty: once.
 
         Raises:
-            PlanError: a weight is beyond `max_weight`, or there is not one weight per key.
+            PlanError: a key is missing, a weight is beyond `max_weight`, or there is not one weight
+                per key.
         """
+        if np.ma.is_masked(keys):
+            raise PlanError(NULLS)
         config = self.config
         items = config.items(keys)
         amounts = weight_words(weights, len(items), config.max_weight)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from streamveil.compiled import bdtrc, ndtri
 from streamveil.core.accounting import exact_between
 from streamveil.dataflow.outputs import reach_of
-from streamveil.errors import PlanError, require_between, require_one_of, require_with
+from streamveil.errors import PlanError, require_between, require_flag, require_one_of, require_with
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Keys, key_words, mix_large
 from streamveil.sketches.linear import read_rows, require_same
@@ -97,7 +97,11 @@ class PublishedSketch:
             words: keys as words.
             lag_corrected: scale cells up to the time since their last push: for streams that do not
                 change.
+
+        Raises:
+            PlanError: `lag_corrected` is neither True nor False.
         """
+        require_flag(lag_corrected=lag_corrected)
         rows = read_rows(self.layout, self.table, words)
         if not lag_corrected:
             return rows
@@ -138,7 +142,8 @@ class PublishedSketch:
         Raises:
             PlanError: this kind of sketch has no such method.
         """
-        chosen = method or ("median" if self.layout.signed else "calibrated")
+        usual = "median" if self.layout.signed else "calibrated"
+        chosen = usual if method is None else method
         require_one_of("method", chosen, METHODS)
         rows = self.cells(words, lag_corrected=lag_corrected)
         if chosen == "median":
@@ -206,6 +211,7 @@ class PublishedSketch:
             PlanError: beta or a weight is beyond its range, or the weight of all keys is not known.
         """
         require_between(1e-300, 1.0, beta=beta)
+        beta = float(beta)  # a fraction has no logarithm in NumPy
         total, lag = self._weights(arrivals, late)
         depth, width = self.layout.depth, self.layout.width
         if self.layout.signed:
