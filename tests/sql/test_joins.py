@@ -322,14 +322,15 @@ def test_rows_are_combined_by_one_unit(way):
     """What was protected last was promised, and what was protected first was bounded."""
     parts = sv.memory(rows_of(1), name="t").protect("day").unnest(part="SPLIT(place, ',')")
     with pytest.raises(PlanError, match="unit is id, and rows were combined by day"):
-        way(parts.protect("id")).agg(n=sv.count()).release(budget=sv.Budget(epsilon=1))
+        way(replace(parts, unit="id")).agg(n=sv.count()).release(budget=sv.Budget(epsilon=1))
 
 
 def test_without_one_unit_all_its_rows_go_and_no_bound_holds(monkeypatch):
     """What the refusal is for: one id with a row on each of 20 days, bounded to one row."""
     monkeypatch.setattr(own, "require_person", lambda *_: None)
     rows = pa.table({"id": [0] * 20, "day": range(20), "place": ["a"] * 20})
-    parts = sv.memory(rows).protect("day").unnest(part="SPLIT(place, ',')").protect("id")
+    parts = sv.memory(rows).protect("day").unnest(part="SPLIT(place, ',')")
+    parts = replace(parts, unit="id")
     source = parts.unnest(more="SPLIT(place, ',')").source
     assert source.person == "id"
     assert len(own_rows(source, rows)["id"].unique()) == 20

@@ -133,8 +133,9 @@ class Stream(InTheMaking):
                 protected together.
 
         Raises:
-            PlanError: the length cannot be read.
+            PlanError: the length cannot be read, or this is a second call.
         """
+        require_first("protect", self.unit is None)
         period = None if per is None else length_of(per, "per")
         return replace(self, unit=unit, period=period)
 
@@ -176,13 +177,21 @@ class Stream(InTheMaking):
                 with a match) or "anti" (keeps only rows without a match).
 
         Raises:
-            PlanError: `protect` has not been called, or rows of two units would meet.
+            PlanError: `protect` has not been called, rows of two units would meet, or the other
+                stream is more than rows.
         """
         unit = self._unit("join")
         if not isinstance(other, Stream):
             raise PlanError(
                 f"join takes a stream, not {type(other).__name__}.\n"
                 "  to fix  join(memory(table), on=...), with public=True where it is nobody's"
+            )
+        if other != replace(Stream(other.source), unit=other.unit, period=other.period,
+                            conditions=other.conditions):  # fmt: skip
+            raise PlanError(
+                "join takes rows, and the other stream groups, counts or bounds them.\n"
+                "  to fix  join first, then window, group_by, agg, bound and to; totals of each"
+                " unit are per_unit(...)"
             )
         columns = [on] if isinstance(on, str) else listed("on", on, "columns such as ['user_id']")
         for column in columns:
