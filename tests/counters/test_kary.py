@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from streamveil.counters import HonakerCounter, KaryTreeCounter
 from streamveil.counters.kary import (
     LARGEST_LEVELS,
     balanced_digits,
@@ -14,6 +15,7 @@ from streamveil.counters.kary import (
     levels_for,
     smallest_arity,
 )
+from streamveil.errors import PlanError
 
 
 @pytest.mark.parametrize(("k", "levels"), [(3, 5), (5, 3), (7, 2), (13, 2), (121, 1)])
@@ -67,3 +69,11 @@ def test_no_other_number_of_children_has_a_smaller_error():
     errors = [error(h, best_arity(h)) for h in 10 ** np.arange(1, 7)]
     assert all(a < b for a, b in pairwise(errors))
     assert levels_for(3, 10**6) > LARGEST_LEVELS, "more levels than are tried still end in a tree"
+
+
+@pytest.mark.parametrize("kind", [KaryTreeCounter, HonakerCounter])
+@pytest.mark.parametrize("t", [0, 9, 10**30, -1, 1.5, "5", np.array([1, 2])])
+def test_a_step_that_there_is_not_has_no_draws(kind, t):
+    """Step -1 had some, and step 10^30 was looked for without end."""
+    with pytest.raises(PlanError, match="t must be"):
+        kind(horizon=8, sigma=1).mix(t)

@@ -134,6 +134,7 @@ REFUSED = [
     ("beta", lambda: live().error_bound(1)),
     ("query must be between 0 and 3", lambda: live().query(-1)),
     ("query must be between 0 and 3", lambda: live().query(4)),
+    ("name must be text", lambda: live(name="\ud800")),
     ("mechanism", lambda: live(mechanism=None)),
     ("noise", lambda: live(noise=7)),
     ("name", lambda: live(name=3)),

@@ -228,4 +228,6 @@ def test_what_estimates_are_asked_with_is_taken_or_refused():
         snapshot.estimate([1], lag_corrected="no")
     with pytest.raises(PlanError, match="method"):
         snapshot.estimate([1], "")
+    with pytest.raises(PlanError, match="beta"):
+        snapshot.error_bound(1)
     assert snapshot.error_bound(Fraction(1, 20)) == snapshot.error_bound(0.05)

@@ -32,7 +32,7 @@ from streamveil.core.counters import (
 )
 from streamveil.core.noise import Draws
 from streamveil.core.noise.samplers import rounded_laplace
-from streamveil.errors import PlanError, require_between
+from streamveil.errors import PlanError, require_between, whole
 from streamveil.types import Array, Exact, Float64, Int64
 
 LARGEST_LEVELS = 12  # tried by `best_arity`
@@ -109,6 +109,7 @@ class KaryTreeCounter(Stepping):
 
     def mix(self, t: int) -> Mix:
         """See `Counter.mix`: drawn by address, so a key has all draws whenever it starts."""
+        require_between(1, self.horizon, t=whole("t", t))
         square = 2 * float(self.sigma) ** 2
         blocks = blocks_of(t, self.arity, self.levels)
         return Mix.of([(level, place, ALWAYS, sign, square) for level, place, sign in blocks])

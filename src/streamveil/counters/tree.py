@@ -32,7 +32,7 @@ from streamveil.core.counters.restarting_trees import (
     tree_std,
 )
 from streamveil.core.noise import Draws
-from streamveil.errors import require_between
+from streamveil.errors import require_between, whole
 from streamveil.types import Array, Exact, Float64, Int64
 
 
@@ -95,6 +95,7 @@ class HonakerCounter(Stepping):
 
     def mix(self, t: int) -> Mix:
         """See `Counter.mix`: each block's refined sum is made of the draws of all blocks in it."""
+        require_between(1, self.horizon, t=whole("t", t))
         square, top = float(self.sigma) ** 2, self.levels - 1
         weights = refined_variances(self.levels)
         nodes = []

@@ -11,7 +11,7 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise import Noise, Place
 from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
 from streamveil.dynamic.records import BORN, GONE, Records, protected
-from streamveil.errors import HorizonError, require_with
+from streamveil.errors import HorizonError, require_text, require_with
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.types import Array, Int64
 
@@ -70,7 +70,7 @@ class LiveTable:
         """
         require_with("mechanism", mechanism, "guarantee", "one such as choose(...).best.mechanism")
         require_with("noise", noise, "secure", "noise such as KeyedNoise.fresh()")
-        require_with("name", name, "encode", "a text")
+        require_text(name=name)
         return cls(mechanism, matching, Place.opened(noise, "changing table", name.encode()))
 
     @property

@@ -15,7 +15,7 @@ from streamveil.core.counters.cells import CellCounter
 from streamveil.core.noise import KeyedNoise, Noise, Place, once_of, require_place, saved_once
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
-from streamveil.errors import PlanError, require_between, require_with, whole
+from streamveil.errors import PlanError, require_between, require_text, require_with, whole
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import NULLS, Words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
@@ -192,7 +192,7 @@ class Levels(Protocol):
         return LiveSketch(self, state, place)
 
     def _name(self, name: str) -> tuple[str, bytes]:
-        require_with("name", name, "encode", "a text")
+        require_text(name=name)
         return "sketch", (name or self.opened_as).encode()
 
 

@@ -210,6 +210,7 @@ class PublishedSketch:
         Raises:
             PlanError: beta or a weight is beyond its range, or the weight of all keys is not known.
         """
+        exact_between("beta", beta, 0, 1)
         require_between(1e-300, 1.0, beta=beta)
         beta = float(beta)  # a fraction has no logarithm in NumPy
         total, lag = self._weights(arrivals, late)
