@@ -1,8 +1,8 @@
 """The command line. Every command is a few lines over the library.
 
 Exit codes: 0 done, 1 unexpected failure, 2 wrong use or a refused query, 3 over budget, 4 state or
-ledger, 5 source or sink, 6 an audit refuted the claim, 7 little is left in a ledger, 130 and 143
-stopped by Ctrl-C and by SIGTERM (what is committed stays; run again to resume).
+ledger, 5 source, sink or database, 6 an audit refuted the claim, 7 little is left in a ledger, 130
+and 143 stopped by Ctrl-C and by SIGTERM (what is committed stays; run again to resume).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ PANELS = {  # of the help, with their commands in the order in which people need
     cls=Commands,
     panels=PANELS,
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 1 another failure, "
-    "2 refused query, 3 over budget, 4 state or ledger, 5 source or sink, 6 refuted by an audit, "
-    "7 little is left in a ledger, 130 interrupted, 143 stopped by SIGTERM.",
+    "2 refused query, 3 over budget, 4 state or ledger, 5 source, sink or database, 6 refuted "
+    "by an audit, 7 little is left in a ledger, 130 interrupted, 143 stopped by SIGTERM.",
     context_settings={"show_default": True},
 )
 @click.version_option(

@@ -112,7 +112,8 @@ def check(place: str, warn_below: float, head: str | None) -> None:
     """For cron: whether the ledger is whole, and whether enough of its limit is left.
 
     What is left is what a charge for all rows could still take, as epsilon at the limit's delta,
-    rho or mu. Exit code 7: less than that is left. Exit code 4: the ledger is not whole.
+    rho or mu. Exit code 7: less than that is left. Exit code 4: the ledger is not whole. Exit code
+    5: its database cannot be reached.
     """
     from streamveil.accounts.deployment import measured
 
