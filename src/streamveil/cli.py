@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -264,7 +265,8 @@ def fork(query: Path, state: Path, new: Path, table: tuple[str, ...], name: str 
 
     plan = read_query(query, table, name).plan
     begins = prepare(plan, state, new)
-    say(f"it begins at {time_text(begins / 1e6)}: streamveil run {query} --state {new}")
+    command = shlex.join(["streamveil", "run", str(query), "--state", str(new)])
+    say(f"it begins at {time_text(begins / 1e6)}: {command}")
     if plan.sinks:
         sinks = ", ".join(one.name for one in plan.sinks)
         say(f"if the first job goes on, give {sinks} a path or table of its own for the fork: both"

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
+from streamveil.commands import common
 from streamveil.commands import run as run_command
 from streamveil.commands.audit import audit_state
 from streamveil.core.accounting import Budget, Neighbours
@@ -381,3 +382,17 @@ def test_the_commands():
     assert told_by("backup", "s", "b") == (0, "whole: b\n")
     assert told_by("restore", "b", "t")[0] == 0
     assert told_by("verify", "t")[0] == 0
+
+
+def test_commands_that_are_told_run_as_they_stand(monkeypatch):
+    """They had no quotes, and a backup its name alone."""
+    some(run(plan(), state="s"), 4)
+    backup("s", "a b")
+    script = SimpleNamespace(query=Planned(plan()))
+    monkeypatch.setattr(common, "read_script", lambda *_: script)
+    forked = CliRunner().invoke(cli.app, ["fork", "my q.sql", "a b", "c d"])
+    assert "streamveil run 'my q.sql' --state 'c d'\n" in forked.output
+    with pytest.raises(StoreError, match="streamveil run QUERY --state 'c d' starts"):
+        inspect("c d")
+    with pytest.raises(StoreError, match=rf"streamveil restore '{Path.cwd()}/a b' STATE"):
+        run(plan(), state="a b")

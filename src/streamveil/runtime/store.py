@@ -27,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 from shutil import rmtree
 
 from streamveil import disk
@@ -301,7 +302,7 @@ def require_no_backup(directory: Path) -> None:
     if (directory / BACKUP).exists():
         raise StoreError(
             f"'{directory.name}' is a backup, in which no job runs.\n"
-            f"  to fix  streamveil restore {directory.name} STATE, if the original is gone"
+            f"  to fix  streamveil restore {quote(str(directory))} STATE, if the original is gone"
         )
 
 
@@ -377,7 +378,7 @@ def require_header(directory: Path) -> Header:
     if header is None and (directory / FORK).is_file():
         raise StoreError(
             f"'{directory.name}' is a fork that has not started: it holds no state yet.\n"
-            f"  to fix  streamveil run QUERY --state {directory} starts it"
+            f"  to fix  streamveil run QUERY --state {quote(str(directory))} starts it"
         )
     if header is None and (directory / SPARK_HEADER).is_file():
         raise StoreError(
