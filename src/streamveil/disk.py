@@ -325,19 +325,31 @@ def remove(paths: Sequence[Path]) -> None:
 LOCK = "lock"
 
 
+def opened_to_lock(path: Path, reads: bool) -> int:  # noqa: FBT001
+    """The file, open; -1 where nobody can make it and it need not be there: no job runs there."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    except OSError as error:
+        if not reads or error.errno not in (EROFS, EACCES):
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.exists() else -1
+
+
 class Lock:
     """An exclusive lock on a directory, released by `close` or by the end of the process.
 
     A forked child shares the lock. It can neither use nor release it, and does not keep it when the
     parent lets go. A lock whose file was removed, or whose directory was moved, no longer keeps
-    anybody out.
+    anybody out. `reads`: nothing will be written, so the directory may be read-only.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, reads: bool = False) -> None:
         self._process, self._name = os.getpid(), directory.name
         self._path = path = directory.absolute() / LOCK
         with crash_only("open", path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+            self._fd = opened_to_lock(path, reads)
+        if self._fd < 0:
+            return
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

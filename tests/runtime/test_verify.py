@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +16,7 @@ from streamveil.cli import app
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.accounting.guarantee import Gdp
+from streamveil.disk import LOCK
 from streamveil.errors import StoreError
 from streamveil.runtime.backup import backup
 from streamveil.runtime.job import Job
@@ -91,6 +95,27 @@ def test_releases_of_a_sink_are_read_too(tmp_path: Path) -> None:
     assert damaged(tmp_path / "s") == {"sink"}
     (tmp_path / "s" / "sink.json").write_text("{}")
     assert "sink" in damaged(tmp_path / "s")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_state_on_a_read_only_device_is_verified_and_copied(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    if not is_there:  # in copies it is not
+        (folder / LOCK).unlink()
+    before, opened = sorted(folder.iterdir()), os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if str(path).startswith(str(folder)) and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr("streamveil.disk.os.open", read_only)
+    assert damaged(folder) == set()
+    backup(folder, tmp_path / "copy")
+    with pytest.raises(StoreError, match="Read-only"):
+        Job(folder, work(Stream(batches=24)), Randomness())
+    assert before == sorted(folder.iterdir())
 
 
 def test_a_release_that_its_sink_has_lost_is_told(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def fill(draft: Path, home: Path, place: Path) -> None:
         with whole_or_gone(draft, place):  # else `copytree` goes on, and tells no reason
             shutil.copy2(source, target)
 
-    with closing(Lock(home)):
+    with closing(Lock(home, reads=True)):
         for path in draft.iterdir():  # of a copy that was cut off
             if path.name != LOCK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -56,7 +56,7 @@ def verify(directory: str | Path) -> list[Finding]:
         first = examine("identity", identity, home)
         if not first.is_whole:
             return [first]
-    with closing(Lock(home)):
+    with closing(Lock(home, reads=True)):
         return examined(home)
 
 
