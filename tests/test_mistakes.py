@@ -305,6 +305,13 @@ MISTAKES = [
     ("id must be text", lambda: sv.table(stream, id=np.array([1, 2]), domains={"u": [1, 2]})),
     ("must be texts, numbers", lambda: tabled([["a"]])),
     ("must be INT64", lambda: tabled([10**30])),
+    ("question must be text", lambda: q().ask(5, FOLDER)),
+    ("state must be the path", lambda: q().ask("COUNT(*)", None)),
+    ("no option 'secrt'", lambda: q().ask("COUNT(*)", FOLDER, secrt="x")),
+    ("insecure must be", lambda: q().ask("COUNT(*)", FOLDER, insecure="no")),  # it was yes
+    ("session must be", lambda: sv.spark("local[2]")),
+    ("publish must be", lambda: sv.spark(publish=5)),
+    ("key must be values by name", lambda: sv.read(FOLDER, key="a")),
     ("in one list", lambda: tabled(np.array(3))),
     ("expected_rows must be", lambda: q(expected_rows=10**400).explain()),
     ("at most 255 bytes", lambda: q(look_share=0).run(FOLDER, rejects="\ud800")),
@@ -605,6 +612,19 @@ def test_a_ratio_is_not_called_like_a_group(answers):
     for name in ("url", "\ud800"):
         with pytest.raises(sv.PlanError, match="name must"):
             answers.ratio("s", "n", name=name)
+
+
+def test_releases_of_two_jobs_are_not_mixed():
+    """Those of one took the place of the other's, and differences were taken between them."""
+    made = stream.protect("u").agg(n=sv.count()).bound(max_rows=1)
+    one, other = (
+        made.release(budget=sv.Budget(**BUDGET), name=name).answer().releases.noisy((0, 1))
+        for name in ("a", "b")
+    )
+    mixed = [sv.Release(one, 0, 1, 1), sv.Release(other, 0, 2, 2)]
+    assert len(sv.answers(mixed[:1]).moments) == 1
+    with pytest.raises(sv.PlanError, match="of one job"):
+        sv.answers(mixed)
 
 
 def test_a_bound_may_be_any_number_that_a_budget_may():

@@ -47,6 +47,7 @@ RUN_OPTIONS: dict[str, tuple[Any, str]] = {  # of what kind each is; of some is 
     "pace": (object, ""),
     "keep_releases": (Integral, "a whole number"),
 }
+ASK_OPTIONS = {"secret", "noise", "insecure"}
 
 
 @dataclass(frozen=True)
@@ -261,11 +262,17 @@ class Query:
             **options: secret, noise, insecure.
 
         Raises:
-            PlanError: the query is not of a changing table, or the question names unknown columns.
+            PlanError: the query is not of a changing table, the question names unknown columns, or
+                an option is unknown or of another kind.
             StoreError: the directory is no state of this query.
         """
         from streamveil.runtime.ask import ask  # loaded when it is needed
 
+        require_text(question=question)
+        require_path("state", state)
+        for name in options.keys() - ASK_OPTIONS:
+            raise PlanError(f"ask() has no option '{name}'{nearest(name, ASK_OPTIONS)}")
+        spark_of(options)
         return ask(self.plan, question, state=state, **options)
 
 

@@ -192,12 +192,20 @@ def require_distinct(keys: pa.Array) -> pa.Array:
 
 
 def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) -> Releases:
-    """Releases in memory; of two with the same place, which are equal, one is kept."""
+    """Releases of one job in memory; of two with the same place, which are equal, one is kept."""
     loads: dict[Moment, Load] = {}
+    jobs = set[str]()
     for release in releases:
         if not isinstance(release, Release):
             raise PlanError(f"answers takes releases, not a {type(release).__name__} among them")
         loads[Moment(release.window, release.trigger)] = _held(release.noisy)
+        if facts := read_facts(release.table.schema):
+            jobs.add(facts.get("job", ""))
+    if len(jobs) > 1:
+        raise PlanError(
+            f"answers takes releases of one job, and these are of several: {sorted(jobs)}.\n"
+            "  to fix  answers(...) of each by itself"
+        )
     return Releases(loads, operator)
 
 

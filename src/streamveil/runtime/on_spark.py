@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from streamveil.accounts.ledger import Where
-from streamveil.errors import PlanError, at_least, require_text
+from streamveil.errors import PlanError, at_least, require_text, require_with
 
 if TYPE_CHECKING:
     from streamveil.core.noise import Noise
@@ -38,6 +38,10 @@ class SparkEngine:
         for name, value in (("shards", self.shards), ("tasks", self.tasks)):
             at_least(1, **{name: 1 if value is None else value})
         require_text(master=self.master)
+        if self.session is not None:
+            require_with("session", self.session, "createDataFrame", "a SparkSession")
+        if self.publish is not None:
+            require_with("publish", self.publish, "__call__", "a function of a frame and a release")
         if self.session is None and not re.fullmatch(MASTERS, self.master):
             raise PlanError(
                 f"Spark knows no master '{self.master}'.\n"
@@ -102,7 +106,7 @@ def spark(
             `release.trigger`).
 
     Raises:
-        PlanError: `shards` or `tasks` is below 1.
+        PlanError: `shards` or `tasks` is below 1, or an argument is of another kind.
         MissingExtraError: when the query runs, PySpark is not installed.
 
     >>> import streamveil as sv

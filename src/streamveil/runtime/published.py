@@ -26,6 +26,7 @@ from streamveil.errors import (
     SourceError,
     StoreError,
     fitting,
+    got,
     nearest,
     require_file_name,
     require_path,
@@ -213,6 +214,8 @@ def read(
     >>> again.to_arrow()["n"][0] == made[0].to_arrow()["n"][0]
     True
     """
+    if not isinstance(key, Mapping | None):
+        raise PlanError(f"key must be values by name, such as {{'page': 'a'}}, not {got(key)}")
     return pick(opened(source), window, trigger, key)
 
 
@@ -284,7 +287,7 @@ def rows_of(table: pa.Table, names: list[str], key: Mapping[str, Any]) -> pa.Tab
         kind = table.schema.field(name).type
         try:
             wanted = scalar_of(value, kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, UnicodeError):
             raise PlanError(
                 f"the key column '{name}' holds {kind}, and the value given is none of these"
                 f"{WRITTEN.get(str(kind), '')}"
