@@ -8,7 +8,7 @@ import pytest
 
 from streamveil.core.accounting import Budget, Neighbours
 from streamveil.core.noise import SeededNoise, SilentNoise
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, StoreError
 from streamveil.sketches import HeavyHitters, PublishedHierarchy, PublishedSketch
 from streamveil.sketches import heavy_hitters as module
 
@@ -152,3 +152,25 @@ def test_bad_keys_and_questions_are_refused():
     for name, wrong in (("k", 1.5), ("beam", None), ("threshold", np.nan), ("threshold", "9")):
         with pytest.raises(PlanError, match=name):
             live.published().top(**{"k": 3, name: wrong})
+
+
+def test_a_sketch_that_was_cut_off_counts_no_further(monkeypatch):
+    """Keys that were given again counted twice in some tables, for the noise of one."""
+    live = finder().open(SilentNoise())
+    live.update([7])
+    kind, taken = type(live.config.tables[0]), []
+    count = kind.count
+
+    def interrupted(*given):
+        taken.append(count(*given))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "count", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            live.update([7])
+    assert len(taken) == 1
+    for again in (lambda: live.update([7]), live.save, live.flush):
+        with pytest.raises(StoreError, match=r"cut off(.|\n)*to fix"):
+            again()
+    live.published()

@@ -39,7 +39,7 @@ class SparkEngine:
             at_least(1, **{name: 1 if value is None else value})
         require_text(master=self.master)
         if self.session is not None:
-            require_with("session", self.session, "createDataFrame", "a SparkSession")
+            require_with("session", self.session, "version", "a SparkSession")
         if self.publish is not None:
             require_with("publish", self.publish, "__call__", "a function of a frame and a release")
         if self.session is None and not re.fullmatch(MASTERS, self.master):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,15 @@ from streamveil.core.counters.cells import CellCounter
 from streamveil.core.noise import KeyedNoise, Noise, Place, once_of, require_place, saved_once
 from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noisy import values
-from streamveil.errors import PlanError, require_between, require_text, require_with, whole
+from streamveil.errors import (
+    HorizonError,
+    PlanError,
+    StoreError,
+    require_between,
+    require_text,
+    require_with,
+    whole,
+)
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import NULLS, Words, weight_words
 from streamveil.sketches.privacy import Calibration, NoisePlan
@@ -210,6 +219,7 @@ class LiveSketch:
     Raises:
         PlanError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
         PlanError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
+        StoreError: an earlier call was cut off, as by Ctrl-C: some tables count what others lack.
 
     >>> from streamveil.core.noise import SeededNoise
     >>> from streamveil.sketches import LazySketch
@@ -225,6 +235,7 @@ class LiveSketch:
         require_with("config", config, "tables", "a sketch, whose open() makes live sketches")
         self.config = config
         self._state, self._place = state, require_place(place)
+        self._is_cut_off = False
         self._keys = [key_schedule(place.draws(*config.address(i))) for i in range(len(state))]
 
     def __repr__(self) -> str:
@@ -241,15 +252,22 @@ class LiveSketch:
             PlanError: a key is missing, a weight is beyond `max_weight`, or there is not one weight
                 per key.
         """
+        given = self._given(keys, weights)
+        with self._in_one_go():
+            self._count(*given)
+
+    def _given(self, keys: Any, weights: Array | None = None) -> tuple[Any, Array]:
+        """Keys and weights as they are counted."""
         if np.ma.is_masked(keys):
             raise PlanError(NULLS)
+        items = self.config.items(keys)
+        return items, weight_words(weights, len(items), self.config.max_weight)
+
+    def _count(self, items: Any, amounts: Array) -> None:
         config = self.config
-        items = config.items(keys)
-        amounts = weight_words(weights, len(items), config.max_weight)
-        with self._place.drawn.turn():
-            for number, words, each in config.counted(items, amounts):
-                wide = words.astype(np.uint64, copy=False)  # hash alike: loops are compiled for one
-                config.tables[number].count(self._state[number], wide, each, self._keys[number])
+        for number, words, each in config.counted(items, amounts):
+            wide = words.astype(np.uint64, copy=False)  # hash alike: loops are compiled for one
+            config.tables[number].count(self._state[number], wide, each, self._keys[number])
 
     def tick(self, keys: Any = None, ticks: int = 1) -> None:
         """Counts keys, if any, and ends the tick: columns that fall due are pushed.
@@ -261,18 +279,37 @@ class LiveSketch:
         Raises:
             PlanError: this sketch cannot count a key.
         """
-        with self._place.drawn.turn():
+        given = None if keys is None else self._given(keys)
+        with self._in_one_go():
             self.config.tables[0].time_after(self._state[0], ticks)  # refused before keys count
-            if keys is not None:
-                self.update(keys)
+            if given is not None:
+                self._count(*given)
             for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
                 table.tick(state, ticks, key)
 
     def flush(self) -> None:
         """Pushes every column now; at most `flushes` times, at public times."""
-        with self._place.drawn.turn():
+        with self._in_one_go():
             for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
                 table.flush(state, key)
+
+    @contextmanager
+    def _in_one_go(self) -> Iterator[None]:
+        """A block that all tables take part in; where it was cut off, only some have."""
+        with self._place.drawn.turn():
+            if self._is_cut_off:
+                raise StoreError(
+                    "this sketch was cut off while it counted, by an interrupt or an error: some of"
+                    " its tables count keys that others lack.\n"
+                    "  to fix  resume() what was saved before; what it shows stays"
+                )
+            self._is_cut_off = True
+            try:
+                yield
+            except (PlanError, HorizonError):  # it was refused: nothing has changed
+                self._is_cut_off = False
+                raise
+            self._is_cut_off = False
 
     def published(self) -> Any:
         """The tables that are public now; see `shown` of its configuration."""
@@ -283,7 +320,7 @@ class LiveSketch:
 
     def save(self) -> Arrays:
         """The state; keep it as secret as the data."""
-        with self._place.drawn.turn():
+        with self._in_one_go():
             arrays = {
                 prefix(self.config, number) + name: array.copy()
                 for number, state in enumerate(self._state)
