@@ -108,7 +108,11 @@ class KaryTreeCounter(Stepping):
         return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
 
     def mix(self, t: int) -> Mix:
-        """See `Counter.mix`: drawn by address, so a key has all draws whenever it starts."""
+        """See `Counter.mix`: drawn by address, so a key has all draws whenever it starts.
+
+        Raises:
+            PlanError: there is no such step.
+        """
         require_between(1, self.horizon, t=whole("t", t))
         square = 2 * float(self.sigma) ** 2
         blocks = blocks_of(t, self.arity, self.levels)

@@ -94,7 +94,11 @@ class HonakerCounter(Stepping):
         return tree_std(self.sigma, self.levels, checked_times(t, self.horizon))
 
     def mix(self, t: int) -> Mix:
-        """See `Counter.mix`: each block's refined sum is made of the draws of all blocks in it."""
+        """See `Counter.mix`: each block's refined sum is made of the draws of all blocks in it.
+
+        Raises:
+            PlanError: there is no such step.
+        """
         require_between(1, self.horizon, t=whole("t", t))
         square, top = float(self.sigma) ** 2, self.levels - 1
         weights = refined_variances(self.levels)

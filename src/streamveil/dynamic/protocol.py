@@ -178,6 +178,9 @@ class DynamicMechanism(Protocol):
         Args:
             state: what `init` returned.
             beta: chance that it fails, above 0 and below 1.
+
+        Raises:
+            PlanError: beta is beyond its range.
         """
 
 

@@ -182,6 +182,9 @@ class BBScheduler(Budgeted):
         """Bound on the normalised error at all times, for a (power, factor) black box.
 
         `factor` refers to the currency of the budget: epsilon, or the square root of rho.
+
+        Raises:
+            PlanError: an argument is no finite number above 0.
         """
         require_positive(power=power, factor=factor)
         worst, whole = 0.0, float(self.whole.amount)

@@ -232,7 +232,11 @@ class SignedCounter(OfStrategy):
         return self.deviation(max(state.t, 1)) * self.relative
 
     def bound(self, state: RootState, beta: float) -> float:
-        """See `DynamicMechanism`."""
+        """See `DynamicMechanism`.
+
+        Raises:
+            PlanError: beta is beyond its range.
+        """
         exact_between("beta", beta, 0, 1)
         tail = math.sqrt(2 * math.log(2 * self.queries.size / beta))
         return self.deviation(max(state.t, 1)) * tail

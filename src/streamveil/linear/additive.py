@@ -46,9 +46,6 @@ class Additive:
     strategy: Strategy
     replaced: bool = False
 
-    def __post_init__(self) -> None:
-        require_flag(replaced=self.replaced)
-
     @property
     def queries(self) -> Queries:
         """See `StaticMechanism`."""
@@ -135,13 +132,14 @@ def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
         replaced: neighbours replace a record instead of adding or removing one.
 
     Raises:
-        PlanError: `queries` is no class of queries.
+        PlanError: `queries` is no class of queries, or `replaced` is neither True nor False.
         PlanError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_queries(Marginals.ways((2, 2), 1)).strategy.queries.size
     4
     """
+    require_flag(replaced=replaced)
     require_queries(queries)
     return Additive(Direct(queries), replaced)
 
@@ -154,12 +152,13 @@ def noisy_histogram(queries: Queries, *, replaced: bool = False) -> Additive:
         replaced: neighbours replace a record instead of adding or removing one.
 
     Raises:
-        PlanError: `queries` is no class of queries.
+        PlanError: `queries` is no class of queries, or `replaced` is neither True nor False.
         PlanError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_histogram(Marginals.ways((2, 2), 1)).strategy.queries.domain
     4
     """
+    require_flag(replaced=replaced)
     require_queries(queries)
     return Additive(Points(queries), replaced)
