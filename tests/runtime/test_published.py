@@ -15,7 +15,7 @@ from streamveil.core.noise import KeyedNoise
 from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.runtime import archive, published
 from streamveil.runtime.job import Job
-from streamveil.runtime.store import CheckpointPolicy
+from streamveil.runtime.store import FORK, HEADER, CheckpointPolicy
 from streamveil.runtime.tables import to_bytes
 from tests.runtime.toy import SEEDED, Stream, work
 
@@ -199,3 +199,17 @@ def test_the_folder_of_a_delta_table_is_told_to_be_none_of_a_sink_of_files(tmp_p
     with pytest.raises(SourceError, match=r"no release that a sink of files wrote[^$]*Delta"):
         published.read(tmp_path / "out")
     assert published.read(tmp_path / "s").trigger == 6
+
+
+def test_a_fork_that_has_not_started_and_a_state_without_its_header_are_no_folders_of_sinks(
+    tmp_path,
+):
+    fork = tmp_path / "fork"
+    fork.mkdir()
+    (fork / FORK).write_text("{}")
+    with pytest.raises(StoreError, match="a fork that has not started"):
+        sv.read(fork)
+    run(tmp_path / "s")
+    (tmp_path / "s" / HEADER).unlink()
+    with pytest.raises(StoreError, match="is not a state directory"):
+        sv.read(tmp_path / "s")

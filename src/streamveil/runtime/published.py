@@ -37,7 +37,15 @@ from streamveil.results.releases import Load, Releases, of_folder
 from streamveil.runtime import checkpoint, formats, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent
-from streamveil.runtime.store import SPARK_HEADER, Header, is_state, require_header, states_in
+from streamveil.runtime.store import (
+    FORK,
+    LEDGER,
+    SPARK_HEADER,
+    Header,
+    is_state,
+    require_header,
+    states_in,
+)
 from streamveil.runtime.tables import Mark
 
 ATTEMPTS, PAUSE = 6, 0.1  # a job that runs commits, then publishes; seconds
@@ -236,7 +244,8 @@ def opened(source: str | Path, operator: GroupBy | None = None) -> Releases:
     """The releases of a state directory or a sink's folder."""
     require_path("source", source, "a state or of a sink's folder")
     require_one(source)
-    return of_state(source) if is_state(source) else of_folder(source, operator)
+    left = any((Path(source) / name).is_file() for name in (FORK, LEDGER))  # of a state
+    return of_state(source) if left or is_state(source) else of_folder(source, operator)
 
 
 def pick(
