@@ -11,6 +11,7 @@ the rows of one person in one day, by the times that the first answer reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,7 +154,7 @@ def chain(rng, given: Mapping[str, Any], name: str, said: dict[str, set[str]], d
             made = made.join(other, on=unit, how=pick(rng, ("inner", "left", "semi", "anti")))
         else:
             unit = column
-            made = made.protect(unit)
+            made = replace(made, unit=unit)  # a second `protect` is refused before all else
     said.setdefault(name, set()).add(unit)
     return made
 
