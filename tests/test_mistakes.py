@@ -194,6 +194,7 @@ MISTAKES = [
     ("confidence", lambda: q(confidence=95)),
     ("confidence", lambda: q(confidence="high")),
     ("unknown counter", lambda: q(counter="tre").explain()),
+    ("known: anytime-blt, auto, blt, honaker", lambda: q(counter="binary-tree").explain()),
     ("counter must be", lambda: q(counter=3).explain()),
     ("unknown preset", lambda: q(preset="x")),
     ("'event'", lambda: q(clock="evnt")),

@@ -55,8 +55,10 @@ class ReadOption(Protocol):
 
 
 def require_counter(plan: Plan) -> None:
-    """Refuses an unknown counter."""
-    require_one_of("counter", plan.counter, (*COUNTERS, "auto"))
+    """Refuses an unknown counter, and names those that a group-by takes."""
+    if plan.counter not in [*COUNTERS]:
+        usable = [kind for kind, made in COUNTERS.items() if not made.keyed]
+        require_one_of("counter", plan.counter, (*usable, "auto"))
 
 
 @dataclass(frozen=True, kw_only=True)
