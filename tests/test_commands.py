@@ -232,6 +232,19 @@ def test_every_question_about_a_query_names_a_column_that_is_not_there(folder, t
     assert call(name, tmp_path / "q.sql", *more).exit_code == 0
 
 
+@pytest.mark.parametrize("rows", ["--sample", "--private"])
+def test_bounds_on_rows_are_not_advised_where_they_are_combined(folder, tmp_path, rows):
+    query, visits = tmp_path / "q.sql", folder / "visits.parquet"
+    query.write_text(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,"
+        " privacy_unit_column = person)"
+        f" ward, SUM(age, contribution_bounds_per_group => (0, 9)) AS s FROM '{visits}'"
+        " GROUP BY ward"
+    )
+    with pytest.raises(PlanError, match="one of all rows of a unit"):
+        call("tune", query, rows, visits)
+
+
 @pytest.mark.parametrize(("command", "says"), [
     ("explain {q} --groups 10", "--groups is asked about --memory"),
     ("explain {q} --json --forecast", "--forecast is for text"),

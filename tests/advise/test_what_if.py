@@ -93,6 +93,15 @@ def test_a_public_sample_says_what_bounds_keep():
     assert found[0]["sample_error"] < found[1]["sample_error"]
 
 
+def test_rows_that_are_one_contribution_of_their_unit_and_group_are_forecast_as_one():
+    public = {"user": np.arange(9_000) % 1_000, "page": (np.arange(9_000) % 1_000 % 3).astype(str),
+              "ms": np.ones(9_000)}  # fmt: skip
+    asked = query(rows=1, measure=sv.count("ms", per_unit=(0, 3)))
+    one, three = sv.what_if(asked, sample=public, epsilons=[], max_rows=[3]).table.to_pylist()
+    assert three["kept"] == one["kept"] == 1.0  # of a user, one contribution to its only page
+    assert three["sd"] < 2 * one["sd"]  # three of them add up as squares do
+
+
 def test_people_counted_by_what_they_did_are_forecast_from_raw_public_rows():
     t = pa.table({"user": [1], "page": ["a"]})
     own = sv.memory(t).protect("user").per_unit(times="COUNT(*)").group_by("times")

@@ -81,6 +81,7 @@ def test_a_step_adds_to_an_earlier_one():
         (lambda: base().agg(q=sv.quantile("x", 2, bounds=(0, 1))).release(budget=BUDGET), "0 and"),
         (lambda: sv.files("t.parquet").agg(n=sv.count()).release(budget=BUDGET), "who is"),
         (lambda: base().agg(n=sv.count(per_unit=(0, np.nan))).release(budget=BUDGET), "whole n"),
+        (lambda: base().agg(n=sv.count("x", per_unit=(0, 1.5))).release(budget=BUDGET), "whole n"),
         (lambda: base().to(5).agg(n=sv.count()).release(budget=BUDGET), "must be text, not 5"),
         (lambda: base().to("console", name=5), "name must be text, not 5"),
         (lambda: base().group_by("url", sets=5), "sets must be"),

@@ -23,7 +23,8 @@ from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.display import AnswerTable, shown_in_cells
 from streamveil.errors import BudgetError, PlanError, require_positive, requires_extra
-from streamveil.plan import Plan
+from streamveil.plan import Plan, combined_plan
+from streamveil.plan.combine import combine_rows
 from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.types import own
 
@@ -107,6 +108,7 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     if sample is not None:
         require_whole(plan, fraction)
         sample = own_rows(plan.source, sample) if isinstance(plan.source, OwnRows) else sample
+        sample = combine_rows(plan, sample).rows if plan.bounding.combine else sample
     base = compiled(plan)
     tried: list[tuple[str, Any, Plan]] = [("as asked", None, plan)]
     tried += [("epsilon", value, one) for value, one in over_epsilon(plan, base, epsilons)]
@@ -116,7 +118,7 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     for varied, value, one in tried:
         try:
             operator = base if one is plan else compiled(one)
-            found = of_sample(one, sample, fraction) if sample is not None else {}
+            found = of_sample(combined_plan(one), sample, fraction) if sample is not None else {}
         except (PlanError, BudgetError) as error:
             if one is plan:
                 raise
@@ -162,7 +164,7 @@ def over_rows(plan: Plan, given: Iterable[int] | None) -> Iterator[tuple[int, Pl
         return
     several = {max(1, round((rows or 1) * times)) for times in TIMES} - {rows}
     for value in sorted(several) if given is None else given:
-        each = plan.bounding.max_rows_per_group
+        each = 1 if plan.bounding.combine else plan.bounding.max_rows_per_group
         each = None if each is None else min(each, value)
         bounding = replace(
             plan.bounding, max_rows=value, quadratic=None,

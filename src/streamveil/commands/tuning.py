@@ -137,6 +137,12 @@ def tune(
             "a survey of --private finds bounds and sizes, and no epsilon for an error.\n"
             "  to fix  leave --target and --units out, or leave --private out"
         )
+    if plan.bounding.combine and (private or sample) is not None:
+        raise PlanError(
+            "tune finds bounds on rows, and contribution_bounds_per_group makes one of all rows of"
+            " a unit in a group.\n  to fix  `streamveil what-if --sample` with --max-rows tries"
+            " numbers of groups for max_groups_contributed, on a public sample"
+        )
     require_one_of("--metric", metric, METRICS)
     if sample is None:
         require_used(NO_SAMPLE, {"--fraction": fraction != 1, "--metric": metric != "l1"})

@@ -179,6 +179,11 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
     if not draft.per_group:
         return draft, values
     bounded = [agg for agg in draft.aggregates if agg.name in draft.per_group]
+    ends = [end for agg in bounded if agg.function == "count" for end in (agg.low, agg.high)]
+    if any(end is None or end % 1 for end in ends):  # NaN too
+        raise PlanError(
+            "contribution_bounds_per_group of COUNT are whole numbers of rows of a unit"
+        )
     counts = {agg.high for agg in bounded if agg.function == "count"}
     only_counts = all(agg.function == "count" and agg.low == 0 for agg in bounded)
     each = options.MAX_PER_GROUP.of(values)
