@@ -337,6 +337,13 @@ def test_what_was_put_together_is_read_drawn_and_verified(tmp_path, monkeypatch)
     shutil.copytree("s/s", "s2/s")
     with pytest.raises(StoreError, match="not all private answers of this statement"):
         sv.answers("s2", query=query)
+    shutil.copytree("s", "s3")
+    (tmp_path / "s3" / "s" / "releases").unlink()
+    with pytest.raises(StoreError, match="'s' has lost its releases"):
+        sv.answers("s3", query=query)
+    list(query.run("s4", keep_releases=1))
+    with pytest.raises(PlanError, match="1 earlier ones are not kept any more"):
+        sv.answers("s4", query=query).releases.table(found.moments[0])
     with pytest.raises(PlanError, match=r"engine=streamveil\.spark"):
         query.run("t", engine="spark")
     other = query_of(parse_script(text.replace("bought = 1", "bought = 0")).named(None).plan)

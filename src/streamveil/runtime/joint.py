@@ -29,7 +29,7 @@ from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan import Plan, SinkSpec, combined_plan
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import in_units, with_look
-from streamveil.results.post import post_processed, processed_together, require_joint
+from streamveil.results.post import after_post, processed_together, require_joint
 from streamveil.results.releases import Releases, of_folder
 from streamveil.runtime.changed_query import read_by
 from streamveil.runtime.job import Job, Work, begin, require
@@ -121,7 +121,7 @@ def embedded_jobs(
     require_room(joint, places, ledger)
     make_directory(home)
     both = list(zip(joint.parts, places, strict=True))
-    held = [archived(part, place) for part, place in both]
+    held = [earlier(part, place) for part, place in both]
     new = [place for place in places if not place.exists()]
     prepare = [
         partial(
@@ -165,7 +165,7 @@ def spark_jobs(
                 " answer, and the releases of another.\n  to fix  give one of them another name"
             )
     make_directory(home)
-    held = [archived(part, home / part.name) for part in joint.parts]
+    held = [earlier(part, home / part.name) for part in joint.parts]
     jobs = []
     for part, heard in zip(joint.parts, listeners, strict=True):
         path = str(kept_at(home / part.name).absolute())
@@ -245,23 +245,31 @@ def same(release: Release) -> Release:
     return release
 
 
-def archived(part: Plan, place: Path) -> Held:
-    """The releases of a job in earlier runs, read when needed."""
+def earlier(part: Plan, place: Path) -> Held:
+    """The releases of a job in earlier runs, read when needed; its job says what is wrong there."""
+    try:
+        found = archived(part, place)
+    except StoreError:  # nothing was released yet, or not all of it can be read
+        return {}
+    return {moment: partial(pick, found, *moment) for moment in found.moments}
+
+
+def archived(part: Plan, place: Path) -> Releases:
+    """The releases that a job has made, with its post-processing."""
     folder = kept_at(place)
     if folder.is_dir() and not is_state(folder):  # it may be the state of another answer
-        files = of_folder(folder)
-        return {moment: partial(pick, files, *moment) for moment in files.moments}
+        return of_folder(folder)
     if epoch_of(place) is None:
-        return {}
-    try:
-        found = of_state(place)
-    except StoreError:  # nothing was released yet, or its job will say what is wrong
-        return {}
+        raise lacking(place.parent)
+    return after_post(of_state(place), part.post)
 
-    def load(moment: Moment) -> Release:
-        return post_processed(pick(found, *moment), part.post)
 
-    return {moment: partial(load, moment) for moment in found.moments}
+def lacking(home: Path) -> StoreError:
+    """The error for a statement of which one answer has no release yet."""
+    return StoreError(
+        f"not all private answers of this statement have released anything in '{home.name}'.\n"
+        "  to fix  run it until its first trigger, or give the state directory of its run"
+    )
 
 
 def releases_of(joint: JointPlan, state: str | Path) -> Releases:
@@ -274,18 +282,16 @@ def releases_of(joint: JointPlan, state: str | Path) -> Releases:
     if not states_in(home) and not any(kept_at(home / one.name).is_dir() for one in joint.parts):
         return opened(home)
     parts = [read_by(part, home / part.name) for part in joint.parts]
-    held = [archived(part, home / part.name) for part in parts]
-    moments = set.intersection(*map(set, held))
+    found = [archived(part, home / part.name) for part in parts]
+    moments = set.intersection(*(set(one.moments) for one in found))
     if not moments:
-        raise StoreError(
-            f"not all private answers of this statement have released anything in '{home.name}'.\n"
-            "  to fix  run it until its first trigger, or give the state directory of its run"
-        )
+        raise lacking(home)
 
     def load(moment: Moment) -> Noisy[pa.Table]:
-        return put_together(joint, [some[moment]() for some in held]).noisy
+        return put_together(joint, [pick(one, *moment) for one in found]).noisy
 
-    return Releases({moment: partial(load, moment) for moment in moments})
+    gone = max(one.dropped for one in found)
+    return Releases({moment: partial(load, moment) for moment in moments}, dropped=gone)
 
 
 def put_together(joint: JointPlan, releases: list[Release]) -> Release:
