@@ -251,25 +251,15 @@ def earlier(part: Plan, place: Path) -> Held:
         found = archived(part, place)
     except StoreError:  # nothing was released yet, or not all of it can be read
         return {}
-    return {moment: partial(pick, found, *moment) for moment in found.moments}
+    return {moment: partial(pick, found, *moment) for moment in found.moments} if found else {}
 
 
-def archived(part: Plan, place: Path) -> Releases:
-    """The releases that a job has made, with its post-processing."""
+def archived(part: Plan, place: Path) -> Releases | None:
+    """The releases that a job has made, with its post-processing; None if it has not begun."""
     folder = kept_at(place)
     if folder.is_dir() and not is_state(folder):  # it may be the state of another answer
         return of_folder(folder)
-    if epoch_of(place) is None:
-        raise lacking(place.parent)
-    return after_post(of_state(place), part.post)
-
-
-def lacking(home: Path) -> StoreError:
-    """The error for a statement of which one answer has no release yet."""
-    return StoreError(
-        f"not all private answers of this statement have released anything in '{home.name}'.\n"
-        "  to fix  run it until its first trigger, or give the state directory of its run"
-    )
+    return None if epoch_of(place) is None else after_post(of_state(place), part.post)
 
 
 def releases_of(joint: JointPlan, state: str | Path) -> Releases:
@@ -282,10 +272,14 @@ def releases_of(joint: JointPlan, state: str | Path) -> Releases:
     if not states_in(home) and not any(kept_at(home / one.name).is_dir() for one in joint.parts):
         return opened(home)
     parts = [read_by(part, home / part.name) for part in joint.parts]
-    found = [archived(part, home / part.name) for part in parts]
-    moments = set.intersection(*(set(one.moments) for one in found))
+    made = [archived(part, home / part.name) for part in parts]
+    found = [one for one in made if one is not None]
+    moments = set.intersection(*(set(one.moments) for one in found)) if found == made else set()
     if not moments:
-        raise lacking(home)
+        raise StoreError(
+            f"not all private answers of this statement have released anything in '{home.name}'.\n"
+            "  to fix  run it until its first trigger, or give the state directory of its run"
+        )
 
     def load(moment: Moment) -> Noisy[pa.Table]:
         return put_together(joint, [pick(one, *moment) for one in found]).noisy
