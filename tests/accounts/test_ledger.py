@@ -160,6 +160,15 @@ def test_many_small_pure_charges_compose_as_zcdp() -> None:
         ledger.charge("large", Pure(0.5))
 
 
+def test_no_more_noise_is_advised_where_a_first_charge_left_no_delta() -> None:
+    ledger = Ledger.open(None, Budget(epsilon=8, delta="1e-7"), USER)
+    ledger.charge("survey", Gdp(0.1))
+    with pytest.raises(BudgetError, match=r"no cap for delta loss .* a limit in rho and delta"):
+        ledger.charge("visits", Gdp(0.1) + Loss(delta=Fraction(1, 10**12)))
+    with pytest.raises(BudgetError, match="use more noise"):
+        ledger.charge("visits", Gdp(9))
+
+
 def test_caps_share_a_limit_between_kinds() -> None:
     caps = Gdp(0.6) + approx(1, 1e-10)
     ledger = Ledger.open(None, SIX, USER, caps=caps)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SCHEMES = ("postgresql://", "postgres://")  # of the addresses of servers
+SLACK = ("delta", "distance")  # of `accounts.KINDS`
 Where = str | Path  # a file, or the address of a server with the ledger's name behind #
 
 
@@ -580,11 +581,14 @@ def journal_at(where: Where | None) -> Journal | ServerJournal:
 
 def _way_out(asked: Cost, limit: Amounts) -> str:
     kinds = zip(accounts.KINDS, *asked, limit, strict=True)
-    missing = [kind for kind, ranged, all_over, cap in kinds if (ranged or all_over) and not cap]
+    missing = [  # more noise does not lower delta and distance
+        kind for kind, ranged, all_over, cap in kinds
+        if (ranged or all_over) and (not cap or (kind in SLACK and ranged + all_over > cap))
+    ]  # fmt: skip
     if missing:
         return (
-            f"the ledger has no cap for {', '.join(missing)} loss; give Ledger.open caps for every"
-            " kind its jobs use"
+            f"the ledger has no cap for {', '.join(missing)} loss of this size; a new one takes"
+            " caps for every kind its jobs use (Ledger.open), or a limit in rho and delta"
         )
     return "use more noise, a shorter horizon, fewer mechanisms, or a larger limit"
 
