@@ -58,7 +58,7 @@ def query(design: str):
              mean=sv.avg("v", bounds=(0, 1)))
         .bound(**bounds)
         .release(every=f"{STEP} microseconds", start="1970-01-01",
-                 steps=STEPS, **DESIGNS[design])
+                 steps=STEPS, look_share=0, **DESIGNS[design])
     )  # fmt: skip
 
 

@@ -326,6 +326,27 @@ def test_times_are_read_from_csv_as_they_were(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("measure", [sv.count(), sv.sum("u")], ids=["noise", "bounds"])
+def test_a_query_does_not_tell_what_a_look_chose(measure, tmp_path):
+    rows = {"u": np.arange(6_000) % 600, "k": ["a", "b"] * 3_000}
+    looking = (
+        sv.memory(rows).protect("u").group_by("k").agg(n=measure)
+        .release(every=sv.rows(1_000), steps=6, budget=sv.Budget(epsilon=4, delta=1e-6), name="job")
+    )  # fmt: skip
+    sink = FilesSink(str(tmp_path / "csv"), "csv")
+    for release in looking.run(state=tmp_path / "state"):
+        sink.write("job", release)
+    place = tmp_path / "csv" / "job"
+    plain = sv.answers(tmp_path / "state").last("n", 3).table
+    for where in (tmp_path / "state", place):
+        told = sv.answers(where, query=looking).last("n", 3).table
+        assert told["n_sd"].to_pylist() == plain["n_sd"].to_pylist()
+    for about in place.rglob("metadata=*"):
+        about.unlink()
+    with pytest.raises(PlanError, match="a look at the rows chose the noise"):
+        sv.answers(place, query=looking)
+
+
 @pytest.mark.parametrize("design", ["gaussian", "public"])
 def test_files_of_a_sink_answer_like_releases(design, tmp_path):
     memory = sv.answers(released(design))

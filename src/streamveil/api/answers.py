@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from streamveil.api import Query
 from streamveil.api.script import JointQuery
@@ -11,10 +12,19 @@ from streamveil.batch import Release
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError, fitting
 from streamveil.plan import combined_plan
+from streamveil.plan.look import in_units, look_share, with_look
+from streamveil.release_metadata import read_facts
 from streamveil.results.answers import Answers
 from streamveil.results.releases import of_releases
 from streamveil.runtime.joint import releases_of
 from streamveil.runtime.published import opened
+
+LOOKED = (
+    "a look at the rows chose the noise of these releases, so that their query does not tell it.\n"
+    "  to fix  give the state directory, or releases with the metadata files beside them; if they"
+    " are of Spark, which takes no look, a query with look_share = 0; without a query, intervals"
+    " are wide"
+)
 
 
 @fitting('answers("clicks.veil"), or answers(releases)')
@@ -45,7 +55,7 @@ def answers(
     >>> found.to_arrow().num_rows
     2
     """
-    operator = None
+    operator, looked = None, False
     if not isinstance(query, Query | JointQuery | None):
         raise PlanError(f"query must be the query that released them, not {type(query).__name__}")
     if isinstance(query, JointQuery):
@@ -53,12 +63,17 @@ def answers(
             return Answers(of_releases(source))
         return Answers(releases_of(query.plan, source))
     if query is not None:
-        operator = compile_plan(combined_plan(query.plan))
+        asked = with_look(query.plan)
+        operator, looked = compile_plan(combined_plan(in_units(asked))), bool(look_share(asked))
     if not isinstance(source, str | Path | Iterable):
         raise PlanError(
             "answers takes releases, the folder of a sink or a state directory, not "
             f"{type(source).__name__}"
         )
-    if not isinstance(source, str | Path):
-        return Answers(of_releases(source, operator))
-    return Answers(opened(source, operator))
+    make: Any = opened if isinstance(source, str | Path) else of_releases
+    found = make(source, operator)
+    if looked:
+        found.operator = None  # a look chose other settings than these
+        if read_facts(found.table(found.moments[0]).schema) is None:
+            raise PlanError(LOOKED)
+    return Answers(found)
