@@ -272,8 +272,9 @@ def test_nothing_is_copied_into_its_own_state(place):
     assert sorted(Path("s").iterdir()) == before
 
 
-def test_a_job_that_began_with_a_look_is_forked():
-    looked = plan(options="min_privacy_units_per_group = 2")
+@pytest.mark.parametrize("number", ["n", "n, SUM(person) AS s"], ids=["rows", "bounds"])
+def test_a_job_that_began_with_a_look_is_forked(number):
+    looked = plan(options="min_privacy_units_per_group = 2", n=number)
     some(run(looked, state="s"), 4)
     assert (Path("s") / "look.json").exists()
     fork(looked, "s", "one")

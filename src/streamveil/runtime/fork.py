@@ -29,6 +29,7 @@ from streamveil.compiler import operator_of
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan import Plan, combined_plan
+from streamveil.plan.look import in_units
 from streamveil.runtime import formats
 from streamveil.runtime.changed_query import Kept, require_kept
 from streamveil.runtime.inspect import inspect
@@ -55,7 +56,7 @@ def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
             " its first window would count them all.\n"
             "  to fix  fork a query whose event_time is a column of the table"
         )
-    operator = operator_of(combined_plan(replace(first.plan, clock=clock)))
+    operator = operator_of(combined_plan(in_units(replace(first.plan, clock=clock))))
     step = boundary(getattr(operator, "schedule", None), inspect(home).step)
     require_empty(place)
     disk.make_directory(place)
