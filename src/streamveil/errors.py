@@ -358,12 +358,17 @@ def require_outer(names: Iterable[str]) -> None:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """The end of a sentence: '; did you mean X?' or the list of known names."""
-    spelling = {name.lower(): name for name in sorted(known)}
+    """The end of a sentence: '; did you mean X?' or the list of known names of users.
+
+    >>> nearest("w", ["id", "day", "streamveil origin"])
+    '; known: day, id'
+    """
+    known = sorted(name for name in known if not name.startswith(INNER))
+    spelling = {name.lower(): name for name in known}
     close = get_close_matches(str(word).lower(), spelling, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{spelling[close[0]]}'?"
-    return f"; known: {', '.join(sorted(known))}"
+    return f"; known: {', '.join(known)}"
 
 
 def fitting(form: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
