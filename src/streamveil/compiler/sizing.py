@@ -56,7 +56,7 @@ class ReadOption(Protocol):
 
 def require_counter(plan: Plan) -> None:
     """Refuses an unknown counter, and names those that a group-by takes."""
-    if plan.counter not in [*COUNTERS]:
+    if plan.counter not in (*COUNTERS, "auto"):
         usable = [kind for kind, made in COUNTERS.items() if not made.keyed]
         require_one_of("counter", plan.counter, (*usable, "auto"))
 
