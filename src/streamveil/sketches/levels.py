@@ -301,7 +301,8 @@ class LiveSketch:
                 raise StoreError(
                     "this sketch was cut off while it counted, by an interrupt or an error: some of"
                     " its tables count keys that others lack.\n"
-                    "  to fix  resume() what was saved before; what it shows stays"
+                    "  to fix  resume() what was saved before, and count exactly the same"
+                    " keys again: other keys would get the same noise; what it shows stays"
                 )
             self._is_cut_off = True
             try:
