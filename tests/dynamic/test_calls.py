@@ -297,6 +297,7 @@ def test_records_whose_arrival_was_cut_off_are_given_again(kind, monkeypatch):
             come()
     come()
     assert state.histogram[1] == 100
+    assert (state.epoch > 0, state.run is not None) == (True, True), "the epoch has its own run"
 
 
 def test_a_table_after_its_last_step_tells_how_many_there_were():

@@ -124,11 +124,8 @@ class LivePmw:
         grown = max(0.0, (after - state.size) / max(after, 1))
         mixed = max(grown, self.mixing)
         weights = (1 - mixed) * state.weights + mixed / self.domain
-        epoch = state.epoch
-        while self.only_grows and after >= 2 ** (state.epoch + 1) * self.start:
-            state.epoch += 1
-        if state.epoch > epoch:
-            self.inner.open_run(state, place)  # a step that is cut off here has changed nothing
+        if self.only_grows:
+            self.inner.enter_epoch(state, after, place)  # cut off here, a step has taken no record
         state.histogram, state.weights, state.size = histogram, weights, after
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:

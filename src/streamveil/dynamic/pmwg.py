@@ -261,10 +261,7 @@ class Pmwg:
         histogram = state.histogram + np.bincount(points, minlength=self.domain)
         weights = state.weights * (state.size / size)
         weights += len(points) / (size * self.domain)
-        if size >= 2 ** (state.epoch + 1) * self.start:
-            while size >= 2 ** (state.epoch + 1) * self.start:
-                state.epoch += 1
-            self.open_run(state, place)  # a call that is cut off here has added nothing
+        self.enter_epoch(state, size, place)  # a call that is cut off here has added no record
         state.histogram, state.weights, state.size = histogram, weights, size
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
@@ -322,6 +319,22 @@ class Pmwg:
         return AboveThreshold(
             epsilon1=threshold * whole, epsilon2=questions * whole, unit=1 << self.shift
         )
+
+    def enter_epoch(self, state: PmwgState, size: int, place: Place) -> None:
+        """Opens a run for the epoch of a size, if it begins, or was cut off as it began.
+
+        Args:
+            state: what `init` returned.
+            size: records from now on.
+            place: where its noise is drawn, the same at every step and of no other run.
+        """
+        epoch = state.epoch
+        while size >= 2 ** (epoch + 1) * self.start:
+            epoch += 1
+        if epoch > state.epoch or state.run is None:
+            state.run = None  # first: a run is asked with the noise of its own epoch alone
+            state.epoch = epoch
+            self.open_run(state, place)
 
     def open_run(self, state: PmwgState, place: Place) -> None:
         """Opens the next run, if it can be paid for.
